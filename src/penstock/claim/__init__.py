@@ -1,0 +1,1 @@
+"""Taking work: claims, bodies, heartbeats, reclaims."""

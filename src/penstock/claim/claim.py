@@ -1,0 +1,100 @@
+"""Claims: leases on ordinals, then their bodies by range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+from penstock.db import sql
+from penstock.db.pool import Connection, Now
+from penstock.model import Item, Lease
+
+_SQL = sql.load("penstock.claim", "claim.sql")
+
+Range = tuple[int, int]
+
+
+async def claim(
+    connection: Connection,
+    *,
+    pool: str,
+    wants: Mapping[str, int],
+    worker_id: UUID,
+    taper_floor: int = 1,
+    now: Now = None,
+) -> list[Lease]:
+    """Lease up to `wants[route]` ordinals of each route."""
+    cursor = await connection.execute(
+        _SQL["claim_open"],
+        {
+            "pool": pool,
+            "routes": list(wants),
+            "wants": list(wants.values()),
+            "worker": worker_id,
+            "taper_floor": taper_floor,
+            "now": now,
+        },
+    )
+    leases = []
+    for (
+        lease_id,
+        lane_id,
+        batch_id,
+        route,
+        endpoint,
+        source_id,
+        source_lane,
+        attempt,
+        starts,
+        stops,
+    ) in await cursor.fetchall():
+        ranges = tuple(zip(starts, stops, strict=True))
+        leases.append(Lease(lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, ranges))
+    return leases
+
+
+async def routes_with_work(connection: Connection, pool: str) -> list[str]:
+    cursor = await connection.execute(_SQL["routes_with_work"], {"pool": pool})
+    return [route for (route,) in await cursor.fetchall()]
+
+
+async def read_bodies(
+    connection: Connection, lease: Lease, ranges: Sequence[Range], *, max_rows: int, max_bytes: int
+) -> list[Item]:
+    """Read the first bodies of `ranges`, as many as the bounds allow. Nothing back: the lane was closed."""
+    place = {
+        "lane_id": lease.lane_id,
+        "source_id": lease.source_id,
+        "source_lane": lease.source_lane,
+        "rows": max_rows,
+        "bytes": max_bytes,
+    }
+    start, stop = ranges[0]
+    if len(ranges) == 1 or stop - start >= max_rows:
+        cursor = await connection.execute(
+            _SQL["read_range_if_open"], {**place, "start": start, "stop": stop}, binary=True
+        )
+    else:
+        ordinals = first_ordinals(ranges, max_rows)
+        cursor = await connection.execute(_SQL["read_some_if_open"], {**place, "ordinals": ordinals}, binary=True)
+    return [Item(lease, *row) for row in await cursor.fetchall()]
+
+
+async def closed_lanes(connection: Connection, lanes: Iterable[int]) -> set[int]:
+    """Which of these lanes were paused, cancelled or deleted."""
+    cursor = await connection.execute(_SQL["closed_lanes"], {"lanes": list(lanes)})
+    return {lane_id for (lane_id,) in await cursor.fetchall()}
+
+
+def first_ordinals(ranges: Iterable[Range], limit: int) -> list[int]:
+    ordinals: list[int] = []
+    for start, stop in ranges:
+        ordinals.extend(range(start, min(stop, start + limit - len(ordinals))))
+        if len(ordinals) >= limit:
+            break
+    return ordinals
+
+
+def beyond(ranges: Sequence[Range], ordinal: int) -> list[Range]:
+    """What is left of ascending ranges after everything up to `ordinal` was read."""
+    return [(max(start, ordinal + 1), stop) for start, stop in ranges if stop > ordinal + 1]

@@ -1,0 +1,278 @@
+-- Everything that takes work or takes it back. Times enter as coalesce(%(now)s::timestamptz, now()), so that tests
+-- can let hours pass at once.
+
+-- name: claim_open
+-- Takes up to wants[i] ordinals of routes[i]: due deferrals first, then lanes by priority, deadline and age.
+-- Locks the lane, never the item: whoever pauses, cancels or deletes holds the same lock, so nothing is claimed
+-- after their commit. SKIP LOCKED means a claim waits for nobody; one that finds nothing simply asks again.
+WITH ask AS MATERIALIZED (
+  SELECT a.route, a.want
+    FROM unnest(%(routes)s::text[], %(wants)s::int4[]) AS a (route, want)
+   WHERE NOT EXISTS (
+     SELECT FROM penstock.gates g
+      WHERE g.pool = %(pool)s AND g.route = a.route
+        AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
+),
+due AS MATERIALIZED (
+  SELECT d.*
+    FROM ask
+   CROSS JOIN LATERAL (
+     SELECT d.id, d.lane_id, d.route, d.ordinals, d.size, d.attempt, d.reclaims, d.due_at, ask.want
+       FROM penstock.deferrals d
+      WHERE d.pool = %(pool)s AND d.route = ask.route AND NOT d.held AND d.due_at <= coalesce(%(now)s::timestamptz, now())
+      ORDER BY d.due_at, d.id
+      LIMIT ask.want
+        FOR UPDATE SKIP LOCKED) AS d
+),
+due_lane AS MATERIALIZED (
+  SELECT l.id, l.batch_id, l.endpoint, l.source_id, l.source_lane, l.width IS NOT NULL AS limited
+    FROM penstock.lanes l
+   WHERE l.id = ANY (ARRAY(SELECT DISTINCT lane_id FROM due))
+     AND l.open AND l.deadline > coalesce(%(now)s::timestamptz, now())
+   ORDER BY l.id
+     FOR UPDATE SKIP LOCKED
+),
+due_ranked AS (
+  SELECT d.*, l.batch_id, l.limited,
+         (sum(d.size) OVER (PARTITION BY d.route ORDER BY d.due_at, d.id) - d.size)::int4 AS before
+    FROM due d JOIN due_lane l ON l.id = d.lane_id
+),
+due_taken AS MATERIALIZED (
+  SELECT id, lane_id, batch_id, route, limited, attempt, reclaims, ordinals, least(size, want - before) AS take,
+         CASE WHEN size <= want - before THEN ordinals
+              ELSE penstock.first_ordinals(ordinals, want - before) END AS taken
+    FROM due_ranked
+   WHERE before < want
+),
+due_gone AS (
+  DELETE FROM penstock.deferrals
+   WHERE id = ANY (ARRAY(SELECT id FROM due_taken WHERE taken = ordinals))
+),
+due_shrunk AS (
+  UPDATE penstock.deferrals d
+     SET ordinals = d.ordinals - t.taken
+    FROM due_taken t
+   WHERE d.id = t.id
+     AND d.id = ANY (ARRAY(SELECT id FROM due_taken WHERE taken <> ordinals))
+),
+ask_more AS MATERIALIZED (
+  SELECT ask.route, ask.want - coalesce(sum(t.take), 0)::int4 AS want
+    FROM ask LEFT JOIN due_taken t USING (route)
+   GROUP BY ask.route, ask.want
+),
+-- How many lanes the rest will take, judged without locks: locking more than are used would hide them
+-- from every other claim for as long as this one lasts.
+ask_lanes AS MATERIALIZED (
+  SELECT a.route, a.want, count(*)::int4 AS lanes
+    FROM ask_more a
+   CROSS JOIN LATERAL (
+     SELECT sum(r.room) OVER (ORDER BY r.priority DESC, r.deadline, r.id) - r.room AS before
+       FROM (SELECT l.priority, l.deadline, l.id,
+                    least(l.total - l.next, coalesce(l.width - l.busy, l.total - l.next)) AS room
+               FROM penstock.lanes l
+              WHERE l.pool = %(pool)s AND l.route = a.route AND l.runnable
+                AND l.deadline > coalesce(%(now)s::timestamptz, now())
+              ORDER BY l.priority DESC, l.deadline, l.id
+              LIMIT a.want) AS r) AS seen
+   WHERE a.want > 0 AND seen.before < a.want
+   GROUP BY a.route, a.want
+),
+lane AS MATERIALIZED (
+  SELECT l.*, a.want
+    FROM ask_lanes a
+   CROSS JOIN LATERAL (
+     SELECT l.id, l.batch_id, l.route, l.endpoint, l.source_id, l.source_lane, l.next, l.total, l.width, l.busy,
+            l.priority, l.deadline
+       FROM penstock.lanes l
+      WHERE l.pool = %(pool)s AND l.route = a.route AND l.runnable
+        AND l.deadline > coalesce(%(now)s::timestamptz, now())
+      ORDER BY l.priority DESC, l.deadline, l.id
+      LIMIT a.lanes
+        FOR UPDATE SKIP LOCKED) AS l
+),
+-- Near its end a lane is shared out in ever smaller pieces, so that workers finish together.
+lane_room AS (
+  SELECT lane.*,
+         CASE WHEN width IS NULL THEN least(total - next, greatest(%(taper_floor)s::int4, (total - next) / 4))
+              ELSE least(total - next, width - busy) END AS room
+    FROM lane
+),
+lane_ranked AS (
+  SELECT lane_room.*,
+         (sum(room) OVER (PARTITION BY route ORDER BY priority DESC, deadline, id) - room)::int4 AS before
+    FROM lane_room
+),
+granted AS MATERIALIZED (
+  SELECT id, batch_id, route, endpoint, source_id, source_lane, width IS NOT NULL AS limited, next,
+         least(room, want - before) AS take
+    FROM lane_ranked
+   WHERE before < want
+),
+advanced AS (
+  UPDATE penstock.lanes l
+     SET next = l.next + g.take,
+         busy = l.busy + CASE WHEN g.limited THEN g.take ELSE 0 END
+    FROM granted g
+   WHERE l.id = g.id
+     AND l.id = ANY (ARRAY(SELECT id FROM granted))
+),
+leased AS (
+  INSERT INTO penstock.leases
+    (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, reclaims, claimed_at, progressed_at)
+  SELECT id, batch_id, %(pool)s, route, limited, %(worker)s::uuid,
+         int4multirange(int4range(next, next + take)), 1, 0, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+    FROM granted
+  UNION ALL
+  SELECT lane_id, batch_id, %(pool)s, route, limited, %(worker)s::uuid,
+         range_agg(taken), attempt, reclaims, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+    FROM due_taken
+   GROUP BY lane_id, batch_id, route, limited, attempt, reclaims
+  RETURNING id, lane_id, batch_id, route, ordinals, attempt
+)
+SELECT leased.id, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id, place.source_lane,
+       leased.attempt,
+       ARRAY(SELECT lower(r) FROM unnest(leased.ordinals) r) AS starts,
+       ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops
+  FROM leased
+  JOIN (SELECT id, endpoint, source_id, source_lane FROM granted
+        UNION
+        SELECT id, endpoint, source_id, source_lane FROM due_lane) AS place ON place.id = leased.lane_id
+
+-- name: read_range_if_open
+-- Reads the bodies of one ordinal range, at least one and no more than a byte budget, unless the lane was closed.
+SELECT t.ordinal, t.line, t.custom_id, t.body
+  FROM (SELECT ordinal, line, custom_id, body,
+               sum(octet_length(body)) OVER (ORDER BY ordinal) - octet_length(body) AS before
+          FROM penstock.templates
+         WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s
+           AND ordinal >= %(start)s AND ordinal < %(stop)s
+           AND EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open)
+         ORDER BY ordinal
+         LIMIT %(rows)s) AS t
+ WHERE t.before < %(bytes)s
+ ORDER BY t.ordinal
+
+-- name: read_some_if_open
+-- Reads the bodies of scattered ordinals (retries), under the same bounds.
+SELECT t.ordinal, t.line, t.custom_id, t.body
+  FROM (SELECT ordinal, line, custom_id, body,
+               sum(octet_length(body)) OVER (ORDER BY ordinal) - octet_length(body) AS before
+          FROM penstock.templates
+         WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s
+           AND ordinal = ANY (%(ordinals)s::int4[])
+           AND EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open)
+         ORDER BY ordinal
+         LIMIT %(rows)s) AS t
+ WHERE t.before < %(bytes)s
+ ORDER BY t.ordinal
+
+-- name: closed_lanes
+-- Which of some lanes are closed now.
+SELECT id FROM penstock.lanes WHERE id = ANY (%(lanes)s::int8[]) AND NOT open
+
+-- name: routes_with_work
+-- Lists the routes of a pool that have anything to claim now or later, one index probe per route.
+WITH RECURSIVE
+lane_route AS (
+  (SELECT route FROM penstock.lanes WHERE pool = %(pool)s AND runnable ORDER BY route LIMIT 1)
+  UNION ALL
+  SELECT (SELECT l.route FROM penstock.lanes l
+           WHERE l.pool = %(pool)s AND l.runnable AND l.route > r.route ORDER BY l.route LIMIT 1)
+    FROM lane_route r WHERE r.route IS NOT NULL
+),
+deferred_route AS (
+  (SELECT route FROM penstock.deferrals WHERE pool = %(pool)s AND NOT held ORDER BY route LIMIT 1)
+  UNION ALL
+  SELECT (SELECT d.route FROM penstock.deferrals d
+           WHERE d.pool = %(pool)s AND NOT d.held AND d.route > r.route ORDER BY d.route LIMIT 1)
+    FROM deferred_route r WHERE r.route IS NOT NULL
+)
+SELECT route FROM lane_route WHERE route IS NOT NULL
+UNION
+SELECT route FROM deferred_route WHERE route IS NOT NULL
+
+-- name: register_worker
+-- Announces a process before its first claim.
+INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)
+VALUES (%(id)s, %(pool)s, %(host)s, %(machine)s, %(pid)s, %(pid_birth)s, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()))
+
+-- name: heartbeat_if_known
+-- Checks in on the database's clock. No row back means the worker was declared dead: it must take a new id.
+UPDATE penstock.workers SET heartbeat_at = coalesce(%(now)s::timestamptz, now()), draining = %(draining)s
+ WHERE id = %(id)s
+RETURNING id
+
+-- name: remove_worker
+-- Removes a worker that stopped cleanly.
+DELETE FROM penstock.workers WHERE id = %(id)s
+
+-- name: list_workers
+-- Every registered worker, for finding those whose process is gone from this machine.
+SELECT id, machine, pid, pid_birth FROM penstock.workers
+
+-- name: reclaim_if_silent
+-- Takes leases back from workers that are silent past the grace, unregistered, or known to be gone.
+-- Deleting the lease is the fence. What it still held runs again at once; ordinals lost repeatedly are split, so
+-- that the one that kills its workers ends up alone.
+WITH lost AS MATERIALIZED (
+  SELECT l.id, l.lane_id, l.batch_id, l.pool, l.route, l.limited, l.ordinals, l.size, l.attempt, l.reclaims
+    FROM penstock.leases l
+   WHERE NOT EXISTS (
+     SELECT FROM penstock.workers w
+      WHERE w.id = l.worker_id
+        AND w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+        AND w.id <> ALL (%(gone)s::uuid[]))
+   ORDER BY l.id
+   LIMIT %(limit)s
+     FOR UPDATE SKIP LOCKED
+),
+fenced AS (
+  DELETE FROM penstock.leases WHERE id = ANY (ARRAY(SELECT id FROM lost))
+),
+piece AS (
+  SELECT lost.*, CASE WHEN reclaims > 0 AND size > 1 THEN penstock.first_ordinals(ordinals, size / 2)
+                      ELSE ordinals END AS head
+    FROM lost
+),
+deferred AS (
+  INSERT INTO penstock.deferrals
+    (lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims, reason, due_at)
+  SELECT lane_id, batch_id, pool, route, limited, part, attempt, reclaims + 1, 'reclaimed', coalesce(%(now)s::timestamptz, now())
+    FROM piece
+   CROSS JOIN LATERAL (VALUES (head), (ordinals - head)) AS half (part)
+   WHERE NOT isempty(part)
+)
+SELECT count(*)::int4 AS leases, coalesce(sum(size), 0)::int4 AS ordinals FROM lost
+
+-- name: remove_silent_workers
+-- Forgets workers that are silent past the grace or known to be gone, once nothing is leased to them.
+DELETE FROM penstock.workers w
+ WHERE (w.heartbeat_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+        OR w.id = ANY (%(gone)s::uuid[]))
+   AND NOT EXISTS (SELECT FROM penstock.leases l WHERE l.worker_id = w.id)
+
+-- name: raise_gate
+-- Makes a whole route wait, as the upstream asked. A gate only moves later.
+INSERT INTO penstock.gates AS g (pool, route, not_before, code, message)
+VALUES (%(pool)s, %(route)s, coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s), %(code)s, %(message)s)
+ON CONFLICT (pool, route) DO UPDATE
+   SET not_before = excluded.not_before, code = excluded.code, message = excluded.message
+ WHERE g.not_before IS NULL OR g.not_before < excluded.not_before
+
+-- name: halt_gate
+-- Closes a route until a person acts.
+INSERT INTO penstock.gates AS g (pool, route, halted_at, code, message)
+VALUES (%(pool)s, %(route)s, coalesce(%(now)s::timestamptz, now()), %(code)s, %(message)s)
+ON CONFLICT (pool, route) DO UPDATE
+   SET halted_at = excluded.halted_at, code = excluded.code, message = excluded.message
+ WHERE g.halted_at IS NULL
+
+-- name: list_gates
+-- The gates of a pool that are closed now.
+SELECT route, not_before, halted_at, code, message
+  FROM penstock.gates
+ WHERE pool = %(pool)s AND (halted_at IS NOT NULL OR not_before > coalesce(%(now)s::timestamptz, now()))
+
+-- name: open_gates
+-- Opens the halted gates of a pool: a person says the reason is gone.
+DELETE FROM penstock.gates WHERE pool = %(pool)s AND halted_at IS NOT NULL

@@ -1,0 +1,47 @@
+"""Gates: what an upstream asked of a whole route, remembered in the database for every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.db import sql
+from penstock.db.pool import Connection, Now
+
+_SQL = sql.load("penstock.claim", "claim.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    route: str
+    not_before: datetime | None
+    halted_at: datetime | None
+    code: str
+    message: str
+
+
+async def hold(
+    connection: Connection, pool: str, route: str, wait_s: float, code: str, message: str, *, now: Now = None
+) -> None:
+    """No claim of this route for so long, by anyone."""
+    await connection.execute(
+        _SQL["raise_gate"],
+        {"pool": pool, "route": route, "wait_s": wait_s, "code": code, "message": message, "now": now},
+    )
+
+
+async def halt(connection: Connection, pool: str, route: str, code: str, message: str, *, now: Now = None) -> None:
+    """No claim of this route until a person opens it again."""
+    await connection.execute(
+        _SQL["halt_gate"], {"pool": pool, "route": route, "code": code, "message": message, "now": now}
+    )
+
+
+async def closed(connection: Connection, pool: str, *, now: Now = None) -> list[Gate]:
+    cursor = await connection.execute(_SQL["list_gates"], {"pool": pool, "now": now})
+    return [Gate(*row) for row in await cursor.fetchall()]
+
+
+async def reopen(connection: Connection, pool: str) -> None:
+    """A person says that what halted the routes is mended."""
+    await connection.execute(_SQL["open_gates"], {"pool": pool})

@@ -1,0 +1,1 @@
+"""The command line: options in, messages and exit codes out."""

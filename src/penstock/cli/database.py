@@ -1,0 +1,122 @@
+"""`penstock db`: migrations, and the database a command works on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.options import database_options, load_config
+from penstock.config import Config
+from penstock.errors import ExitCode, PenstockError
+
+
+@contextlib.contextmanager
+def reached(config: Config) -> Iterator[str]:
+    """The conninfo of the configured database; the embedded one is started if need be."""
+    if config.database_url is not None:
+        yield config.database_url
+        return
+    from penstock.db import embedded
+
+    with embedded.acquire(config.data_dir) as server:
+        yield server.conninfo
+
+
+def migrated(conninfo: str) -> None:
+    """Bring a database up to date, turning the driver's errors into ours."""
+    import psycopg
+
+    from penstock.db.migrate import migrate
+
+    try:
+        migrate(conninfo)
+    except psycopg.OperationalError as error:
+        raise PenstockError(
+            f"cannot reach the database: {str(error).strip().splitlines()[0]}",
+            hint="Check --database-url (or PENSTOCK_DATABASE_URL) and that the server accepts connections.",
+        ) from error
+
+
+@click.group(short_help="Migrate or inspect the database.")
+def db() -> None:
+    """Migrate or inspect the database."""
+
+
+@db.command("migrate")
+@database_options
+@click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
+def migrate_command(
+    database_url: str | None,
+    data_dir: Path | None,
+    toml_path: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Apply the migrations this version brings. Safe to repeat, and from several machines at once."""
+    from penstock.db.migrate import migrate
+
+    config = load_config(database_url, data_dir, toml_path, settings)
+    with reached(config) as conninfo, _plain_errors():
+        applied = migrate(conninfo, on_step=lambda m: None if as_json else click.echo(f"applying {m.name}"))
+    if as_json:
+        _print_json({"applied": [migration.name for migration in applied]})
+    elif not applied:
+        click.echo("up to date")
+
+
+@db.command("status")
+@database_options
+@click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
+def status_command(
+    database_url: str | None,
+    data_dir: Path | None,
+    toml_path: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show which migrations the database has. Changes nothing; exit code 1 if some are missing."""
+    from penstock.db.migrate import standing
+
+    config = load_config(database_url, data_dir, toml_path, settings)
+    with reached(config) as conninfo, _plain_errors():
+        found = standing(conninfo)
+    if as_json:
+        _print_json(
+            {
+                "applied": [migration.name for migration in found.applied],
+                "missing": [migration.name for migration in found.missing],
+                "unknown": found.unknown,
+            }
+        )
+    else:
+        for migration in found.applied:
+            click.echo(f"applied  {migration.name}")
+        for migration in found.missing:
+            click.echo(f"missing  {migration.name}")
+        for name in found.unknown:
+            click.echo(f"unknown  {name}  (from a newer Penstock)")
+    if found.missing or found.unknown:
+        raise SystemExit(ExitCode.OPERATIONAL)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    import psycopg
+
+    try:
+        yield
+    except psycopg.Error as error:
+        raise PenstockError(
+            f"the database answered: {str(error).strip().splitlines()[0]}",
+            hint="Check --database-url (or PENSTOCK_DATABASE_URL), the user's rights, and that the server runs.",
+        ) from error
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    import json
+
+    click.echo(json.dumps(value))

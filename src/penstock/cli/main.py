@@ -1,0 +1,69 @@
+"""`penstock`: the program. Commands are imported when they run, so that `--help` costs next to nothing."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from penstock import __version__
+from penstock.errors import ExitCode, PenstockError
+
+# name -> (module:attribute, short help)
+_COMMANDS = {
+    "run": ("penstock.cli.run:run", "Work off a file of requests and write every answer."),
+    "db": ("penstock.cli.database:db", "Migrate or inspect the database."),
+    "mock": ("penstock.cli.mock:mock", "Serve a fake OpenAI-compatible upstream."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in _COMMANDS.items()])
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except PenstockError as error:
+            report(error)
+            sys.exit(error.exit_code)
+
+
+def report(error: PenstockError) -> None:
+    """Print an error for a person: what happened, then what to do."""
+    click.echo(f"penstock: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  {error.hint}", err=True)
+
+
+@click.group(
+    cls=_LazyGroup,
+    epilog="Exit codes: 0 all done, 1 operational error, 2 wrong usage or input, 3 some rows failed, "
+    "4 paused for a person, 130 interrupted. Every setting: docs/configuration.md.",
+)
+@click.version_option(__version__, prog_name="penstock")
+def main() -> None:
+    """Durable request processing on PostgreSQL.
+
+    Penstock stores requests first, works them off against HTTP endpoints or Python functions, and
+    records every answer exactly once. With no --database-url it brings its own PostgreSQL.
+    """
+
+
+if __name__ == "__main__":
+    main()
+
+__all__ = ["ExitCode", "main", "report"]

@@ -1,0 +1,80 @@
+"""`penstock mock`: a fake upstream on a local port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+class _Parsed(click.ParamType[Any]):
+    """An option read by a function of `penstock.mock.behaviour`, imported only when the option is used."""
+
+    def __init__(self, name: str, parser: Callable[[Any], Callable[[str], Any]]) -> None:
+        self.name = name
+        self._parser = parser
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from penstock.errors import UsageError
+        from penstock.mock import behaviour
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parser(behaviour)(value)
+        except UsageError as error:
+            self.fail(f"{error.message}. {error.hint or ''}".rstrip(), param, ctx)
+
+
+_LATENCY = _Parsed("latency", lambda behaviour: behaviour.Latency.parse)
+_RATE = _Parsed("rate", lambda behaviour: behaviour.RateLimit.parse)
+_SHARE = _Parsed("fraction", lambda behaviour: behaviour.parse_share)
+
+
+@click.command(short_help="Serve a fake OpenAI-compatible upstream.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=0, type=click.IntRange(0, 65_535), help="Port to listen on; 0 takes a free one.")
+@click.option("--json", "as_json", is_flag=True, help="Announce the base URL as a line of JSON.")
+@click.option(
+    "--latency",
+    default="0",
+    type=_LATENCY,
+    help="How long a call takes: 50ms, 50ms..200ms, or ~50ms (lognormal).",
+)
+@click.option("--capacity", type=click.IntRange(min=1), help="Calls worked on at once; the others queue.")
+@click.option("--queue-limit", type=click.IntRange(min=0), help="Queued calls beyond which the answer is 503.")
+@click.option("--error-rate", default="0", type=_SHARE, help="Fraction of calls answered 500.")
+@click.option("--reject-rate", default="0", type=_SHARE, help="Fraction of inputs answered 400, every time.")
+@click.option("--drop-rate", default="0", type=_SHARE, help="Fraction of calls hung up on without an answer.")
+@click.option("--hang-rate", default="0", type=_SHARE, help="Fraction of calls never answered.")
+@click.option("--slow-rate", default="0", type=_SHARE, help="Fraction of calls that take --slow-latency.")
+@click.option("--slow-latency", default="5s", show_default=True, type=_LATENCY, help="How long a slow call takes.")
+@click.option("--rate-limit", type=_RATE, help="Calls let through: 100/s, 600/m or 100. Over it, 429.")
+@click.option("--quota", type=click.IntRange(min=0), help="Calls served before 429 insufficient_quota.")
+@click.option("--require-key", metavar="VALUE", help="API key that callers must present; otherwise 401.")
+@click.option(
+    "--response-bytes", default=0, type=click.IntRange(min=0), help="Pad the answer's text to this size."
+)
+@click.option("--seed", default=0, type=click.IntRange(0, 2**64 - 1), help="What all chance derives from.")
+@click.option("--track/--no-track", default=True, help="Count calls per key (or not, to save memory).")
+@click.option("--max-seconds", type=click.FloatRange(min=0), help="Stop by itself after this time.")
+@click.option("--verbose", is_flag=True, help="Show the rate on stderr every few seconds.")
+def mock(host: str, port: int, as_json: bool, max_seconds: float | None, verbose: bool, **chosen: Any) -> None:
+    """Serve a fake OpenAI-compatible upstream whose latency, capacity and failures you choose.
+
+    Prints the base URL once it listens, then serves until interrupted. GET /mock/stats and
+    /mock/calls on the same port tell what it saw.
+    """
+    import uvloop
+
+    from penstock.errors import ExitCode, PenstockError
+    from penstock.mock.behaviour import Behaviour
+    from penstock.mock.main import serve
+
+    try:
+        behaviour = Behaviour(**chosen)
+        uvloop.run(serve(behaviour, host, port, as_json=as_json, max_seconds=max_seconds, verbose=verbose))
+    except PenstockError as error:
+        kind = click.UsageError if error.exit_code == ExitCode.USAGE else click.ClickException
+        raise kind(f"{error.message}. {error.hint or ''}".rstrip()) from error

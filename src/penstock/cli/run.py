@@ -1,0 +1,60 @@
+"""`penstock run`: a file of requests in, every answer out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from penstock.cli.options import database_options, load_config
+
+
+@click.command(short_help="Work off a file of requests and write every answer.")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--base-url", metavar="URL", help="Endpoint to call, ending in /v1.")
+@click.option("--processor", metavar="MODULE:FUNCTION", help="Python function to call instead.")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Where the answers go (JSONL)."
+)
+@click.option("--concurrency", type=int, help="Calls in flight per worker process.  [default: 64]")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
+@click.option("--api-key-env", metavar="NAME", help="Environment variable of the key.  [default: OPENAI_API_KEY]")
+@click.option("--api-key-file", metavar="PATH", help="File that holds the key.")
+@click.option("--new", "start_anew", is_flag=True, help="Start over, even if this run is known.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; no progress display.")
+@click.option("-v", "--verbose", is_flag=True, help="Log to standard error.")
+@database_options
+def run(
+    file: Path,
+    base_url: str | None,
+    processor: str | None,
+    output: Path,
+    concurrency: int | None,
+    workers: int,
+    api_key_env: str | None,
+    api_key_file: str | None,
+    start_anew: bool,
+    as_json: bool,
+    verbose: bool,
+    database_url: str | None,
+    data_dir: Path | None,
+    toml_path: Path | None,
+    settings: tuple[str, ...],
+) -> None:
+    """Work off FILE, one request per line, and write every answer to the output.
+
+    FILE is JSONL in the Batch API's shape, plain, .gz or .zst. Everything is stored before anything is sent. When
+    interrupted, the same command goes on where it stopped; when done, it writes the output again. Failures
+    go to a file beside the output: answers.jsonl has answers.errors.jsonl.
+
+    \b
+    penstock run requests.jsonl --base-url http://127.0.0.1:8000/v1 -o answers.jsonl
+    penstock run rows.jsonl --processor mymodule:work -o answers.jsonl
+    """
+    from penstock.cli.running import Plan, execute
+    from penstock.cli.target import make_target
+
+    config = load_config(database_url, data_dir, toml_path, settings, concurrency=concurrency)
+    target = make_target(base_url, processor, api_key_env, api_key_file)
+    plan = Plan(file, output, target, workers, start_anew=start_anew, as_json=as_json, verbose=verbose)
+    raise SystemExit(execute(plan, config))

@@ -1,0 +1,380 @@
+"""One run from file to file: store, work off, export. Interrupted anywhere, the same plan goes on from there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from uuid import UUID, uuid4
+
+import psycopg
+import uvloop
+
+from penstock import intake
+from penstock.claim import claim as claims
+from penstock.claim import gates, liveness
+from penstock.cli.database import migrated, reached
+from penstock.cli.fleet import Crew, Fleet, Solo
+from penstock.cli.main import report
+from penstock.cli.progress import Display
+from penstock.cli.summary import print_summary
+from penstock.cli.target import Target
+from penstock.config import Config
+from penstock.db.pool import Pool, open_pool
+from penstock.errors import ExitCode, PenstockError, UsageError
+from penstock.export.jsonl import Exported, errors_path, export_files
+from penstock.model import BatchState, batch_public_id
+from penstock.work import batches
+
+_OWNER = "local"
+_LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one `penstock run` was asked to do."""
+
+    input: Path
+    output: Path
+    target: Target
+    workers: int = 1
+    start_anew: bool = False
+    as_json: bool = False
+    verbose: bool = False
+
+    @property
+    def key(self) -> str:
+        """The same for the same command: input, output and target. It is how a run is found again."""
+        parts = [str(self.input.absolute()), str(self.output.absolute()), str(self.target)]
+        return "run:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def execute(plan: Plan, config: Config) -> ExitCode:
+    """Carry the plan out; errors are reported, not raised."""
+    try:
+        check_paths(plan)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_Run(plan, config).execute())
+    except PenstockError as error:
+        failure = error
+    except psycopg.Error as error:
+        failure = PenstockError(
+            f"the database failed: {str(error).strip().splitlines()[0]}",
+            hint="What was stored is safe: once the database works again, the same command goes on.",
+        )
+    if plan.as_json:
+        said = {"message": failure.message, "hint": failure.hint}
+        print(json.dumps({"error": said, "exit_code": failure.exit_code}))
+    report(failure)
+    return failure.exit_code
+
+
+def check_paths(plan: Plan) -> None:
+    """Refuse what cannot work before anything is started."""
+    if plan.input.is_dir():
+        raise UsageError(f"{plan.input} is a directory", hint="Name one JSONL file (.jsonl, .gz or .zst).")
+    if not plan.input.exists():
+        raise UsageError(f"{plan.input}: no such file", hint="Check the path; it is relative to this directory.")
+    if not plan.input.is_file():
+        raise UsageError(
+            f"{plan.input} is not a regular file",
+            hint="A run must be able to read it again: save the stream to a file first.",
+        )
+    output = plan.output
+    if output.is_dir():
+        raise UsageError(f"{output} is a directory", hint="Name a file for the answers, such as answers.jsonl.")
+    if plan.input.resolve() in (output.resolve(), errors_path(output).resolve()):
+        raise UsageError("the output would overwrite the input", hint="Choose another -o.")
+    probe = output.with_name(f".{output.name}.probe")
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {output}: {error.strerror}",
+            hint="Its directory must exist and be writable. Choose another -o.",
+        ) from error
+
+
+class _Run:
+    def __init__(self, plan: Plan, config: Config) -> None:
+        self._plan = plan
+        self._config = config
+        self._display = Display(quiet=plan.as_json)
+        self._interrupted = asyncio.Event()
+        self._fleet: Fleet | None = None
+        self._started_at = monotonic()
+
+    async def execute(self) -> ExitCode:
+        with self._display as display:
+            display.stage("starting")
+            with reached(self._config) as conninfo:
+                _log_to(self._config.data_dir, verbose=self._plan.verbose)
+                migrated(conninfo)
+                database = await open_pool(conninfo, self._config.database, name="penstock run")
+                try:
+                    return await self._stages(conninfo, database)
+                finally:
+                    await database.close()
+
+    async def _stages(self, conninfo: str, database: Pool) -> ExitCode:
+        with _signals(self._on_signal):
+            batch_id = await self._find(database)
+            if batch_id is None:
+                await self._plan.target.check(self._config)
+                batch_id = await self._store(conninfo, database)
+            if batch_id is None:
+                return self._say_interrupted(None)
+            status = await self._work(database, batch_id)
+            if not status.state.terminal:
+                return await self._say_unfinished(database, status)
+            exported = await self._export(conninfo, status)
+        self._display.__exit__(None, None, None)
+        counts = status.counts
+        failed = counts.failed + counts.not_found + counts.cancelled + counts.expired
+        code = ExitCode.FAILED_ROWS if failed else ExitCode.OK
+        print_summary(status, exported, monotonic() - self._started_at, code, as_json=self._plan.as_json)
+        return code
+
+    # -- the batch this plan already made
+
+    async def _find(self, database: Pool) -> UUID | None:
+        async with database.connection() as connection:
+            known = await batches.find_by_key(connection, _OWNER, self._plan.key)
+            if known is None:
+                return None
+            name = batch_public_id(known.id)
+            if self._plan.start_anew:
+                await batches.release_key(connection, known.id)
+                return None
+            if not await self._unchanged(known):
+                self._display.say(f"{self._plan.input} has changed since {name}: starting a new batch")
+                await batches.release_key(connection, known.id)
+                return None
+            if known.state.terminal:
+                self._display.say(f"{name} is {known.state}: writing its results again (--new starts over)")
+            else:
+                self._display.say(f"going on with {name}")
+                await self._plan.target.check(self._config)
+                # Whoever runs the command again says that what paused it is mended.
+                await gates.reopen(connection, known.pool)
+                await batches.resume(connection, known.id)
+        return known.id
+
+    async def _unchanged(self, known: batches.KnownBatch) -> bool:
+        if known.metadata == _origin(self._plan.input):
+            return True
+        digest = await asyncio.to_thread(intake.digest_of, self._plan.input)
+        return digest == known.digest
+
+    # -- store
+
+    async def _store(self, conninfo: str, database: Pool) -> UUID | None:
+        """Read the file into the database and make the batch. None: interrupted, and nothing is left of it."""
+        self._display.stage("storing")
+        size = self._plan.input.stat().st_size
+        origin = _origin(self._plan.input)
+        async with _intake_worker(conninfo, database, self._config) as worker_id:
+            try:
+                stored = await asyncio.to_thread(
+                    intake.ingest_file,
+                    conninfo,
+                    self._plan.input,
+                    owner=_OWNER,
+                    worker_id=worker_id,
+                    filename=self._plan.input.name,
+                    limits=self._config.intake,
+                    on_progress=lambda seen: self._display.amount("storing", seen.bytes_read, size, "bytes"),
+                    should_stop=self._interrupted.is_set,
+                )
+            except intake.IntakeInterrupted:
+                return None
+            return await self._create(database, stored.id, origin)
+
+    async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
+        batch_id = uuid4()
+        async with database.connection() as connection:
+            await batches.create_batch(
+                connection,
+                batch_id=batch_id,
+                file_id=file_id,
+                owner=_OWNER,
+                pool=f"run:{batch_id.hex}",
+                key=self._plan.key,
+                target=str(self._plan.target),
+                route=self._plan.target.route,
+                metadata=origin,
+            )
+        self._display.say(f"stored as {batch_public_id(batch_id)}")
+        return batch_id
+
+    # -- work
+
+    async def _work(self, database: Pool, batch_id: UUID) -> batches.Status:
+        async with database.connection() as connection:
+            status = await batches.read_status(connection, batch_id)
+        if status.state.terminal or self._interrupted.is_set():
+            return status
+        self._display.stage("calling")
+        pool = f"run:{batch_id.hex}"
+        async with self._plan.target.dispatcher(self._config) as dispatcher:
+            fleet: Fleet
+            if self._plan.workers == 1:
+                fleet = Solo(self._config, database, pool, dispatcher)
+            else:
+                fleet = Crew(self._config, pool, self._plan.target, self._plan.workers)
+            self._fleet = fleet
+            async with fleet:
+                await self._watch(database, batch_id, pool, fleet)
+            self._fleet = None
+        async with database.connection() as connection:
+            await batches.finish(connection, batch_id)
+            return await batches.read_status(connection, batch_id)
+
+    async def _watch(self, database: Pool, batch_id: UUID, pool: str, fleet: Fleet) -> None:
+        """Until the batch has ended, or nothing can go on without a person."""
+        while not fleet.stopped:
+            note = fleet.trouble
+            try:
+                async with database.connection() as connection:
+                    status = await batches.read_status(connection, batch_id)
+                    waits = await gates.closed(connection, pool)
+                    halted = {gate.route for gate in waits if gate.halted_at is not None}
+                    work = await claims.routes_with_work(connection, pool) if halted else []
+            except psycopg.OperationalError as error:
+                note = f"the database is away: {str(error).strip().splitlines()[0]}"
+            else:
+                if status.state.terminal:
+                    return
+                if status.counts.in_flight == 0 and (
+                    (halted and halted.issuperset(work)) or status.state is BatchState.PAUSED
+                ):
+                    return
+                if waits and not note:
+                    note = f"waiting: {waits[0].code}"
+                self._display.counts(status.counts, note)
+            if self._interrupted.is_set():
+                fleet.stop()
+            await fleet.wait(_LOOK_EVERY_S)
+
+    def _on_signal(self) -> None:
+        if self._interrupted.is_set():
+            self._display.say("stopping now")
+            if self._fleet is not None:
+                self._fleet.abort()
+            return
+        self._interrupted.set()
+        if self._fleet is not None:
+            self._display.say("stopping: calls in flight finish first (Ctrl-C again cuts them short)")
+            self._fleet.stop()
+
+    # -- the end
+
+    async def _export(self, conninfo: str, status: batches.Status) -> Exported:
+        self._display.stage("writing")
+        return await asyncio.to_thread(
+            export_files,
+            conninfo,
+            status.id,
+            status.state,
+            self._plan.output,
+            on_progress=lambda done: self._display.amount("writing", done, status.counts.total, "lines"),
+        )
+
+    async def _say_unfinished(self, database: Pool, status: batches.Status) -> ExitCode:
+        if self._interrupted.is_set():
+            return self._say_interrupted(status)
+        async with database.connection() as connection:
+            waits = await gates.closed(connection, f"run:{status.id.hex}")
+        reasons = sorted({f"{gate.route}: {gate.message}" for gate in waits if gate.halted_at is not None})
+        self._display.__exit__(None, None, None)
+        print_summary(
+            status,
+            None,
+            monotonic() - self._started_at,
+            ExitCode.PAUSED,
+            as_json=self._plan.as_json,
+            reasons=reasons,
+        )
+        return ExitCode.PAUSED
+
+    def _say_interrupted(self, status: batches.Status | None) -> ExitCode:
+        self._display.__exit__(None, None, None)
+        if status is None:
+            report(PenstockError("interrupted while storing: nothing was kept", hint="Run the command again."))
+        else:
+            print_summary(
+                status, None, monotonic() - self._started_at, ExitCode.INTERRUPTED, as_json=self._plan.as_json
+            )
+        return ExitCode.INTERRUPTED
+
+
+@contextlib.asynccontextmanager
+async def _intake_worker(conninfo: str, database: Pool, config: Config) -> AsyncIterator[UUID]:
+    """A registered, beating identity for the time of an intake: what it leaves half-done can be swept."""
+    worker_id = uuid4()
+    async with database.connection() as connection:
+        gone = await liveness.gone_from_here(connection)
+        await liveness.register(connection, worker_id, "intake")
+    await asyncio.to_thread(_sweep, conninfo, config.liveness.heartbeat_grace_s, gone)
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(config.liveness.heartbeat_interval_s)
+            with contextlib.suppress(psycopg.Error):
+                async with database.connection() as connection:
+                    await liveness.heartbeat(connection, worker_id)
+
+    heart = asyncio.create_task(beat(), name="intake heartbeat")
+    try:
+        yield worker_id
+    finally:
+        heart.cancel()
+        with contextlib.suppress(psycopg.Error):
+            async with database.connection() as connection:
+                await liveness.unregister(connection, worker_id)
+
+
+def _origin(path: Path) -> dict[str, str]:
+    """What tells at a glance that a file is the one that was stored."""
+    about = path.stat()
+    return {"size": str(about.st_size), "mtime_ns": str(about.st_mtime_ns)}
+
+
+def _sweep(conninfo: str, grace_s: float, gone: list[UUID]) -> None:
+    """Remove what killed intakes left behind."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        if intake.sweep_abandoned(connection, grace_s=grace_s, dead_workers=gone):
+            intake.purge_failed(connection)
+
+
+@contextlib.contextmanager
+def _signals(handler: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _log_to(data_dir: Path, *, verbose: bool) -> None:
+    handler: logging.Handler
+    if verbose:
+        handler = logging.StreamHandler(sys.stderr)
+    elif data_dir.is_dir():
+        handler = logging.FileHandler(data_dir / "penstock.log", delay=True)
+    else:
+        handler = logging.NullHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler], force=True)

@@ -1,0 +1,88 @@
+"""How a run ended, for a person or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from penstock.cli.progress import duration
+from penstock.errors import ExitCode
+from penstock.export.jsonl import Exported
+from penstock.model import Counts, batch_public_id
+from penstock.work.batches import Status
+
+
+def print_summary(
+    status: Status,
+    exported: Exported | None,
+    seconds: float,
+    code: ExitCode,
+    *,
+    as_json: bool,
+    reasons: list[str] | None = None,
+) -> None:
+    """Say what was done, where it is, and how to go on if it is not finished."""
+    if as_json:
+        print(json.dumps(_as_dict(status, exported, seconds, code, reasons or [])))
+        return
+    counts = status.counts
+    click.echo(f"{_verb(code)} in {duration(seconds)}: {_figures(counts)}")
+    if exported is not None:
+        click.echo(f"  output  {exported.output}  ({exported.output_lines:,} lines)")
+        if exported.errors is not None:
+            click.echo(f"  errors  {exported.errors}  ({exported.error_lines:,} lines)")
+    click.echo(f"  batch   {batch_public_id(status.id)}")
+    for reason in reasons or []:
+        click.echo(f"  reason  {reason}", err=True)
+    if code is ExitCode.PAUSED:
+        click.echo(
+            "Nothing is lost and no attempt was charged. Mend the cause, then run the same command to go on."
+        )
+    elif code is ExitCode.INTERRUPTED:
+        click.echo(f"To go on, run the same command again:\n  {_command()}")
+
+
+def _verb(code: ExitCode) -> str:
+    return {ExitCode.PAUSED: "paused", ExitCode.INTERRUPTED: "interrupted"}.get(code, "done")
+
+
+def _figures(counts: Counts) -> str:
+    parts = [f"{counts.total:,} requests", f"{counts.completed:,} completed"]
+    for name in ("failed", "not_found", "skipped", "cancelled", "expired", "in_flight", "pending", "retried"):
+        figure = getattr(counts, name)
+        if figure:
+            parts.append(f"{figure:,} {name.replace('_', ' ')}")
+    return ", ".join(parts)
+
+
+def _as_dict(
+    status: Status, exported: Exported | None, seconds: float, code: ExitCode, reasons: list[str]
+) -> dict[str, object]:
+    counts = status.counts
+    return {
+        "batch": batch_public_id(status.id),
+        "state": status.state,
+        "total": counts.total,
+        "completed": counts.completed,
+        "failed": counts.failed,
+        "not_found": counts.not_found,
+        "skipped": counts.skipped,
+        "cancelled": counts.cancelled,
+        "expired": counts.expired,
+        "in_flight": counts.in_flight,
+        "pending": counts.pending,
+        "retried": counts.retried,
+        "seconds": round(seconds, 3),
+        "output": str(exported.output) if exported else None,
+        "errors": str(exported.errors) if exported and exported.errors else None,
+        "reasons": reasons,
+        "exit_code": code,
+    }
+
+
+def _command() -> str:
+    import shlex
+
+    return shlex.join(["penstock", *sys.argv[1:]])

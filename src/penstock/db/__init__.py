@@ -1,0 +1,1 @@
+"""The database: connections, named SQL, migrations, and the server Penstock brings along."""

@@ -1,0 +1,185 @@
+"""Calls as coroutines: a fixed set of long-lived runners, no task per item."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Any
+
+from penstock.config import RetryLimits
+from penstock.dispatch.answer import short
+from penstock.dispatch.pool import Pool, Sink
+from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
+from penstock.errors import PenstockError
+from penstock.model import Item, Verdict
+
+Call = Callable[[list[Item]], Awaitable[Sequence[Verdict]]]
+
+# A call that never really waits would otherwise keep the loop until the ready items run out.
+_TURN_S = 0.005
+
+
+def each(call: Callable[[Item], Awaitable[Verdict]]) -> Call:
+    """A call of one item, in the shape of a call of several."""
+
+    async def call_one(items: list[Item]) -> tuple[Verdict]:
+        return (await call(items[0]),)
+
+    return call_one
+
+
+class CoroutineDispatcher(Pool):
+    """Runs `call` on up to `chunk` items at a time, in up to `concurrency` runners.
+
+    A runner that is cancelled for its item's sake, by `abort` or the time limit, is replaced rather
+    than revived: what its call does with the cancellation no longer matters. Whoever removes a
+    flight from `_flights` decides its items.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        concurrency: int,
+        retry: RetryLimits,
+        *,
+        timeout_s: float | None = None,
+        chunk: int = 1,
+        low_water: int | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        super().__init__(concurrency, low_water)
+        self._call = call
+        self._retry = retry
+        self._timeout_s = timeout_s
+        self._chunk = chunk
+        self._rng = rng or random.Random()  # noqa: S311 -- jitter
+        self._runners: set[asyncio.Task[None]] = set()
+        self._replaced: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        # In order of starting, so the first is always the next to run out of time.
+        self._flights: dict[asyncio.Task[Any], tuple[list[Item], float]] = {}
+        self._clock: asyncio.TimerHandle | None = None
+
+    async def start(self, sink: Sink) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sink = sink
+        self._wake()
+
+    def abort(self) -> list[Item]:
+        items = [item for flight, _ in self._flights.values() for item in flight]
+        for runner in list(self._flights):
+            self._replace(runner)
+        self._wake()
+        self._notice()
+        return items
+
+    async def stop(self) -> None:
+        self._starting = False
+        if self._clock is not None:
+            self._clock.cancel()
+        ending = self._runners | self._replaced
+        for runner in ending:
+            runner.cancel()
+        if ending:
+            await asyncio.wait(ending, timeout=_TURN_S * 200)
+        self._inside -= sum(len(items) for items, _ in self._flights.values())
+        self._flights.clear()
+        self._notice()
+
+    def _wake(self) -> None:
+        if not self._starting:
+            return
+        calls = -(-len(self._ready) // self._chunk)
+        wanted = min(calls, self._concurrency - len(self._flights))
+        while wanted > 0 and self._idle:
+            parked = self._idle.pop()
+            if not parked.done():
+                parked.set_result(None)
+                wanted -= 1
+        while wanted > 0 and len(self._runners) < self._concurrency:
+            runner = self._loop.create_task(self._run())
+            self._runners.add(runner)
+            runner.add_done_callback(self._ended)
+            wanted -= 1
+
+    def _take(self) -> list[Item]:
+        taken: list[Item] = []
+        if self._starting and len(self._flights) < self._concurrency:
+            while len(taken) < self._chunk and (item := self._ready.pop()) is not None:
+                taken.append(item)
+        return taken
+
+    async def _run(self) -> None:
+        runner = asyncio.current_task()
+        if runner is None:
+            raise RuntimeError("a runner is a task")
+        turn = monotonic()
+        while True:
+            items = self._take()
+            if not items:
+                self._notice()
+                parked = self._loop.create_future()
+                self._idle.append(parked)
+                await parked
+                turn = monotonic()
+                continue
+            started = monotonic()
+            self._flights[runner] = (items, started)
+            if self._clock is None and self._timeout_s is not None:
+                self._clock = self._loop.call_later(self._timeout_s, self._expire)
+            try:
+                verdicts = await self._call(items)
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                # Cancelled by us: go. Otherwise the call let a cancellation of its own escape.
+                if isinstance(error, asyncio.CancelledError) and runner.cancelling():
+                    raise
+                verdicts = [self._crashed(item, error, started) for item in items]
+            if self._flights.pop(runner, None) is None:
+                return
+            self._inside -= len(items)
+            for item, verdict in zip(items, verdicts, strict=True):
+                self._sink(item, verdict)
+            self._notice()
+            if monotonic() - turn > _TURN_S:
+                await asyncio.sleep(0)
+                turn = monotonic()
+
+    def _ended(self, runner: asyncio.Task[None]) -> None:
+        self._runners.discard(runner)
+        if not runner.cancelled() and (error := runner.exception()) is not None:
+            self._fault = PenstockError(f"a runner ended: {type(error).__name__}: {error}")
+            self._fault.__cause__ = error
+            self._notice()
+
+    def _replace(self, runner: asyncio.Task[Any]) -> None:
+        items, _ = self._flights.pop(runner)
+        self._inside -= len(items)
+        self._runners.discard(runner)
+        self._replaced.add(runner)
+        runner.add_done_callback(self._replaced.discard)
+        runner.cancel()
+
+    def _expire(self) -> None:
+        self._clock = None
+        if self._timeout_s is None:
+            return
+        now = monotonic()
+        for runner, (items, started) in list(self._flights.items()):
+            if started + self._timeout_s > now:
+                self._clock = self._loop.call_later(started + self._timeout_s - now, self._expire)
+                break
+            self._replace(runner)
+            duration_ms = int((now - started) * 1000)
+            for item in items:
+                verdict = judge_timeout(self._timeout_s, item.attempt, self._retry, self._rng, duration_ms)
+                self._sink(item, verdict)
+        self._wake()
+        self._notice()
+
+    def _crashed(self, item: Item, error: BaseException, started: float) -> Verdict:
+        duration_ms = int((monotonic() - started) * 1000)
+        message = short(f"{type(error).__name__}: {error}")
+        failure = Failure("processor_error", message, duration_ms)
+        return judge_failure(failure, item.attempt, self._retry, self._rng)

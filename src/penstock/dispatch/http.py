@@ -1,0 +1,194 @@
+"""HTTP endpoints as processors: one POST per item, its answer made a verdict."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from time import monotonic, time
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from penstock import __version__
+from penstock.config import DispatchLimits, RetryLimits
+from penstock.dispatch.answer import short
+from penstock.dispatch.coroutines import CoroutineDispatcher, each
+from penstock.dispatch.pool import Dispatcher
+from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, refuses
+from penstock.dispatch.transport import PyreqwestTransport, Transport, TransportError
+from penstock.errors import PenstockError, UsageError
+from penstock.model import Item, Verdict
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# Ours to set, or not to be set by anyone: they say where a message ends and whom it is for.
+_RESERVED_HEADERS = frozenset(
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "idempotency-key",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_UNSAFE_IN_PATH = re.compile(r"[\x00-\x20\x7f\\#]|(?:^|/)(?:\.|%2e){2}(?:/|\?|$)", re.IGNORECASE)
+_MIN_SECRET_CHARS = 8
+_MAX_KNOWN_URLS = 1_000
+
+
+class HttpProcessor:
+    """POSTs each item's bytes to `base_url` and its path, and judges the answer."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None,
+        dispatch: DispatchLimits,
+        retry: RetryLimits,
+        extra_headers: Mapping[str, str] | None = None,
+        *,
+        transport: Callable[[DispatchLimits, Mapping[str, str]], Transport] = PyreqwestTransport,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.base_url = _checked_base(base_url)
+        self._limits = dispatch
+        self._retry = retry
+        self._rng = rng or random.Random()  # noqa: S311 -- jitter
+        self.headers = _all_headers(api_key, extra_headers or {})
+        self._secrets = tuple(_secrets(api_key, extra_headers or {}))
+        self._refusals = Refusals(retry)
+        self._urls: dict[str, str | None] = {}
+        self._transport = transport(dispatch, self.headers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._transport.close()
+
+    def dispatcher(self) -> Dispatcher:
+        """A dispatcher for this endpoint. It needs no time limit: `call` keeps its own."""
+        return CoroutineDispatcher(each(self.call), self._limits.concurrency, self._retry)
+
+    async def call(self, item: Item) -> Verdict:
+        """One attempt."""
+        started = monotonic()
+        attempt = item.attempt
+        url = self._url(item.url)
+        if url is None:
+            message = f"'{item.url[:200]}' is not a path below {self.base_url}"
+            return judge_failure(Failure("invalid_request", message), attempt, self._retry, self._rng)
+        try:
+            answer = await self._transport.request(
+                "POST", url, {"Idempotency-Key": item.idempotency_key}, item.raw
+            )
+        except TransportError as error:
+            duration_ms = int((monotonic() - started) * 1000)
+            failure = Failure(error.code, short(error.message), duration_ms, error.status_code)
+            return judge_failure(
+                failure, attempt, self._retry, self._rng, refusing_s=self._refusing_s(item, error.code)
+            )
+        return judge_answer(
+            answer,
+            attempt,
+            self._retry,
+            self._rng,
+            now_s=time(),
+            refusing_s=self._refusing_s(item, answer.status),
+            secrets=self._secrets,
+        )
+
+    async def probe(self) -> None:
+        """Make sure that something answers at the base URL; what it answers does not matter."""
+        try:
+            await self._transport.request("GET", f"{self.base_url}/models", {}, None)
+        except TransportError as error:
+            if error.code in ("connect_failed", "connect_timeout"):
+                raise PenstockError(
+                    f"nothing answers at {self.base_url}: {error.message}",
+                    hint="Check the URL and that the server is running; it usually ends in /v1.",
+                ) from error
+            if error.code == "protocol_error":
+                raise PenstockError(
+                    f"what answers at {self.base_url} does not speak HTTP: {error.message}",
+                    hint="Check the port, and whether it should be http:// or https://.",
+                ) from error
+
+    def _refusing_s(self, item: Item, code_or_status: str | int) -> float:
+        return self._refusals.lasting_s(item.route, monotonic()) if refuses(code_or_status) else 0.0
+
+    def _url(self, path: str) -> str | None:
+        try:
+            return self._urls[path]
+        except KeyError:
+            if len(self._urls) >= _MAX_KNOWN_URLS:
+                self._urls.clear()
+            self._urls[path] = joined = join_url(self.base_url, path)
+            return joined
+
+
+def join_url(base_url: str, path: str) -> str | None:
+    """`path` below `base_url`, with a segment such as `/v1` that both name kept once.
+
+    None if the path is not one: a URL of its own, or a way out of the base.
+    """
+    if not path.startswith("/") or path.startswith("//") or _UNSAFE_IN_PATH.search(path):
+        return None
+    base_path = urlsplit(base_url).path
+    shared = base_path[base_path.rfind("/") :] if base_path else ""
+    if shared and (path == shared or path.startswith(f"{shared}/")):
+        path = path[len(shared) :]
+    return base_url + path
+
+
+def _checked_base(base_url: str) -> str:
+    trimmed = base_url.strip().rstrip("/")
+    try:
+        parts = urlsplit(trimmed)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        valid = False
+    if not valid or re.search(r"[\x00-\x20]", trimmed):
+        raise UsageError(f"'{base_url}' is not an http:// or https:// URL", hint="Write it as https://host/v1")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError("the base URL contains a user name or password", hint="Give the key as --api-key.")
+    if parts.query or parts.fragment:
+        raise UsageError(f"'{base_url}' has a query or a fragment", hint="Write it as https://host/v1")
+    return trimmed
+
+
+def _all_headers(api_key: str | None, extra: Mapping[str, str]) -> dict[str, str]:
+    headers = {"content-type": "application/json", "user-agent": f"penstock/{__version__}"}
+    if api_key:
+        headers["authorization"] = f"Bearer {_checked_value('the API key', api_key)}"
+    for name, value in extra.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is not a header name")
+        if name.lower() in _RESERVED_HEADERS:
+            raise UsageError(f"the header {name} cannot be set", hint="Penstock or the connection sets it.")
+        headers[name.lower()] = _checked_value(f"the header {name}", value)
+    return headers
+
+
+def _checked_value(what: str, value: str) -> str:
+    # The value is not shown: it may be a secret.
+    if not value.isascii() or not value.isprintable():
+        raise UsageError(f"{what} contains a line break or another character that a header cannot hold")
+    return value
+
+
+def _secrets(api_key: str | None, extra: Mapping[str, str]) -> list[str]:
+    """What an upstream may echo and a message must not: longest first, as one may contain another."""
+    values = [api_key or "", *extra.values()]
+    values += [word for value in values for word in value.split()]
+    return sorted({value for value in values if len(value) >= _MIN_SECRET_CHARS}, key=len, reverse=True)

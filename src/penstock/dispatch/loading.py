@@ -1,0 +1,100 @@
+"""`module:function` on the command line, found and loaded; every way it can fail is said plainly."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.errors import UsageError
+
+
+def load_processor(spec: str) -> Callable[..., Any]:
+    """The function that `module:function` names. The working directory is importable."""
+    module_name, colon, path = spec.partition(":")
+    if not colon or not module_name or not path:
+        raise UsageError(
+            f"--processor {spec}: not of the form module:function",
+            hint="For a function 'clean' in ./rows.py write --processor rows:clean",
+        )
+    if module_name.endswith(".py") or "/" in module_name:
+        raise UsageError(
+            f"--processor {spec}: '{module_name}' is a path, not a module name",
+            hint=f"Write --processor {Path(module_name).stem}:{path} from the folder that holds it.",
+        )
+    found: Any = _import(spec, module_name)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise UsageError(f"--processor {spec}: {module_name} has no '{name}'", hint=_near(found, name))
+        found = getattr(found, name)
+    if not callable(found):
+        raise UsageError(
+            f"--processor {spec}: '{path}' is of type {type(found).__name__}, not a function",
+            hint="A processor is a function that takes an item and returns its answer.",
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _import(spec: str, module_name: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # Its own absence, or that of a package above it; otherwise an import inside it failed.
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"--processor {spec}: there is no module '{module_name}'",
+                hint=f"It is looked for in {folder} and in the installed packages.",
+            ) from None
+        raise _import_failed(spec, module_name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(spec, module_name, error) from error
+
+
+def _import_failed(spec: str, module_name: str, error: BaseException) -> UsageError:
+    return UsageError(
+        f"--processor {spec}: importing {module_name} failed: {describe(error)}",
+        hint=f'Try it alone: python -c "import {module_name}"',
+    )
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line, with the place in the user's code that it came from."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        line = (error.text or "").strip()
+        return f"SyntaxError: {error.msg} ({Path(error.filename).name}, line {error.lineno}: {line})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    if not frames:
+        return text
+    frame = frames[-1]
+    where = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"{text} ({where}: {frame.line})" if frame.line else f"{text} ({where})"
+
+
+_OWN_FOLDER = str(Path(__file__).parent)
+_STANDARD_FOLDER = str(Path(traceback.__file__).parent)
+
+
+def _is_users(filename: str) -> bool:
+    if "site-packages" in filename:
+        return False
+    return not filename.startswith((_OWN_FOLDER, _STANDARD_FOLDER, "<frozen"))
+
+
+def _near(found: Any, name: str) -> str:
+    names = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n, None))]
+    close = get_close_matches(name, names, n=3)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    own = [n for n in names if getattr(getattr(found, n), "__module__", None) == getattr(found, "__name__", None)]
+    return f"Its functions: {', '.join(own[:10])}." if own else "It defines no function."

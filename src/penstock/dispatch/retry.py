@@ -1,0 +1,188 @@
+"""What an answer or a failure means for its item: decided, again later, or halt the route.
+
+Pure functions of what was observed, the limits, a random source and the clock, so that every rule
+can be stated as a table in the tests. Parsing what the upstream wrote is in `answer`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.config import RetryLimits
+from penstock.dispatch.answer import Answer, error_of, is_json, kept_body, short, wait_hint_s
+from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
+
+# Not admitted: the upstream did no work, so the item is not charged with an attempt.
+_NOT_ADMITTED = frozenset({429, 503, 529})
+# 520 to 524 are a proxy's words for an origin that broke off or was silent.
+_CHARGED = frozenset({408, 425, 500, 502, 504, 520, 521, 522, 523, 524})
+_NEEDS_A_PERSON = frozenset({401, 402})
+_QUOTA_CODES = frozenset(
+    {
+        "credit_balance_exhausted",
+        "organization_spend_limit_exceeded",
+        "project_spend_limit_exceeded",
+        "organization_usage_limit_exceeded",
+        "insufficient_quota",
+        "enforced_spend_limit_reached",
+    }
+)
+# A connection that was never made says nothing about the item, and a restart of the upstream must
+# not fail every item that meets it.
+_NEVER_SENT = frozenset({"connect_failed", "connect_timeout"})
+_PERMANENT = frozenset({"response_too_large", "invalid_request"})
+
+
+@dataclass(slots=True, frozen=True)
+class Failure:
+    """An attempt that brought no whole answer: the transport broke, or time ran out."""
+
+    code: str
+    message: str
+    duration_ms: int = 0
+    status_code: int | None = None
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Since when each route has been refusing, without a pause longer than the longest backoff.
+
+    A refusal charges no attempt, so the attempt number cannot make the backoff grow. The length of
+    the episode can, and it needs no count: sixty-four calls refused at once are one refusal.
+    """
+
+    limits: RetryLimits
+    _episodes: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def lasting_s(self, route: str, now_s: float) -> float:
+        """Note a refusal now; how long the route's episode has lasted."""
+        first, last = self._episodes.get(route, (now_s, now_s))
+        if now_s - last > 2 * self.limits.retry_cap_s:
+            first = now_s
+        self._episodes[route] = (first, now_s)
+        return now_s - first
+
+
+def backoff_s(attempt: int, limits: RetryLimits, rng: random.Random) -> float:
+    """Exponential with full jitter: anywhere between nothing and the doubled base."""
+    exponent = min(max(attempt, 1) - 1, 62)
+    return rng.uniform(0, min(limits.retry_cap_s, limits.retry_base_s * 2.0**exponent))
+
+
+def refused_backoff_s(lasting_s: float, limits: RetryLimits, rng: random.Random) -> float:
+    """From the base up to twice the time the route has been refusing: doubles as the episode lasts."""
+    return rng.uniform(limits.retry_base_s, _window_s(lasting_s, limits))
+
+
+def _window_s(lasting_s: float, limits: RetryLimits) -> float:
+    return max(limits.retry_base_s, min(limits.retry_cap_s, 2 * (limits.retry_base_s + lasting_s)))
+
+
+def judge_answer(
+    answer: Answer,
+    attempt: int,
+    limits: RetryLimits,
+    rng: random.Random,
+    *,
+    now_s: float,
+    refusing_s: float = 0.0,
+    secrets: Sequence[str] = (),
+) -> Verdict:
+    """The verdict on a whole HTTP answer.
+
+    `now_s` is the wall clock, for dates in headers. `secrets` are kept out of the message: some
+    upstreams repeat the key they did not like.
+    """
+    status = answer.status
+    if 200 <= status < 300:
+        return _judge_success(answer, attempt, limits, rng)
+    error = error_of(answer, secrets)
+    if status in _NEEDS_A_PERSON or (status >= 400 and _QUOTA_CODES & error.words):
+        return Halt(error.code, error.message, status, answer.duration_ms)
+    if status in _NOT_ADMITTED:
+        gate_s = wait_hint_s(answer, limits, now_s, with_budgets=True)
+        # The floor is the same for all who were refused; the jitter keeps them from waking together.
+        delay_s = gate_s + refused_backoff_s(refusing_s, limits, rng)
+        return Again(error.code, error.message, delay_s, False, status, answer.duration_ms, gate_s)
+    if status in _CHARGED and attempt < limits.max_attempts:
+        gate_s = wait_hint_s(answer, limits, now_s, with_budgets=False)
+        delay_s = gate_s + backoff_s(attempt, limits, rng)
+        return Again(error.code, error.message, delay_s, True, status, answer.duration_ms, gate_s)
+    return Outcome(
+        OutcomeState.FAILED,
+        kept_body(answer.body),
+        status,
+        answer.request_id,
+        error.code,
+        error.message,
+        answer.duration_ms,
+    )
+
+
+def _judge_success(answer: Answer, attempt: int, limits: RetryLimits, rng: random.Random) -> Verdict:
+    if is_json(answer.body):
+        return Outcome(
+            OutcomeState.COMPLETED,
+            answer.body,
+            answer.status,
+            answer.request_id,
+            duration_ms=answer.duration_ms,
+        )
+    message = short(f"HTTP {answer.status} with a body of {len(answer.body)} bytes that is not JSON")
+    if attempt < limits.max_attempts:
+        delay_s = backoff_s(attempt, limits, rng)
+        return Again("invalid_response", message, delay_s, True, answer.status, answer.duration_ms)
+    return Outcome(
+        OutcomeState.FAILED,
+        kept_body(answer.body),
+        answer.status,
+        answer.request_id,
+        "invalid_response",
+        message,
+        answer.duration_ms,
+    )
+
+
+def judge_failure(
+    failure: Failure,
+    attempt: int,
+    limits: RetryLimits,
+    rng: random.Random,
+    *,
+    refusing_s: float = 0.0,
+) -> Verdict:
+    """The verdict on an attempt without a whole answer."""
+    if failure.code in _NEVER_SENT:
+        delay_s = refused_backoff_s(refusing_s, limits, rng)
+        return Again(failure.code, failure.message, delay_s, False, duration_ms=failure.duration_ms)
+    if failure.code in _PERMANENT or attempt >= limits.max_attempts:
+        return Outcome(
+            OutcomeState.FAILED,
+            status_code=failure.status_code,
+            error_code=failure.code,
+            error_message=failure.message,
+            duration_ms=failure.duration_ms,
+        )
+    return Again(
+        failure.code,
+        failure.message,
+        backoff_s(attempt, limits, rng),
+        True,
+        failure.status_code,
+        failure.duration_ms,
+    )
+
+
+def judge_timeout(
+    timeout_s: float, attempt: int, limits: RetryLimits, rng: random.Random, duration_ms: int
+) -> Verdict:
+    """The verdict on a call that did not end within `attempt_timeout_s`."""
+    message = f"no result within {timeout_s:g} s (attempt_timeout_s)"
+    return judge_failure(Failure("request_timeout", message, duration_ms), attempt, limits, rng)
+
+
+def refuses(code_or_status: str | int | None) -> bool:
+    """Whether this status or failure code means the item was not admitted, and so not charged."""
+    return code_or_status in _NOT_ADMITTED or code_or_status in _NEVER_SENT

@@ -1,0 +1,58 @@
+"""What a Python processor says when it is not simply done. Re-exported as `penstock.Retry` and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+CHUNK_ATTRIBUTE = "__penstock_chunk__"
+MAX_CHUNK = 10_000
+
+
+class Signal(Exception):  # noqa: N818 -- not an error: an answer
+    """The base of the four; raise (or, from a chunk function, return) one of those below."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Retry(Signal):
+    """Try this item again, not before `after` seconds; the attempt is charged to it."""
+
+    def __init__(self, message: str = "", after: float | None = None) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class Fail(Signal):
+    """This item has failed for good; no further attempt would help."""
+
+    def __init__(self, message: str, code: str = "processor_failed") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NotFound(Signal):
+    """There is no answer to this item. Tried `max_attempts_not_found` times, then recorded as such."""
+
+
+class Skip(Signal):
+    """This item needs no answer; recorded as skipped."""
+
+
+def chunk(size: int) -> Callable[[_F], _F]:
+    """Mark a function that takes a list of up to `size` items and returns as many results, in order.
+
+    A result may be an instance of one of the exceptions above: it then concerns that item alone.
+    """
+    if not 1 <= size <= MAX_CHUNK:
+        raise ValueError(f"chunk size must be a whole number from 1 to {MAX_CHUNK}, not {size!r}")
+
+    def mark(function: _F) -> _F:
+        setattr(function, CHUNK_ATTRIBUTE, size)
+        return function
+
+    return mark

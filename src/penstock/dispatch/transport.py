@@ -1,0 +1,243 @@
+"""The HTTP client behind one small protocol. See docs/adr/0003-http-client.md for the choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Protocol
+
+from pyreqwest.client import ClientBuilder
+from pyreqwest.exceptions import (
+    ConnectError,
+    DetailedPyreqwestError,
+    NetworkError,
+    RequestTimeoutError,
+)
+from pyreqwest.http import HeaderMap
+from pyreqwest.request import StreamRequest
+from pyreqwest.response import Response
+
+from penstock.config import DispatchLimits
+from penstock.dispatch.answer import Answer
+
+# Every connection stays with us until it has been idle for long: the dispatcher bounds their number.
+_UNLIMITED_IDLE = 2**31
+_CONNECTING = "client error (Connect)"
+_BROKEN_OFF = ("end of file", "unexpected eof", "reset", "broken pipe", "closed", "aborted")
+
+
+class TransportError(Exception):
+    """No whole answer came. `code` is one of the documented error codes."""
+
+    def __init__(self, code: str, message: str, status_code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status_code = status_code
+
+
+class Transport(Protocol):
+    """One request at a time per caller, any number of callers.
+
+    An implementation follows no redirect, reads no proxy from the environment, keeps no cookie,
+    retries nothing, and holds at most `max_response_bytes` of an answer, counted after decompression.
+    """
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """A whole answer, or TransportError."""
+
+    async def close(self) -> None: ...
+
+
+class Countdown:
+    """One time limit for many tasks with one timer: as all have the same limit, the first to start
+    is the first to run out. A timer for each request would cost a tenth of the request."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._started: dict[asyncio.Task[Any], float] = {}
+        self._expired: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, task: asyncio.Task[Any]) -> None:
+        self._started.pop(task, None)
+        self._started[task] = monotonic()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.limit_s, self._check)
+
+    def stop(self, task: asyncio.Task[Any]) -> None:
+        self._started.pop(task, None)
+
+    def claims(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a cancellation just caught in `task` came from here; if so it is undone."""
+        if task not in self._expired:
+            return False
+        self._expired.discard(task)
+        return task.uncancel() == 0
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        self._timer = None
+        now = monotonic()
+        for task, started in list(self._started.items()):
+            remaining_s = started + self.limit_s - now
+            if remaining_s > 0:
+                self._timer = asyncio.get_running_loop().call_later(remaining_s, self._check)
+                return
+            del self._started[task]
+            self._expired.add(task)
+            task.cancel()
+
+
+class PyreqwestTransport:
+    """reqwest, a Rust client, on a thread of its own."""
+
+    def __init__(self, limits: DispatchLimits, default_headers: Mapping[str, str]) -> None:
+        self._limits = limits
+        self._first_byte = Countdown(limits.first_byte_timeout_s)
+        self._idle = Countdown(limits.idle_timeout_s)
+        # A task cancelled before the answer's head has come leaves its request running inside the
+        # client. These two end it there, so the client's own limits must not be left out.
+        longest_silence_s = max(limits.first_byte_timeout_s, limits.idle_timeout_s)
+        self._client = (
+            ClientBuilder()
+            .timeout(timedelta(seconds=limits.attempt_timeout_s))
+            .read_timeout(timedelta(seconds=longest_silence_s))
+            .connect_timeout(timedelta(seconds=limits.connect_timeout_s))
+            .no_proxy()
+            .follow_redirects(False)
+            .referer(False)
+            .default_cookie_store(False)
+            .max_connections(None)
+            .pool_max_idle_per_host(_UNLIMITED_IDLE)
+            .default_headers(dict(default_headers))
+            .build()
+        )
+
+    async def close(self) -> None:
+        self._first_byte.close()
+        self._idle.close()
+        await self._client.close()
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request needs a task to be timed in")
+        started = monotonic()
+        head_came = False
+        try:
+            request = self._build(method, url, headers, body)
+            self._first_byte.start(task)
+            async with request as response:
+                head_came = True
+                self._first_byte.stop(task)
+                if response.status < 200:
+                    raise TransportError("protocol_error", f"HTTP {response.status} as a final answer")
+                content = await self._read(response, task)
+                return Answer(
+                    response.status, content, _Headers(response.headers), int((monotonic() - started) * 1000)
+                )
+        except asyncio.CancelledError:
+            if self._first_byte.claims(task):
+                raise self._timeout("first_byte_timeout") from None
+            if self._idle.claims(task):
+                raise self._timeout("idle_timeout") from None
+            raise
+        except RequestTimeoutError as error:
+            raise self._client_timeout(error, head_came, monotonic() - started) from None
+        except (DetailedPyreqwestError, ValueError) as error:
+            raise _translate(error) from None
+        finally:
+            self._first_byte.stop(task)
+            self._idle.stop(task)
+
+    def _build(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> StreamRequest:
+        builder = self._client.request(method, url).headers(headers)
+        if body is not None:
+            builder = builder.body_bytes(body)
+        # 0: give us the head when it is there. Otherwise the client first fills a buffer, during
+        # which neither limit can tell silence before the answer from silence inside it.
+        return builder.streamed_read_buffer_limit(0).build_streamed()
+
+    async def _read(self, response: Response, task: asyncio.Task[Any]) -> bytes:
+        cap = self._limits.max_response_bytes
+        reader = response.body_reader
+        content = b""
+        more = bytearray()
+        while True:
+            self._idle.start(task)
+            piece = await reader.read_chunk()
+            if piece is None:
+                return content + more if more else content
+            if not content:
+                content = piece.to_bytes()  # nearly always all there is
+            else:
+                more += piece
+            if len(content) + len(more) > cap:
+                raise TransportError(
+                    "response_too_large",
+                    f"HTTP {response.status} with more than {cap} bytes (max_response_bytes)",
+                    response.status,
+                )
+
+    def _timeout(self, code: str) -> TransportError:
+        limits = self._limits
+        if code == "first_byte_timeout":
+            return TransportError(code, f"no answer within {limits.first_byte_timeout_s:g} s ({code}_s)")
+        if code == "idle_timeout":
+            return TransportError(code, f"the answer stopped for {limits.idle_timeout_s:g} s ({code}_s)")
+        return TransportError(code, f"no whole answer within {limits.attempt_timeout_s:g} s (attempt_timeout_s)")
+
+    def _client_timeout(self, error: RequestTimeoutError, head_came: bool, lasted_s: float) -> TransportError:
+        # The class says "connect" of anything before the head; the causes know.
+        if _CONNECTING in _causes(error):
+            limit_s = self._limits.connect_timeout_s
+            return TransportError("connect_timeout", f"no connection within {limit_s:g} s (connect_timeout_s)")
+        if lasted_s >= self._limits.attempt_timeout_s:
+            return self._timeout("request_timeout")
+        return self._timeout("idle_timeout" if head_came else "first_byte_timeout")
+
+
+class _Headers(Mapping[str, str]):
+    """An answer's headers, read when asked for; one that is not text counts as absent."""
+
+    def __init__(self, raw: HeaderMap) -> None:
+        self._raw = raw
+
+    def __getitem__(self, name: str) -> str:
+        try:
+            return self._raw[name]
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Any:
+        return iter(self._raw.keys())
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
+def _translate(error: Exception) -> TransportError:
+    """The client's error in our words. Its last cause is the plainest, and names no URL."""
+    if not isinstance(error, DetailedPyreqwestError):
+        return TransportError("invalid_request", str(error))
+    causes = _causes(error)
+    message = causes[-1] if causes else error.message
+    if isinstance(error, ConnectError) and _CONNECTING in causes:
+        code = "connect_failed"
+    elif isinstance(error, NetworkError) or any(word in message.lower() for word in _BROKEN_OFF):
+        code = "connection_reset"
+    elif isinstance(error, ValueError):
+        code = "invalid_request"
+    else:
+        code = "protocol_error"
+    return TransportError(code, message)
+
+
+def _causes(error: DetailedPyreqwestError) -> list[str]:
+    return [cause["message"] for cause in error.details.get("causes") or ()]

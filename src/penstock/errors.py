@@ -1,0 +1,33 @@
+"""Errors meant for a person: what happened, where, and what to do next."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The program's documented exit codes."""
+
+    OK = 0
+    OPERATIONAL = 1
+    USAGE = 2
+    FAILED_ROWS = 3
+    PAUSED = 4
+    INTERRUPTED = 130
+
+
+class PenstockError(Exception):
+    """An error whose text can be shown as it is; `hint` says what to do next."""
+
+    exit_code: ExitCode = ExitCode.OPERATIONAL
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(PenstockError):
+    """The request itself is wrong: a missing file, a bad option, an invalid input line."""
+
+    exit_code = ExitCode.USAGE

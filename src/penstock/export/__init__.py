@@ -1,0 +1,1 @@
+"""Results out: outcomes, streamed in input order."""

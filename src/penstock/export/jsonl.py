@@ -1,0 +1,231 @@
+"""A batch's results as JSONL in the Batch API's shape, in input order, streamed from one snapshot."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from uuid import UUID
+
+import msgspec
+import psycopg
+
+from penstock.db import sql
+from penstock.errors import PenstockError
+from penstock.model import BatchState, request_public_id
+
+_SQL = sql.load("penstock.export", "export.sql")
+
+_PAGE_BYTES = 8 * 1024 * 1024
+_PAGE_ROWS = 2_000
+_PROGRESS_LINES = 1_000
+
+_encode = msgspec.json.encode
+
+# Raw line breaks inside valid JSON are white space between tokens; in JSONL they would break the line.
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+# Three characters that JSON allows raw but that many clients take for line ends.
+_LINE_ENDS = (
+    ("\u2028".encode(), b"\\u2028"),
+    ("\u2029".encode(), b"\\u2029"),
+    ("\x85".encode(), b"\\u0085"),
+)
+
+_NOT_RUN = {
+    BatchState.CANCELLED: ("batch_cancelled", "This request was not executed: the batch was cancelled."),
+    BatchState.EXPIRED: (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written where."""
+
+    output: Path
+    output_lines: int
+    errors: Path | None
+    error_lines: int
+
+
+def errors_path(output: Path) -> Path:
+    """Where the failures of `output` go: `answers.jsonl` has `answers.errors.jsonl` beside it."""
+    return output.with_name(f"{output.stem}.errors{output.suffix}")
+
+
+def export_files(
+    conninfo: str,
+    batch_id: UUID,
+    state: BatchState,
+    output: Path,
+    *,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Exported:
+    """Write a batch's output and error files beside their final names, then rename: whole or not at all."""
+    errors = errors_path(output)
+    try:
+        with ExitStack() as stack:
+            good = stack.enter_context(_Draft(output))
+            bad = stack.enter_context(_Draft(errors))
+            for count, (ok, line) in enumerate(_lines(conninfo, batch_id, state), 1):
+                (good if ok else bad).write(line)
+                if count % _PROGRESS_LINES == 0:
+                    on_progress(count)
+            bad.publish(if_empty="remove")
+            good.publish(if_empty="keep")
+    except OSError as error:
+        raise PenstockError(
+            f"cannot write {error.filename or output}: {error.strerror}",
+            hint="Nothing was half-written and every result is stored: make room or choose another -o, "
+            "then run the same command again.",
+        ) from error
+    return Exported(output, good.lines, errors if bad.lines else None, bad.lines)
+
+
+class _Draft:
+    """A file under construction, invisible under its final name until published."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._file: IO[bytes] | None = None
+        self.lines = 0
+
+    def __enter__(self) -> _Draft:
+        self._file = self._draft.open("wb", buffering=1 << 20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            # A failing close after a failed write would hide the first error, and the draft goes anyway.
+            with suppress(OSError):
+                self._file.close()
+            self._draft.unlink(missing_ok=True)
+
+    def write(self, line: bytes) -> None:
+        if self._file is None:
+            raise AssertionError("the draft is not open")
+        self._file.write(line)
+        self.lines += 1
+
+    def publish(self, *, if_empty: str) -> None:
+        if self._file is None:
+            raise AssertionError("the draft is not open")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        if self.lines == 0 and if_empty == "remove":
+            self._draft.unlink()
+            self._path.unlink(missing_ok=True)
+        else:
+            self._draft.replace(self._path)
+
+
+def _lines(conninfo: str, batch_id: UUID, state: BatchState) -> Iterator[tuple[bool, bytes]]:
+    """(belongs in the output, line) in input order."""
+    with psycopg.connect(conninfo) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        lanes = connection.execute(_SQL["list_lanes"], {"batch": batch_id}).fetchall()
+        budget = max(_PAGE_BYTES // max(1, len(lanes)), 64 * 1024)
+        streams: list[Iterator[tuple[int, bool, bytes]]] = []
+        for lane_id, source_id, source_lane, _ in lanes:
+            streams.append(_outcomes(connection, batch_id, lane_id, budget))
+            if state in _NOT_RUN:
+                streams.append(_not_run(connection, batch_id, state, lane_id, source_id, source_lane))
+        for _, ok, line in heapq.merge(*streams):
+            yield ok, line
+
+
+def _outcomes(
+    connection: psycopg.Connection, batch_id: UUID, lane_id: int, budget: int
+) -> Iterator[tuple[int, bool, bytes]]:
+    start = 0
+    while True:
+        rows = connection.execute(
+            _SQL["read_outcomes"],
+            {"lane": lane_id, "from": start, "rows": _PAGE_ROWS, "bytes": budget},
+            binary=True,
+        ).fetchall()
+        if not rows:
+            return
+        for _, line, *outcome in rows:
+            yield line, outcome[0] == "completed", _outcome_line(batch_id, line, *outcome)
+        start = rows[-1][0] + 1
+
+
+def _not_run(
+    connection: psycopg.Connection,
+    batch_id: UUID,
+    state: BatchState,
+    lane_id: int,
+    source_id: int,
+    source_lane: int,
+) -> Iterator[tuple[int, bool, bytes]]:
+    code, message = _NOT_RUN[state]
+    start = 0
+    while True:
+        rows = connection.execute(
+            _SQL["read_inputs_missing"],
+            {
+                "lane": lane_id,
+                "source_id": source_id,
+                "source_lane": source_lane,
+                "from": start,
+                "rows": _PAGE_ROWS,
+            },
+        ).fetchall()
+        if not rows:
+            return
+        for _, line, custom_id in rows:
+            yield line, False, error_line(batch_id, line, custom_id, code, message)
+        start = rows[-1][0] + 1
+
+
+def _outcome_line(
+    batch_id: UUID,
+    line: int,
+    state: str,
+    custom_id: str,
+    status_code: int | None,
+    request_id: str | None,
+    error_code: str | None,
+    error_message: str | None,
+    response: bytes | None,
+) -> bytes:
+    if response is None:
+        return error_line(batch_id, line, custom_id, error_code or state, error_message or state)
+    return b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":null}\n' % (
+        request_public_id(batch_id, line).encode(),
+        _one_line(_encode(custom_id)),
+        status_code or 200,
+        _one_line(_encode(request_id or request_public_id(batch_id, line))),
+        _one_line(response),
+    )
+
+
+def error_line(batch_id: UUID, line: int, custom_id: str, code: str, message: str) -> bytes:
+    """A request that got no answer: `response` is null and `error` says why."""
+    return b'{"id":"%b","custom_id":%b,"response":null,"error":%b}\n' % (
+        request_public_id(batch_id, line).encode(),
+        _one_line(_encode(custom_id)),
+        _one_line(_encode({"code": code, "message": message})),
+    )
+
+
+def _one_line(value: bytes) -> bytes:
+    """The same JSON without anything a reader could take for the end of the line."""
+    if not value.isascii():
+        for raw, escaped in _LINE_ENDS:
+            if raw in value:
+                value = value.replace(raw, escaped)
+    if b"\n" in value or b"\r" in value:
+        value = value.translate(_ONE_LINE)
+    return value

@@ -1,0 +1,62 @@
+"""Why a file was not taken: the bad lines, and the error that carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ExitCode, PenstockError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """One line that cannot be taken. `code` is what the batch API reports for it."""
+
+    line: int
+    """Physical line, from 1: blank lines count."""
+    field: str
+    """The field at fault, such as `custom_id` or `body.model`; empty when it is the line as a whole."""
+    reason: str
+    code: str
+
+    def __str__(self) -> str:
+        place = f"line {self.line}, {self.field}" if self.field else f"line {self.line}"
+        return f"{place}: {self.reason}"
+
+
+class IntakeRefused(UsageError):  # noqa: N818 - a verdict on the input, not a failure of ours
+    """The input is not acceptable; nothing of it is stored. The message can be printed as it is."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "invalid_request",
+        hint: str | None = None,
+        bad_lines: Sequence[BadLine] = (),
+        more: bool = False,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.bad_lines = tuple(bad_lines)
+        self.more = more
+        """Whether there are bad lines beyond those listed."""
+
+    @classmethod
+    def for_lines(cls, name: str, bad_lines: Sequence[BadLine], *, more: bool) -> IntakeRefused:
+        count = f"more than {len(bad_lines)}" if more else f"{len(bad_lines)}"
+        noun = "line is" if count == "1" else "lines are"
+        listed = "".join(f"\n  {bad}" for bad in bad_lines)
+        return cls(
+            f"{name}: {count} {noun} not valid; nothing was stored{listed}",
+            code=bad_lines[0].code,
+            hint="Correct the lines listed and submit the file again.",
+            bad_lines=bad_lines,
+            more=more,
+        )
+
+
+class IntakeInterrupted(PenstockError):  # noqa: N818 - the caller's wish
+    """The caller asked to stop; nothing of the file is stored."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -1,0 +1,263 @@
+"""A file's way into the database: opened, filled batch by batch, then sealed or given up.
+
+Nobody can see a file before its seal, so batches commit on their own and no transaction is long. A
+file that is not sealed is given up; `purge_failed` then deletes its rows.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg import Connection, Copy
+from psycopg.abc import Buffer
+from psycopg.copy import LibpqWriter
+
+from penstock.config import IntakeLimits
+from penstock.db import sql
+from penstock.errors import PenstockError
+from penstock.intake.jsonl import FileLane
+
+PURGE_ROWS = 1_000
+_LOCK_TIMEOUT_S = 10
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_TRAILER = b"\xff\xff"
+_SQL = sql.load("penstock.intake", "intake.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A sealed file."""
+
+    id: UUID
+    source_id: int
+    filename: str
+    lines: int
+    """Requests in the file."""
+    size_bytes: int
+    """As it was handed in, before decompression."""
+    digest: bytes
+    """SHA-256 of those bytes."""
+    lanes: tuple[FileLane, ...]
+
+
+class PromptWriter(LibpqWriter):
+    """Hands every block to the kernel at once.
+
+    By default psycopg lets libpq's buffer grow on Linux, which then moves all of it at every write:
+    three to four times slower, nearly all of it our CPU. Flushed, the server works on one block while
+    the next is being parsed.
+    """
+
+    def write(self, data: Buffer) -> None:
+        super().write(data)
+        pgconn = self.connection.pgconn
+        while pgconn.flush():
+            writable = select.poll()
+            writable.register(pgconn.socket, select.POLLOUT)
+            writable.poll()
+
+
+class FileWriter:
+    """Writes one file. Used by one thread at a time."""
+
+    def __init__(self, conninfo: str, *, owner: str, worker_id: UUID, filename: str, limits: IntakeLimits) -> None:
+        self.file_id = uuid4()
+        self._conninfo = conninfo
+        self._filename = filename
+        self._limits = limits
+        self._batch = ExitStack()
+        self._copy: Copy | None = None
+        self._batch_rows = 0
+        self._batch_bytes = 0
+        self.rows = 0
+        """Rows committed so far."""
+        with _database_errors(filename):
+            self._connection = _connect(conninfo)
+            parameters = {
+                "file_id": self.file_id,
+                "owner": owner,
+                "filename": filename,
+                "worker_id": worker_id,
+            }
+            (self.source_id,) = self._connection.execute(_SQL["insert_file"], parameters).fetchall()[0]
+
+    def write(self, rows: bytes, count: int) -> None:
+        """Add packed rows to the batch under way, and commit it once it is large enough."""
+        with _database_errors(self._filename):
+            copy = self._copy or self._start_batch()
+            copy.write(rows)
+            self._batch_rows += count
+            self._batch_bytes += len(rows)
+            if (
+                self._batch_rows >= self._limits.copy_batch_rows
+                or self._batch_bytes >= self._limits.copy_batch_bytes
+            ):
+                self._end_batch()
+
+    def flush(self) -> None:
+        """Commit the batch under way: no transaction stays open while the input pauses."""
+        with _database_errors(self._filename):
+            self._end_batch()
+
+    def seal(self, *, size: int, digest: bytes, lanes: Sequence[FileLane]) -> StoredFile:
+        self.flush()
+        stored = StoredFile(self.file_id, self.source_id, self._filename, self.rows, size, digest, tuple(lanes))
+        parameters = {
+            "file_id": self.file_id,
+            "lines": stored.lines,
+            "bytes": size,
+            "digest": digest,
+            "source_lanes": [lane.source_lane for lane in lanes],
+            "routes": [lane.route for lane in lanes],
+            "endpoints": [lane.endpoint for lane in lanes],
+            "totals": [lane.total for lane in lanes],
+        }
+        with _database_errors(self._filename):
+            try:
+                sealed = self._connection.execute(_SQL["seal_if_ingesting"], parameters).fetchone()
+            except psycopg.OperationalError as error:
+                if not self._was_sealed(error):
+                    raise
+                return stored
+        if sealed is None:
+            raise self._given_up()
+        return stored
+
+    def abandon(self) -> None:
+        """Give the file up and delete its rows. What cannot be done now is left to the sweep."""
+        self._drop_connection()
+        with suppress(psycopg.Error), _connect(self._conninfo) as connection:
+            _fail(connection, self.file_id)
+            purge_file(connection, self.file_id, self.source_id)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _start_batch(self) -> Copy:
+        self._batch.enter_context(self._connection.transaction())
+        cursor = self._batch.enter_context(self._connection.cursor())
+        if cursor.execute(_SQL["hold_if_ingesting"], {"file_id": self.file_id}).fetchone() is None:
+            raise self._given_up()
+        self._copy = self._batch.enter_context(cursor.copy(_SQL["copy_templates"], writer=PromptWriter(cursor)))
+        self._copy.write(_SIGNATURE)
+        return self._copy
+
+    def _end_batch(self) -> None:
+        if self._copy is None:
+            return
+        self._copy.write(_TRAILER)
+        self._copy = None
+        self._batch.close()
+        self.rows += self._batch_rows
+        self._batch_rows = self._batch_bytes = 0
+
+    def _was_sealed(self, lost: psycopg.OperationalError) -> bool:
+        """Ask, when the answer to the seal was lost. Failing the file waits for a seal still under
+        way, and finds nothing to fail if it went through."""
+        self._drop_connection()
+        try:
+            with _connect(self._conninfo) as connection:
+                _fail(connection, self.file_id)
+                rows = connection.execute(_SQL["read_state"], {"file_id": self.file_id}).fetchall()
+        except psycopg.Error:
+            raise PenstockError(
+                f"{self._filename}: the connection was lost while the file was being sealed, and the database "
+                f"cannot be asked whether it was stored: {_first_line(lost)}",
+                hint="Once the database is back, look for the file before submitting it again.",
+            ) from lost
+        return rows == [("ready",)]
+
+    def _drop_connection(self) -> None:
+        """End whatever is under way. The server rolls an unfinished batch back."""
+        self._connection.close()
+        self._copy = None
+        with suppress(psycopg.Error):
+            self._batch.__exit__(PenstockError, PenstockError("the batch is dropped"), None)
+
+    def _given_up(self) -> PenstockError:
+        return PenstockError(
+            f"{self._filename}: another process gave this file up while it was being stored; nothing was kept",
+            hint="This process went silent for longer than heartbeat_grace_s. Run the command again.",
+        )
+
+
+def sweep_abandoned(
+    connection: Connection,
+    *,
+    grace_s: float,
+    dead_workers: Sequence[UUID] = (),
+    now: datetime | None = None,
+) -> list[UUID]:
+    """Give up the files of workers that are gone, and say which. Their rows are for `purge_failed`.
+
+    A worker must be registered before it opens a file: one that nobody knows counts as gone.
+    """
+    parameters = {"grace_s": grace_s, "dead_workers": list(dead_workers), "now": now}
+    return [row[0] for row in connection.execute(_SQL["fail_if_abandoned"], parameters)]
+
+
+def purge_failed(connection: Connection, *, rows: int = PURGE_ROWS) -> int:
+    """Delete what files that were given up have left behind; returns the rows deleted.
+
+    The connection must be in autocommit: each delete of at most `rows` is its own transaction.
+    """
+    failed = connection.execute(_SQL["list_failed"]).fetchall()
+    return sum(purge_file(connection, file_id, source_id, rows=rows) for file_id, source_id in failed)
+
+
+def purge_file(connection: Connection, file_id: UUID, source_id: int, *, rows: int = PURGE_ROWS) -> int:
+    deleted, source_lane, ordinal = 0, -1, -1
+    while True:
+        parameters = {"source_id": source_id, "source_lane": source_lane, "ordinal": ordinal, "rows": rows}
+        last = connection.execute(_SQL["purge_templates_after"], parameters).fetchone()
+        if last is None:
+            break
+        source_lane, ordinal, count = last
+        deleted += count
+    # Once a file is failed its rows only get fewer, so "none left" stays true.
+    left = connection.execute(_SQL["has_templates"], {"source_id": source_id}).fetchone()
+    if left == (False,):
+        connection.execute(_SQL["forget_if_failed"], {"file_id": file_id})
+    return deleted
+
+
+def _connect(conninfo: str) -> Connection:
+    return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+
+
+def _fail(connection: Connection, file_id: UUID) -> None:
+    with connection.transaction():
+        # Waiting for a batch whose connection is gone, but not for the server, must end.
+        connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
+        connection.execute(_SQL["fail_if_ingesting"], {"file_id": file_id})
+
+
+@contextmanager
+def _database_errors(filename: str) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        raise PenstockError(
+            f"{filename}: the database did not take it: {_first_line(error)}; nothing was stored",
+            hint=_hint(error),
+        ) from error
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return error.diag.message_primary or (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _hint(error: psycopg.Error) -> str:
+    if isinstance(error, psycopg.errors.DiskFull):
+        return "The database's disk is full: free some space, then run the command again."
+    if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
+        return "The database has no Penstock schema yet: run 'penstock db migrate'."
+    if isinstance(error, psycopg.OperationalError):
+        return "Check that the database is up and reachable, then run the command again."
+    return "Run the command again; if it fails the same way, the database's log says more."

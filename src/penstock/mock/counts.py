@@ -1,0 +1,150 @@
+"""What the mock saw: totals, and how often each key was called."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import msgspec
+
+MAX_KEYS = 2_000_000
+MAX_MODELS = 1_000
+OTHER = "(other)"
+DROPPED = "dropped"
+HUNG = "hung"
+
+# A key's calls are one integer, a field of bits per outcome, so that a million keys cost little more than
+# their names: a key answered once is the small integer 1, which Python keeps only once.
+_FIELDS = ("200", "500", DROPPED, HUNG, "400", "429", "503", "401", "402")
+_FIELD_BITS = 40
+_MASK = (1 << _FIELD_BITS) - 1
+_ONE = {name: 1 << (_FIELD_BITS * at) for at, name in enumerate(_FIELDS)}
+_ADMITTED = ("200", "500", DROPPED, HUNG)
+_ADMITTED_MASK = (1 << (_FIELD_BITS * len(_ADMITTED))) - 1
+
+
+class KeyCalls(msgspec.Struct, frozen=True):
+    """The calls of one key. `seq` is the order in which keys were first seen, from 1."""
+
+    seq: int
+    key: str
+    calls: int
+    statuses: dict[str, int]
+
+
+class CallPage(msgspec.Struct, frozen=True):
+    data: list[KeyCalls]
+    last: int
+    """Pass it as `after` to get the next page."""
+    has_more: bool
+    object: str = "list"
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Totals since the start or the last reset."""
+
+    calls: int
+    by_status: dict[str, int]
+    by_path: dict[str, int]
+    by_model: dict[str, int]
+    in_flight: int
+    waiting: int
+    max_in_flight: int
+    max_waiting: int
+    abandoned: int
+    keys: int
+    max_calls_per_key: int
+    untracked_calls: int
+    bytes_in: int
+    bytes_out: int
+    connections: int
+    elapsed_s: float
+
+
+class Counts:
+    """Totals are counted as answers leave; a key's call is counted when its fate is decided."""
+
+    __slots__ = (
+        "_keys",
+        "_max_keys",
+        "_packed",
+        "_track",
+        "abandoned",
+        "by_model",
+        "by_path",
+        "by_status",
+        "bytes_in",
+        "bytes_out",
+        "calls",
+        "connections",
+        "max_calls_per_key",
+        "served",
+        "started_at",
+        "untracked_calls",
+    )
+
+    def __init__(self, *, track: bool = True, max_keys: int = MAX_KEYS) -> None:
+        self._track = track
+        self._max_keys = max_keys
+        self._packed: dict[str, int] = {}
+        self._keys: list[str] = []
+        self.by_status: Counter[str] = Counter()
+        self.by_path: Counter[str] = Counter()
+        self.by_model: Counter[str] = Counter()
+        self.calls = self.served = self.abandoned = self.untracked_calls = 0
+        self.bytes_in = self.bytes_out = self.connections = 0
+        self.max_calls_per_key = 0
+        self.started_at = time.monotonic()
+
+    def arrived(self, path: str, model: str) -> None:
+        self.calls += 1
+        self.by_path[path] += 1
+        self.by_model[model if model in self.by_model or len(self.by_model) < MAX_MODELS else OTHER] += 1
+
+    def next_attempt(self, key: str) -> int:
+        """1 for a key's first admitted call. Calls refused at the door (401, 429, 503) do not count."""
+        packed = self._packed.get(key)
+        if packed is not None:
+            return _total(packed & _ADMITTED_MASK) + 1
+        # Without a record the arrival number stands in: still seeded, but no longer free of the order.
+        return 1 if self._track and len(self._packed) < self._max_keys else self.calls
+
+    def decided(self, key: str, status: str) -> None:
+        packed = self._packed.get(key)
+        if packed is None:
+            if not self._track or len(self._packed) >= self._max_keys:
+                self.untracked_calls += 1
+                return
+            self._keys.append(key)
+            self._packed[key] = _ONE[status]
+            self.max_calls_per_key = self.max_calls_per_key or 1
+            return
+        self._packed[key] = packed = packed + _ONE[status]
+        self.max_calls_per_key = max(self.max_calls_per_key, _total(packed))
+
+    @property
+    def keys(self) -> int:
+        return len(self._keys)
+
+    def page(self, after: int, limit: int) -> CallPage:
+        data = [self._record(seq) for seq in range(after + 1, min(after + limit, self.keys) + 1)]
+        last = data[-1].seq if data else after
+        return CallPage(data, last, has_more=last < self.keys)
+
+    def _record(self, seq: int) -> KeyCalls:
+        key = self._keys[seq - 1]
+        statuses = _unpack(self._packed[key])
+        return KeyCalls(seq, key, sum(statuses.values()), statuses)
+
+
+def _unpack(packed: int) -> dict[str, int]:
+    pairs = ((name, packed >> (_FIELD_BITS * at) & _MASK) for at, name in enumerate(_FIELDS))
+    return {name: count for name, count in pairs if count}
+
+
+def _total(packed: int) -> int:
+    total = 0
+    while packed:
+        total += packed & _MASK
+        packed >>= _FIELD_BITS
+    return total

@@ -1,0 +1,1 @@
+"""Recording what became of leased work: the coalescing buffer and the fenced write."""

@@ -1,0 +1,112 @@
+-- name: settle_if_leased
+-- Records what became of leased ordinals, in one statement: outcomes, deferrals, history, counters, the lease.
+-- Only ordinals that a lease of this worker still holds are written; the others were fenced and change nothing.
+-- Counters come from the rows actually written. Leases are locked in id order, so two settles cannot deadlock, and
+-- rows are addressed by id = ANY(...), which stays an index probe however many dead versions surround them.
+WITH held AS MATERIALIZED (
+  SELECT id, lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims
+    FROM penstock.leases
+   WHERE id = ANY (%(leases)b::int8[]) AND worker_id = %(worker)b::uuid
+   ORDER BY id
+     FOR UPDATE
+),
+final AS MATERIALIZED (
+  SELECT h.lane_id, h.attempt AS attempts, f.*
+    FROM unnest(%(f_lease)b::int8[], %(f_ordinal)b::int4[], %(f_line)b::int4[], %(f_state)b::text[],
+                %(f_status)b::int4[], %(f_custom_id)b::text[], %(f_request_id)b::text[], %(f_error_code)b::text[],
+                %(f_error_message)b::text[], %(f_duration_ms)b::int4[], %(f_response)b::bytea[])
+         AS f (lease_id, ordinal, line, state, status_code, custom_id, request_id, error_code, error_message,
+               duration_ms, response)
+    JOIN held h ON h.id = f.lease_id AND h.ordinals @> f.ordinal
+),
+again AS MATERIALIZED (
+  SELECT h.lane_id, h.batch_id, h.pool, h.route, h.limited, h.attempt, h.reclaims, a.*,
+         coalesce(%(now)s::timestamptz, now()) + make_interval(secs => a.delay_s) AS due_at
+    FROM unnest(%(a_lease)b::int8[], %(a_ordinal)b::int4[], %(a_status)b::int4[], %(a_code)b::text[],
+                %(a_message)b::text[], %(a_delay_s)b::float8[], %(a_counted)b::bool[], %(a_duration_ms)b::int4[])
+         AS a (lease_id, ordinal, status_code, code, message, delay_s, counted, duration_ms)
+    JOIN held h ON h.id = a.lease_id AND h.ordinals @> a.ordinal
+),
+back AS MATERIALIZED (
+  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.pool, h.route, h.limited, h.attempt, h.reclaims,
+         h.ordinals * b.ordinals AS ordinals
+    FROM unnest(%(b_lease)b::int8[], %(b_ordinals)s::int4multirange[]) AS b (lease_id, ordinals)
+    JOIN held h ON h.id = b.lease_id AND h.ordinals && b.ordinals
+),
+written AS (
+  INSERT INTO penstock.outcomes
+    (lane_id, ordinal, line, state, status_code, attempts, lease_id, finished_at, custom_id, request_id,
+     error_code, error_message, response)
+  SELECT lane_id, ordinal, line, state::penstock.outcome_state, status_code, attempts, lease_id,
+         coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
+    FROM final
+  RETURNING lane_id, state
+),
+deferred AS (
+  INSERT INTO penstock.deferrals
+    (lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims, reason, due_at)
+  SELECT lane_id, batch_id, pool, route, limited, int4multirange(int4range(ordinal, ordinal + 1)),
+         attempt + counted::int4, reclaims, 'retry', due_at
+    FROM again
+  UNION ALL
+  SELECT lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims, 'given_back',
+         coalesce(%(now)s::timestamptz, now())
+    FROM back
+  RETURNING batch_id, reason
+),
+noted AS (
+  INSERT INTO penstock.attempts
+    (lane_id, ordinal, attempt, lease_id, worker_id, ended_at, duration_ms, counted, status_code, error_code,
+     error_message, not_before)
+  SELECT lane_id, ordinal, attempt, lease_id, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()), duration_ms,
+         counted, status_code, code, message, due_at
+    FROM again
+  UNION ALL
+  SELECT lane_id, ordinal, attempts, lease_id, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()), duration_ms,
+         true, status_code, coalesce(error_code, state), coalesce(error_message, ''), NULL
+    FROM final
+   WHERE state <> 'completed'
+),
+remaining AS MATERIALIZED (
+  SELECT h.id, h.ordinals - g.ordinals AS ordinals
+    FROM unnest(%(leases)b::int8[], %(gone)s::int4multirange[]) AS g (lease_id, ordinals)
+    JOIN held h ON h.id = g.lease_id
+),
+shrunk AS (
+  UPDATE penstock.leases l
+     SET ordinals = r.ordinals, progressed_at = coalesce(%(now)s::timestamptz, now())
+    FROM remaining r
+   WHERE l.id = r.id
+     AND l.id = ANY (ARRAY(SELECT id FROM remaining WHERE NOT isempty(ordinals)))
+),
+ended AS (
+  DELETE FROM penstock.leases
+   WHERE id = ANY (ARRAY(SELECT id FROM remaining WHERE isempty(ordinals)))
+),
+freed AS (
+  UPDATE penstock.lanes l
+     SET busy = l.busy - n.count
+    FROM (SELECT w.lane_id, count(*)::int4
+            FROM written w
+           WHERE w.lane_id = ANY (ARRAY(SELECT lane_id FROM held WHERE limited))
+           GROUP BY w.lane_id) AS n
+   WHERE l.id = n.lane_id
+     AND l.id = ANY (ARRAY(SELECT lane_id FROM held WHERE limited))
+),
+batch_of AS MATERIALIZED (
+  SELECT DISTINCT lane_id, batch_id FROM held
+),
+counted AS (
+  INSERT INTO penstock.progress (batch_id, completed, failed, not_found, skipped, retried)
+  SELECT batch_id,
+         count(*) FILTER (WHERE what = 'completed'), count(*) FILTER (WHERE what = 'failed'),
+         count(*) FILTER (WHERE what = 'not_found'), count(*) FILTER (WHERE what = 'skipped'),
+         count(*) FILTER (WHERE what = 'retry')
+    FROM (SELECT b.batch_id, w.state::text AS what FROM written w JOIN batch_of b USING (lane_id)
+          UNION ALL
+          SELECT batch_id, 'retry' FROM deferred WHERE reason = 'retry') AS moved
+   GROUP BY batch_id
+)
+SELECT (SELECT count(*) FROM written)::int4 AS outcomes,
+       (SELECT count(*) FROM again)::int4 AS retries,
+       (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back

@@ -1,0 +1,121 @@
+"""The fenced write: what became of leased items, in one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from penstock.db import sql
+from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
+from penstock.db.pool import Connection, Now
+from penstock.model import Again, Item, Lease, Outcome
+
+_SQL = sql.load("penstock.settle", "settle.sql")
+
+
+@dataclass(slots=True)
+class Changes:
+    """Rows for one settle: decided items, items to run again, ordinals given back untouched."""
+
+    outcomes: list[tuple[int, int, int, str, Outcome]] = field(default_factory=list)
+    """(lease, ordinal, line, custom_id, outcome)"""
+    agains: list[tuple[int, int, Again]] = field(default_factory=list)
+    backs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Ordinal ranges by lease."""
+
+    def decide(self, item: Item, verdict: Outcome | Again) -> None:
+        if isinstance(verdict, Outcome):
+            self.outcomes.append((item.lease.id, item.ordinal, item.line, item.custom_id, verdict))
+        else:
+            self.agains.append((item.lease.id, item.ordinal, verdict))
+
+    def give_back(self, lease: Lease, ranges: Iterable[tuple[int, int]]) -> None:
+        self.backs.setdefault(lease.id, []).extend(ranges)
+
+    def __len__(self) -> int:
+        return len(self.outcomes) + len(self.agains) + sum(len(ranges) for ranges in self.backs.values())
+
+    def ordinals(self) -> int:
+        """How many ordinals this settles."""
+        back = sum(stop - start for ranges in self.backs.values() for start, stop in ranges)
+        return len(self.outcomes) + len(self.agains) + back
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What one settle really wrote."""
+
+    outcomes: int
+    retries: int
+    given_back: int
+    fenced: int
+    """Ordinals whose lease was no longer this worker's: refused, nothing changed."""
+
+
+async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, now: Now = None) -> Settled:
+    """Write the changes of ordinals still leased to this worker; refuse the others."""
+    cursor = await connection.execute(_SQL["settle_if_leased"], _parameters(worker_id, changes, now))
+    row = await cursor.fetchone()
+    if row is None:
+        raise AssertionError("settle_if_leased always answers one row")
+    outcomes, retries, given_back = row
+    fenced = changes.ordinals() - outcomes - retries - given_back
+    return Settled(outcomes, retries, given_back, fenced)
+
+
+def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object]:
+    gone = _gone(changes)
+    finals = changes.outcomes
+    decided = [row[4] for row in finals]
+    agains = [row[2] for row in changes.agains]
+    return {
+        "worker": worker_id,
+        "now": now,
+        "leases": Int8Array(list(gone)),
+        "gone": [as_multirange(ranges) for ranges in gone.values()],
+        "f_lease": Int8Array([row[0] for row in finals]),
+        "f_ordinal": Int4Array([row[1] for row in finals]),
+        "f_line": Int4Array([row[2] for row in finals]),
+        "f_custom_id": TextArray([row[3] for row in finals]),
+        "f_state": TextArray([outcome.state for outcome in decided]),
+        "f_status": Int4Array([outcome.status_code for outcome in decided]),
+        "f_request_id": TextArray([outcome.request_id for outcome in decided]),
+        "f_error_code": TextArray([outcome.error_code for outcome in decided]),
+        "f_error_message": TextArray([outcome.error_message for outcome in decided]),
+        "f_duration_ms": Int4Array([outcome.duration_ms for outcome in decided]),
+        "f_response": ByteaArray([outcome.body for outcome in decided]),
+        "a_lease": Int8Array([row[0] for row in changes.agains]),
+        "a_ordinal": Int4Array([row[1] for row in changes.agains]),
+        "a_status": Int4Array([again.status_code for again in agains]),
+        "a_code": TextArray([again.error_code for again in agains]),
+        "a_message": TextArray([again.error_message for again in agains]),
+        "a_delay_s": Float8Array([again.delay_s for again in agains]),
+        "a_counted": BoolArray([again.counts for again in agains]),
+        "a_duration_ms": Int4Array([again.duration_ms for again in agains]),
+        "b_lease": Int8Array(list(changes.backs)),
+        "b_ordinals": [as_multirange(ranges) for ranges in changes.backs.values()],
+    }
+
+
+def _gone(changes: Changes) -> dict[int, list[tuple[int, int]]]:
+    """Everything that leaves each lease, by lease in ascending id."""
+    gone: dict[int, list[tuple[int, int]]] = {}
+    for row in changes.outcomes:
+        gone.setdefault(row[0], []).append((row[1], row[1] + 1))
+    for again_row in changes.agains:
+        gone.setdefault(again_row[0], []).append((again_row[1], again_row[1] + 1))
+    for lease_id, ranges in changes.backs.items():
+        gone.setdefault(lease_id, []).extend(ranges)
+    return dict(sorted(gone.items()))
+
+
+def as_multirange(ranges: Sequence[tuple[int, int]]) -> str:
+    """The int4multirange literal of some ordinal ranges, neighbours joined."""
+    joined: list[list[int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(stop, joined[-1][1])
+        else:
+            joined.append([start, stop])
+    return "{" + ",".join(f"[{start},{stop})" for start, stop in joined) + "}"

@@ -1,0 +1,1 @@
+"""Batches: create, status, pause, resume, cancel, finish."""

@@ -1,0 +1,366 @@
+"""The engine's SQL against a plain dict: any sequence of moves, time included, must agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.support.engine import make_batch
+
+from penstock.claim import claim as claims
+from penstock.claim import liveness
+from penstock.db import arrays
+from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
+from penstock.settle.write import Changes, settle
+from penstock.work import batches
+
+GRACE_S = 30.0
+POOL = "test"
+ROUTES = ["model-0", "model-1"]
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class Lane:
+    batch: UUID
+    route: str
+    width: int | None
+    state: dict[int, tuple[Any, ...]]
+    """By ordinal: ('pending',), ('leased', lease, attempt), ('deferred', due, attempt),
+    ('settled', state, answer), or ('dropped',) with its cancelled batch."""
+
+    def having(self, word: str) -> list[int]:
+        return [ordinal for ordinal, state in self.state.items() if state[0] == word]
+
+
+@dataclass
+class Model:
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    states: dict[UUID, BatchState] = field(default_factory=dict)
+    frozen: dict[UUID, int] = field(default_factory=dict)
+    leases: dict[int, tuple[Lease, UUID]] = field(default_factory=dict)
+    live: set[int] = field(default_factory=set)
+    heartbeats: dict[UUID, datetime] = field(default_factory=dict)
+    settled_seen: dict[UUID, int] = field(default_factory=dict)
+
+    def claimable(self, route: str, now: datetime) -> tuple[int, int]:
+        """How many ordinals of a route could be claimed: due again, and beyond the cursor."""
+        due = fresh = 0
+        for lane in self.lanes.values():
+            if lane.route != route or self.states[lane.batch] is not BatchState.IN_PROGRESS:
+                continue
+            due += sum(1 for state in lane.state.values() if state[0] == "deferred" and state[1] <= now)
+            room = len(lane.having("pending"))
+            if lane.width is not None:
+                busy = len(lane.having("leased")) + len(lane.having("deferred"))
+                room = min(room, lane.width - busy)
+            fresh += room
+        return due, fresh
+
+
+class EngineMachine(RuleBasedStateMachine):
+    conninfo: ClassVar[str]
+
+    leases: Bundle[int] = Bundle("leases")
+    workers: Bundle[UUID] = Bundle("workers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.db = self.wait(psycopg.AsyncConnection.connect(self.conninfo, autocommit=True))
+        arrays.register(self.db)
+        self.model = Model()
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+        self.wait(
+            self.db.execute(
+                "TRUNCATE penstock.files, penstock.file_lanes, penstock.templates, penstock.batches,"
+                " penstock.lanes, penstock.leases, penstock.deferrals, penstock.outcomes, penstock.attempts,"
+                " penstock.progress, penstock.workers, penstock.gates"
+            )
+        )
+
+    def teardown(self) -> None:
+        self.wait(self.db.close())
+        self.runner.close()
+
+    def wait(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return self.runner.run(coroutine)
+
+    # -- moves
+
+    @initialize(target=workers)
+    def first_workers(self) -> Any:
+        return multiple(self.announce(), self.announce())
+
+    @rule(target=workers)
+    def register(self) -> UUID:
+        return self.announce()
+
+    def announce(self) -> UUID:
+        worker = uuid4()
+        self.wait(liveness.register(self.db, worker, POOL, now=self.now))
+        self.model.heartbeats[worker] = self.now
+        return worker
+
+    @rule(
+        totals=st.lists(st.integers(1, 12), min_size=1, max_size=2),
+        width=st.one_of(st.none(), st.integers(1, 3)),
+    )
+    def create(self, totals: list[int], width: int | None) -> None:
+        batch = self.wait(make_batch(self.db, totals, pool=POOL, width=width, now=self.now))
+        self.model.states[batch] = BatchState.IN_PROGRESS
+        for lane_id, route, total in self.rows(
+            "SELECT id, route, total FROM penstock.lanes WHERE batch_id = %s", [batch]
+        ):
+            pending = dict.fromkeys(range(total), ("pending",))
+            self.model.lanes[lane_id] = Lane(batch, route, width, dict(pending))
+
+    @rule(
+        target=leases, worker=workers, want=st.integers(1, 8), routes=st.sets(st.sampled_from(ROUTES), min_size=1)
+    )
+    def claim(self, worker: UUID, want: int, routes: set[str]) -> Any:
+        expected = {route: min(want, sum(self.model.claimable(route, self.now))) for route in routes}
+        found = self.wait(
+            claims.claim(
+                self.db,
+                pool=POOL,
+                wants=dict.fromkeys(routes, want),
+                worker_id=worker,
+                taper_floor=99,
+                now=self.now,
+            )
+        )
+        taken = dict.fromkeys(routes, 0)
+        for lease in found:
+            lane = self.model.lanes[lease.lane_id]
+            assert self.model.states[lane.batch] is BatchState.IN_PROGRESS
+            assert lease.id not in self.model.leases
+            self.model.leases[lease.id] = (lease, worker)
+            self.model.live.add(lease.id)
+            for ordinal in claims.first_ordinals(lease.ranges, 10_000):
+                before = lane.state[ordinal]
+                assert before == ("pending",) or (before[0] == "deferred" and before[1] <= self.now)
+                assert lease.attempt == (1 if before == ("pending",) else before[2])
+                lane.state[ordinal] = ("leased", lease.id, lease.attempt)
+                taken[lease.route] += 1
+        assert taken == expected
+        return multiple(*(lease.id for lease in found))
+
+    @rule(lease=leases, data=st.data(), as_worker=st.one_of(st.none(), workers))
+    def settle(self, lease: int, data: st.DataObject, as_worker: UUID | None) -> None:
+        """Settle some ordinals of any lease ever given, dead ones and other workers' included."""
+        held, worker = self.model.leases[lease]
+        every = claims.first_ordinals(held.ranges, 10_000)
+        chosen = data.draw(st.lists(st.sampled_from(every), min_size=1, unique=True), label="ordinals")
+        verdicts = {
+            ordinal: data.draw(
+                st.sampled_from(["completed", "failed", "not_found", "skipped", "retry", "throttled"])
+            )
+            for ordinal in chosen
+        }
+        changes = Changes()
+        for ordinal, verdict in verdicts.items():
+            if verdict in ("retry", "throttled"):
+                changes.agains.append((lease, ordinal, Again(verdict, "m", 10.0, verdict == "retry")))
+            else:
+                body = f'"{lease}"'.encode()
+                changes.outcomes.append((lease, ordinal, 1, "c", Outcome(OutcomeState(verdict), body, 200)))
+        who = as_worker or worker
+        settled = self.wait(settle(self.db, who, changes, now=self.now))
+        accepted = [o for o in chosen if who == worker and self.holds(held, o)]
+        assert settled.outcomes + settled.retries == len(accepted)
+        assert settled.fenced == len(chosen) - len(accepted)
+        lane = self.model.lanes[held.lane_id]
+        for ordinal in accepted:
+            verdict = verdicts[ordinal]
+            if verdict in ("retry", "throttled"):
+                due = self.now + timedelta(seconds=10)
+                lane.state[ordinal] = ("deferred", due, held.attempt + (verdict == "retry"))
+            else:
+                lane.state[ordinal] = ("settled", verdict, f'"{lease}"'.encode())
+
+    @rule(lease=leases, data=st.data())
+    def give_back(self, lease: int, data: st.DataObject) -> None:
+        held, worker = self.model.leases[lease]
+        every = claims.first_ordinals(held.ranges, 10_000)
+        chosen = data.draw(st.lists(st.sampled_from(every), min_size=1, unique=True), label="ordinals")
+        changes = Changes()
+        changes.give_back(held, [(ordinal, ordinal + 1) for ordinal in chosen])
+        settled = self.wait(settle(self.db, worker, changes, now=self.now))
+        accepted = [ordinal for ordinal in chosen if self.holds(held, ordinal)]
+        assert settled.given_back == len(accepted)
+        for ordinal in accepted:
+            self.model.lanes[held.lane_id].state[ordinal] = ("deferred", self.now, held.attempt)
+
+    @rule(seconds=st.sampled_from([1, 9, 11, 31]))
+    def time_passes(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    @rule(worker=workers)
+    def heartbeat(self, worker: UUID) -> None:
+        known = self.wait(liveness.heartbeat(self.db, worker, now=self.now))
+        assert known == (worker in self.model.heartbeats)
+        if known:
+            self.model.heartbeats[worker] = self.now
+
+    @rule()
+    def reclaim(self) -> None:
+        self.wait(liveness.reclaim(self.db, grace_s=GRACE_S, now=self.now))
+        limit = self.now - timedelta(seconds=GRACE_S)
+        for worker, seen in list(self.model.heartbeats.items()):
+            if seen <= limit:
+                del self.model.heartbeats[worker]
+        for lease_id in list(self.model.live):
+            held, worker = self.model.leases[lease_id]
+            if worker not in self.model.heartbeats:
+                self.model.live.discard(lease_id)
+                lane = self.model.lanes[held.lane_id]
+                for ordinal, state in lane.state.items():
+                    if state[:2] == ("leased", lease_id):
+                        lane.state[ordinal] = ("deferred", self.now, held.attempt)
+
+    @precondition(lambda self: self.model.states)
+    @rule(data=st.data(), move=st.sampled_from(["pause", "resume", "cancel", "finish", "tidy"]))
+    def steer(self, data: st.DataObject, move: str) -> None:
+        batch = data.draw(st.sampled_from(list(self.model.states)), label="batch")
+        before = self.model.states[batch]
+        getattr(self, f"_{move}")(batch, before)
+
+    def _pause(self, batch: UUID, before: BatchState) -> None:
+        moved = self.wait(batches.pause(self.db, batch, now=self.now))
+        assert moved == (before is BatchState.IN_PROGRESS)
+        if moved:
+            self.model.states[batch] = BatchState.PAUSED
+
+    def _resume(self, batch: UUID, before: BatchState) -> None:
+        moved = self.wait(batches.resume(self.db, batch, now=self.now))
+        assert moved == (before is BatchState.PAUSED)
+        if moved:
+            self.model.states[batch] = BatchState.IN_PROGRESS
+
+    def _cancel(self, batch: UUID, before: BatchState) -> None:
+        moved = self.wait(batches.cancel(self.db, batch, now=self.now))
+        assert moved == (before in (BatchState.IN_PROGRESS, BatchState.PAUSED))
+        if moved:
+            self.model.states[batch] = BatchState.CANCELLING
+
+    def _finish(self, batch: UUID, before: BatchState) -> None:
+        lanes = [lane for lane in self.model.lanes.values() if lane.batch == batch]
+        settled = sum(len(lane.having("settled")) for lane in lanes)
+        whole = settled == sum(len(lane.state) for lane in lanes)
+        drained = before is BatchState.CANCELLING and not any(lane.having("leased") for lane in lanes)
+        moved = self.wait(batches.finish(self.db, batch, now=self.now))
+        assert moved == (not before.terminal and (whole or drained))
+        if moved:
+            self.model.states[batch] = BatchState.COMPLETED if whole else BatchState.CANCELLED
+            for lane in lanes:
+                for ordinal in lane.having("deferred"):
+                    lane.state[ordinal] = ("dropped",)
+
+    def _tidy(self, batch: UUID, before: BatchState) -> None:
+        self.wait(batches.tidy(self.db, batch))
+        assert self.wait(batches.read_status(self.db, batch)).state is before
+
+    # -- what must hold after every move
+
+    @invariant()
+    def every_ordinal_is_in_one_place(self) -> None:
+        for lane_id, lane in self.model.lanes.items():
+            ((next_, total, busy),) = self.rows(
+                "SELECT next, total, busy FROM penstock.lanes WHERE id = %s", [lane_id]
+            )
+            places = [
+                ("leased", self.spread("leases", lane_id)),
+                ("deferred", self.spread("deferrals", lane_id)),
+                (
+                    "settled",
+                    [
+                        o
+                        for (o,) in self.rows(
+                            "SELECT ordinal FROM penstock.outcomes WHERE lane_id = %s", [lane_id]
+                        )
+                    ],
+                ),
+                ("pending", list(range(next_, total))),
+            ]
+            for word, ordinals in places:
+                assert sorted(ordinals) == sorted(lane.having(word)), (word, lane_id)
+            if lane.width is not None and self.model.states[lane.batch] is not BatchState.CANCELLED:
+                assert busy == len(lane.having("leased")) + len(lane.having("deferred")) <= lane.width
+
+    @invariant()
+    def outcomes_never_change(self) -> None:
+        for lane_id, ordinal, state, response in self.rows(
+            "SELECT lane_id, ordinal, state::text, response FROM penstock.outcomes"
+        ):
+            assert self.model.lanes[lane_id].state[ordinal] == ("settled", state, bytes(response))
+
+    @invariant()
+    def figures_add_up(self) -> None:
+        for batch, state in self.model.states.items():
+            status = self.wait(batches.read_status(self.db, batch))
+            counts = status.counts
+            lanes = [lane for lane in self.model.lanes.values() if lane.batch == batch]
+            assert status.state is state
+            assert counts.settled == sum(len(lane.having("settled")) for lane in lanes)
+            assert counts.in_flight == sum(len(lane.having("leased")) for lane in lanes)
+            assert counts.settled + counts.in_flight + counts.pending + counts.cancelled == counts.total
+            assert min(counts.pending, counts.cancelled) == 0
+            assert counts.settled >= self.model.settled_seen.get(batch, 0)
+            self.model.settled_seen[batch] = counts.settled
+
+    @invariant()
+    def a_lane_of_width_one_is_in_order(self) -> None:
+        for lane in self.model.lanes.values():
+            if lane.width == 1:
+                started = [o for o, state in lane.state.items() if state[0] in ("leased", "deferred", "dropped")]
+                assert all(lane.state[earlier][0] == "settled" for o in started for earlier in range(o))
+
+    def holds(self, lease: Lease, ordinal: int) -> bool:
+        return self.model.lanes[lease.lane_id].state[ordinal][:2] == ("leased", lease.id)
+
+    def spread(self, table: str, lane_id: int) -> list[int]:
+        return [
+            ordinal
+            for (ordinal,) in self.rows(
+                f"SELECT generate_series(lower(r), upper(r) - 1) FROM penstock.{table}, unnest(ordinals) r"
+                " WHERE lane_id = %s",
+                [lane_id],
+            )
+        ]
+
+    def rows(self, query: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        async def fetch() -> list[tuple[Any, ...]]:
+            return await (await self.db.execute(query.encode(), parameters)).fetchall()
+
+        return self.wait(fetch())
+
+
+@pytest.mark.slow
+def test_engine_agrees_with_the_model(database: str) -> None:
+    EngineMachine.conninfo = database
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,46 @@
+"""Files and batches made straight in SQL, for tests of the engine that do not care about intake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID, uuid4
+
+from penstock.db.pool import Connection, Now
+from penstock.work import batches
+
+
+async def make_file(
+    connection: Connection, totals: Sequence[int], *, body: bytes = b"{}", now: Now = None
+) -> UUID:
+    """A sealed file with one lane per entry of `totals`, lines interleaved as they would be in a file."""
+    file_id = uuid4()
+    cursor = await connection.execute(
+        "INSERT INTO penstock.files (id, owner, filename, worker_id, created_at, lines, state, sealed_at)"
+        " VALUES (%s, 'local', 'made.jsonl', %s, coalesce(%s, now()), %s, 'ready', now()) RETURNING source_id",
+        [file_id, uuid4(), now, sum(totals)],
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    for lane, total in enumerate(totals):
+        await connection.execute(
+            "INSERT INTO penstock.file_lanes VALUES (%s, %s, %s, '/v1/chat/completions', %s)",
+            [row[0], lane, f"model-{lane}", total],
+        )
+        await connection.execute(
+            "INSERT INTO penstock.templates (source_id, source_lane, ordinal, line, custom_id, body)"
+            " SELECT %(s)s, %(l)s, n, n * %(k)s + %(l)s + 1, %(l)s || '-' || n, %(b)s"
+            "   FROM generate_series(0, %(n)s - 1) AS n",
+            {"s": row[0], "l": lane, "n": total, "k": len(totals), "b": body},
+        )
+    return file_id
+
+
+async def make_batch(
+    connection: Connection, totals: Sequence[int], *, pool: str = "test", width: int | None = None, now: Now = None
+) -> UUID:
+    """A batch over a file of its own; with a width, its lanes let so many items run at a time."""
+    file_id = await make_file(connection, totals, now=now)
+    batch_id = await batches.create_batch(connection, file_id=file_id, owner="local", pool=pool, now=now)
+    if width is not None:
+        await connection.execute("UPDATE penstock.lanes SET width = %s WHERE batch_id = %s", [width, batch_id])
+    return batch_id

@@ -1,0 +1,256 @@
+"""An upstream that misbehaves in every way we know, on real sockets.
+
+Paths without a script of their own are answered properly, so that a test can watch a neighbour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+GOOD_BODY = b'{"id": "ok",  "n": 1.0}'
+
+
+@dataclass(slots=True)
+class Received:
+    """One request as it came over the wire; header names in lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+
+
+@dataclass(slots=True)
+class Exchange:
+    request: Received
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0)  # a client that keeps up would leave the loop to this script alone
+
+    def reset(self) -> None:
+        """Close with RST, not FIN."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def client_leaves(self) -> None:
+        """Until the other side closes."""
+        with suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+
+Script = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass
+class Upstream:
+    """A server on loopback. `scripts` maps paths to what happens there."""
+
+    scripts: Mapping[str, Script] = field(default_factory=dict)
+    received: list[Received] = field(default_factory=list)
+    connections: int = 0
+    open_connections: int = 0
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=2048)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._tasks: set[asyncio.Task[None]] = set()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def until(self, condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+        async with asyncio.timeout(deadline_s), self.changed:
+            await self.changed.wait_for(condition)
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: one that the streams module starts reports its cancellation as an error.
+        task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open_connections += 1
+        number = self.connections
+        try:
+            while (request := await _read_request(reader, number)) is not None:
+                self.received.append(request)
+                await self._notify()
+                script = self.scripts.get(request.path, good)
+                await script(Exchange(request, reader, writer))
+                if writer.is_closing():
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.open_connections -= 1
+            writer.close()
+            with suppress(Exception):
+                await self._notify()
+
+
+async def _read_request(reader: asyncio.StreamReader, connection: int) -> Received | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    start, *lines = head.decode("latin-1").rstrip().split("\r\n")
+    method, path, _ = start.split(" ")
+    pairs = (line.split(":", 1) for line in lines)
+    headers = {name.lower(): value.strip() for name, value in pairs}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Received(method, path, headers, body, connection)
+
+
+def message(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    lines = [f"HTTP/1.1 {status} Whatever", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def answer(status: int, body: bytes = GOOD_BODY, headers: Mapping[str, str] | None = None) -> Script:
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(message(status, body, headers))
+
+    return script
+
+
+async def good(exchange: Exchange) -> None:
+    await exchange.send(message(200, GOOD_BODY, {"x-request-id": "req_1"}))
+
+
+async def silence(exchange: Exchange) -> None:
+    await exchange.client_leaves()
+    exchange.writer.close()
+
+
+def drip(head: bytes, tail: bytes, pause_s: float) -> Script:
+    """The head at once, the tail byte by byte."""
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(head)
+        for byte in tail:
+            await exchange.send(bytes([byte]))
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
+def drip_head(pause_s: float) -> Script:
+    return drip(b"HTTP/1.1 200 OK\r\n", b"X-Slow: " + b"y" * 10_000, pause_s)
+
+
+def drip_body(pause_s: float) -> Script:
+    return drip(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n", b" " * 10_000, pause_s)
+
+
+async def silence_mid_body(exchange: Exchange) -> None:
+    await exchange.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"half": ')
+    await exchange.client_leaves()
+    exchange.writer.close()
+
+
+async def reset_mid_body(exchange: Exchange) -> None:
+    await exchange.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"half": ')
+    exchange.reset()
+
+
+async def reset_before_answer(exchange: Exchange) -> None:
+    exchange.reset()
+
+
+async def close_before_answer(exchange: Exchange) -> None:
+    exchange.writer.close()
+
+
+async def shorter_than_promised(exchange: Exchange) -> None:
+    await exchange.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"half": 1}')
+    exchange.writer.close()
+
+
+async def longer_than_promised(exchange: Exchange) -> None:
+    await exchange.send(message(200, b"{}") + b'{"surplus": true}')
+
+
+async def endless_chunks(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+    while True:
+        await exchange.send(chunk)
+
+
+async def dust(exchange: Exchange) -> None:
+    """Endless, in chunks of one byte."""
+    await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        await exchange.send(b"1\r\n \r\n" * 1000)
+
+
+async def bad_chunk_size(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+
+
+def gzip_bomb(plain_mib: int) -> Script:
+    packer = zlib.compressobj(1, wbits=31)
+    packed = b"".join(packer.compress(bytes(1024 * 1024)) for _ in range(plain_mib)) + packer.flush()
+    return answer(200, packed, {"Content-Encoding": "gzip"})
+
+
+async def false_gzip(exchange: Exchange) -> None:
+    await exchange.send(message(200, b"this is not gzip", {"Content-Encoding": "gzip"}))
+
+
+async def flood_of_1xx(exchange: Exchange) -> None:
+    while True:
+        await exchange.send(b"HTTP/1.1 102 Processing\r\n\r\n" * 100)
+
+
+async def garbage_status_line(exchange: Exchange) -> None:
+    await exchange.send(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+    exchange.writer.close()
+
+
+async def huge_head(exchange: Exchange) -> None:
+    """10 MB of headers."""
+    await exchange.send(b"HTTP/1.1 200 OK\r\n")
+    await exchange.send(*(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(10_000)))
+    await exchange.send(b"Content-Length: 2\r\n\r\n{}")
+
+
+async def switch_protocols(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n")
+
+
+async def header_not_text(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 200 OK\r\nX-Request-Id: \xff\xfe\r\nContent-Length: 2\r\n\r\n{}")
