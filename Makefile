@@ -23,4 +23,30 @@ $(READY): requirements.lock pyproject.toml
 lock: ## refresh requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev pyproject.toml -o requirements.lock --python-version 3.11
 
-.PHONY: help setup lock
+demo: setup ## run 2,000 requests against a mock upstream and look at the result
+	@$(BIN)/python examples/demo.py
+
+test: setup ## check, then run every test on PostgreSQL 18 and 15
+	@scripts/system-packages
+	@$(MAKE) --no-print-directory check
+	@$(BIN)/python -m pytest
+
+check: setup ## lint, format and types
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
+	@$(BIN)/mypy
+
+format: setup ## format the source
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+bench: setup ## measure against peers and against bare PostgreSQL, side by side
+	@$(BIN)/python -m bench
+
+docs: setup ## write the pages that are made from the source
+	@$(BIN)/python scripts/configuration_page.py
+
+clean: ## remove the environment and what the demo wrote
+	@rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help setup lock demo test check format bench docs clean

@@ -43,9 +43,7 @@ class AiohttpTransport:
         started = monotonic()
         head_came = False
         try:
-            async with self._open().request(
-                method, url, headers=headers, data=body, allow_redirects=False
-            ) as response:
+            async with self._open().request(method, url, headers=headers, data=body, allow_redirects=False) as response:
                 head_came = True
                 content = await self._read(response)
                 names = {name.lower(): value for name, value in response.headers.items()}

@@ -51,9 +51,7 @@ def main() -> None:
         print(f"peak memory, 10,000 lines: {peak_mib(conninfo, small):6.0f} MiB")
         print(f"peak memory, {chosen.lines:,} lines: {peak_mib(conninfo, large):6.0f} MiB")
         parse_s, blocks = parse(large)
-        print(
-            f"parsing alone: {chosen.lines / parse_s:10,.0f} rows/s, {parse_s / chosen.lines * 1e6:.2f} µs a line"
-        )
+        print(f"parsing alone: {chosen.lines / parse_s:10,.0f} rows/s, {parse_s / chosen.lines * 1e6:.2f} µs a line")
         pairs = [(bare_copy_s(conninfo, blocks), intake_s(conninfo, large)) for _ in range(chosen.rounds)]
     for bare_s, own_s in pairs:
         print(

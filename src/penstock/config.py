@@ -138,6 +138,7 @@ class Knob:
 
     @property
     def variable(self) -> str:
+        """Its name in the environment."""
         return f"PENSTOCK_{self.name.upper()}"
 
 
@@ -231,7 +232,13 @@ def _number(knob: Knob, value: Any, place: str) -> float:
 
 
 def _range_hint(knob: Knob) -> str:
-    return f"{knob.name} ({knob.about}) takes {knob.low:g} to {knob.high:g}; the default is {knob.default:g}."
+    span = f"{plain(knob.low)} to {plain(knob.high)}"
+    return f"{knob.name} ({knob.about}) takes {span}; the default is {plain(knob.default)}."
+
+
+def plain(number: float) -> str:
+    """A setting's number as a person writes it."""
+    return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
 
 def _nearest(name: str, known: Mapping[str, Knob]) -> str:

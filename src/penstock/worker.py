@@ -75,6 +75,7 @@ class Worker:
         self._pace = Pace(config.claim)
         self._stopping = asyncio.Event()
         self._trouble = ""
+        self._claiming: asyncio.Task[list[Lease]] | None = None
         self._unread: dict[int, tuple[Lease, list[claims.Range]]] = {}
         self._ready_bytes = 0
         self._room = asyncio.Event()
@@ -128,6 +129,8 @@ class Worker:
     async def _end(self, loops: Sequence[asyncio.Task[None]], settling: asyncio.Task[None]) -> None:
         claimer, heart, round_task = loops
         await _cancelled([claimer, round_task])
+        if self._claiming is not None:
+            await asyncio.wait([self._claiming])
         if not settling.done():
             self._give_back_unstarted()
             try:
@@ -169,17 +172,22 @@ class Worker:
             self._dispatcher.low_water = max(1, self._pace.claim_size(self._dispatcher.concurrency) // 2)
             await self._dispatcher.wait_room()
             try:
-                leases = await self._claim()
+                # Never cut short: a claim that committed unseen would lie idle until somebody reclaims it.
+                self._claiming = asyncio.create_task(self._claim(), name="one claim")
+                leases = await asyncio.shield(self._claiming)
                 for lease in leases:
                     await self._supply(lease)
+                if not leases:
+                    await self._finish_touched()
             except psycopg.Error as error:
                 _log.warning("claim failed, trying again: %s", error)
+                # Nobody would come back for bodies that could not be read, and this worker lives on.
+                self._give_back_unread(lease for lease, _ in list(self._unread.values()))
                 leases = []
                 poll_s = self._config.claim.claim_poll_s
             if leases:
                 poll_s = _FIRST_POLL_S
                 continue
-            await self._finish_touched()
             await asyncio.sleep(poll_s * random.uniform(0.75, 1))  # noqa: S311 -- jitter
             poll_s = min(2 * poll_s, self._config.claim.claim_poll_s)
 

@@ -439,9 +439,7 @@ def test_a_chunked_body_is_the_body() -> None:
         async with MockUpstream() as upstream:
             body = json.dumps(ask("in pieces")).encode()
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-            chunks = [
-                b"%x\r\n%s\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)
-            ]
+            chunks = [b"%x\r\n%s\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)]
             answer = await exchange(upstream, head + b"Transfer-Encoding: chunked\r\n\r\n", *chunks, b"0\r\n\r\n")
             assert b"echo: in pieces [%s]" % digest_of(body).encode() in answer
 
@@ -453,9 +451,7 @@ def test_a_client_that_asks_first_is_told_to_continue() -> None:
         async with MockUpstream() as upstream:
             body = json.dumps(ask("after you")).encode()
             reader, writer = await asyncio.open_connection("127.0.0.1", upstream.port)
-            head = (
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\n"
-            )
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: 100-continue\r\n"
             writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body))
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             writer.write(body)

@@ -9,9 +9,7 @@ from penstock.db.pool import Connection, Now
 from penstock.work import batches
 
 
-async def make_file(
-    connection: Connection, totals: Sequence[int], *, body: bytes = b"{}", now: Now = None
-) -> UUID:
+async def make_file(connection: Connection, totals: Sequence[int], *, body: bytes = b"{}", now: Now = None) -> UUID:
     """A sealed file with one lane per entry of `totals`, lines interleaved as they would be in a file."""
     file_id = uuid4()
     cursor = await connection.execute(
@@ -36,10 +34,16 @@ async def make_file(
 
 
 async def make_batch(
-    connection: Connection, totals: Sequence[int], *, pool: str = "test", width: int | None = None, now: Now = None
+    connection: Connection,
+    totals: Sequence[int],
+    *,
+    pool: str = "test",
+    width: int | None = None,
+    body: bytes = b"{}",
+    now: Now = None,
 ) -> UUID:
     """A batch over a file of its own; with a width, its lanes let so many items run at a time."""
-    file_id = await make_file(connection, totals, now=now)
+    file_id = await make_file(connection, totals, body=body, now=now)
     batch_id = await batches.create_batch(connection, file_id=file_id, owner="local", pool=pool, now=now)
     if width is not None:
         await connection.execute("UPDATE penstock.lanes SET width = %s WHERE batch_id = %s", [width, batch_id])

@@ -11,19 +11,34 @@ import click
 
 from penstock.cli.options import database_options, load_config
 from penstock.config import Config
-from penstock.errors import ExitCode, PenstockError
+from penstock.errors import ExitCode, PenstockError, UsageError
 
 
 @contextlib.contextmanager
 def reached(config: Config) -> Iterator[str]:
     """The conninfo of the configured database; the embedded one is started if need be."""
     if config.database_url is not None:
-        yield config.database_url
+        yield _checked(config.database_url)
         return
     from penstock.db import embedded
 
     with embedded.acquire(config.data_dir) as server:
         yield server.conninfo
+
+
+def _checked(database_url: str) -> str:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(database_url)
+    except psycopg.Error:
+        # Neither the address nor the driver's message is shown: both may hold the password.
+        raise UsageError(
+            "--database-url (or PENSTOCK_DATABASE_URL) is not the address of a PostgreSQL",
+            hint="Write it as postgresql://user@host:5432/name",
+        ) from None
+    return database_url
 
 
 def migrated(conninfo: str) -> None:
@@ -38,6 +53,11 @@ def migrated(conninfo: str) -> None:
         raise PenstockError(
             f"cannot reach the database: {str(error).strip().splitlines()[0]}",
             hint="Check --database-url (or PENSTOCK_DATABASE_URL) and that the server accepts connections.",
+        ) from error
+    except psycopg.Error as error:
+        raise PenstockError(
+            f"the database cannot be brought up to date: {str(error).strip().splitlines()[0]}",
+            hint="Penstock needs PostgreSQL 15 or later, writable, and a user who owns the schema 'penstock'.",
         ) from error
 
 

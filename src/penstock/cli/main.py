@@ -34,6 +34,13 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, about) for name, (_, about) in _COMMANDS.items()])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("penstock: interrupted", err=True)
+            sys.exit(ExitCode.INTERRUPTED)
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **kwargs)
@@ -42,8 +49,13 @@ class _LazyGroup(click.Group):
             sys.exit(error.exit_code)
 
 
-def report(error: PenstockError) -> None:
-    """Print an error for a person: what happened, then what to do."""
+def report(error: PenstockError, *, as_json: bool = False) -> None:
+    """Print an error for a person, and for a program too if asked: what happened, then what to do."""
+    if as_json:
+        import json
+
+        said = {"message": error.message, "hint": error.hint}
+        print(json.dumps({"error": said, "exit_code": error.exit_code}))
     click.echo(f"penstock: {error.message}", err=True)
     if error.hint:
         click.echo(f"  {error.hint}", err=True)

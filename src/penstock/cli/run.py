@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from penstock.cli.main import report
 from penstock.cli.options import database_options, load_config
+from penstock.errors import PenstockError
 
 
 @click.command(short_help="Work off a file of requests and write every answer.")
@@ -54,7 +56,11 @@ def run(
     from penstock.cli.running import Plan, execute
     from penstock.cli.target import make_target
 
-    config = load_config(database_url, data_dir, toml_path, settings, concurrency=concurrency)
-    target = make_target(base_url, processor, api_key_env, api_key_file)
+    try:
+        config = load_config(database_url, data_dir, toml_path, settings, concurrency=concurrency)
+        target = make_target(base_url, processor, api_key_env, api_key_file)
+    except PenstockError as error:
+        report(error, as_json=as_json)
+        raise SystemExit(error.exit_code) from error
     plan = Plan(file, output, target, workers, start_anew=start_anew, as_json=as_json, verbose=verbose)
     raise SystemExit(execute(plan, config))

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,18 +25,21 @@ from penstock.claim import gates, liveness
 from penstock.cli.database import migrated, reached
 from penstock.cli.fleet import Crew, Fleet, Solo
 from penstock.cli.main import report
+from penstock.cli.paths import check_paths
 from penstock.cli.progress import Display
 from penstock.cli.summary import print_summary
 from penstock.cli.target import Target
 from penstock.config import Config
 from penstock.db.pool import Pool, open_pool
-from penstock.errors import ExitCode, PenstockError, UsageError
-from penstock.export.jsonl import Exported, errors_path, export_files
+from penstock.errors import ExitCode, PenstockError
+from penstock.export.jsonl import Exported, export_files
 from penstock.model import BatchState, batch_public_id
 from penstock.work import batches
 
 _OWNER = "local"
 _LOOK_EVERY_S = 0.2
+# The first signal lets calls end, the second cuts them short, and the next does not wait for anything.
+_PATIENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,51 +61,27 @@ class Plan:
         return "run:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+class _Interrupted(PenstockError):  # noqa: N818 -- a person's wish
+    exit_code = ExitCode.INTERRUPTED
+
+
 def execute(plan: Plan, config: Config) -> ExitCode:
     """Carry the plan out; errors are reported, not raised."""
     try:
-        check_paths(plan)
+        check_paths(plan.input, plan.output)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Run(plan, config).execute())
     except PenstockError as error:
         failure = error
+    except KeyboardInterrupt:
+        failure = _Interrupted("interrupted before anything was stored", hint="Run the command again.")
     except psycopg.Error as error:
         failure = PenstockError(
             f"the database failed: {str(error).strip().splitlines()[0]}",
             hint="What was stored is safe: once the database works again, the same command goes on.",
         )
-    if plan.as_json:
-        said = {"message": failure.message, "hint": failure.hint}
-        print(json.dumps({"error": said, "exit_code": failure.exit_code}))
-    report(failure)
+    report(failure, as_json=plan.as_json)
     return failure.exit_code
-
-
-def check_paths(plan: Plan) -> None:
-    """Refuse what cannot work before anything is started."""
-    if plan.input.is_dir():
-        raise UsageError(f"{plan.input} is a directory", hint="Name one JSONL file (.jsonl, .gz or .zst).")
-    if not plan.input.exists():
-        raise UsageError(f"{plan.input}: no such file", hint="Check the path; it is relative to this directory.")
-    if not plan.input.is_file():
-        raise UsageError(
-            f"{plan.input} is not a regular file",
-            hint="A run must be able to read it again: save the stream to a file first.",
-        )
-    output = plan.output
-    if output.is_dir():
-        raise UsageError(f"{output} is a directory", hint="Name a file for the answers, such as answers.jsonl.")
-    if plan.input.resolve() in (output.resolve(), errors_path(output).resolve()):
-        raise UsageError("the output would overwrite the input", hint="Choose another -o.")
-    probe = output.with_name(f".{output.name}.probe")
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {output}: {error.strerror}",
-            hint="Its directory must exist and be writable. Choose another -o.",
-        ) from error
 
 
 class _Run:
@@ -110,6 +90,7 @@ class _Run:
         self._config = config
         self._display = Display(quiet=plan.as_json)
         self._interrupted = asyncio.Event()
+        self._signalled = 0
         self._fleet: Fleet | None = None
         self._started_at = monotonic()
 
@@ -127,12 +108,11 @@ class _Run:
 
     async def _stages(self, conninfo: str, database: Pool) -> ExitCode:
         with _signals(self._on_signal):
-            batch_id = await self._find(database)
-            if batch_id is None:
-                await self._plan.target.check(self._config)
-                batch_id = await self._store(conninfo, database)
-            if batch_id is None:
-                return self._say_interrupted(None)
+            async with self._alone(conninfo):
+                batch_id = await self._find(database)
+                if batch_id is None:
+                    await self._plan.target.check(self._config)
+                    batch_id = await self._store(conninfo, database)
             status = await self._work(database, batch_id)
             if not status.state.terminal:
                 return await self._say_unfinished(database, status)
@@ -145,6 +125,27 @@ class _Run:
         return code
 
     # -- the batch this plan already made
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, conninfo: str) -> AsyncIterator[None]:
+        """One process at a time finds or makes the batch of a plan, so that a file is not stored twice.
+
+        The lock is gone with its transaction, however that ends. Where a server cuts an idle transaction short,
+        the batch's unique key still stands.
+        """
+        connection = await psycopg.AsyncConnection.connect(conninfo)
+        try:
+            waited = False
+            while not await _try_lock(connection, self._plan.key):
+                if self._interrupted.is_set():
+                    raise _Interrupted("interrupted before anything was stored", hint="Run the command again.")
+                if not waited:
+                    self._display.say("the same command is storing the file elsewhere: waiting to join it")
+                waited = True
+                await asyncio.sleep(_LOOK_EVERY_S)
+            yield
+        finally:
+            await connection.close()
 
     async def _find(self, database: Pool) -> UUID | None:
         async with database.connection() as connection:
@@ -177,8 +178,8 @@ class _Run:
 
     # -- store
 
-    async def _store(self, conninfo: str, database: Pool) -> UUID | None:
-        """Read the file into the database and make the batch. None: interrupted, and nothing is left of it."""
+    async def _store(self, conninfo: str, database: Pool) -> UUID:
+        """Read the file into the database and make the batch. Interrupted, nothing is left of it."""
         self._display.stage("storing")
         size = self._plan.input.stat().st_size
         origin = _origin(self._plan.input)
@@ -190,29 +191,38 @@ class _Run:
                     self._plan.input,
                     owner=_OWNER,
                     worker_id=worker_id,
-                    filename=self._plan.input.name,
+                    filename=os.fsencode(self._plan.input.name).decode("utf-8", "replace"),
                     limits=self._config.intake,
                     on_progress=lambda seen: self._display.amount("storing", seen.bytes_read, size, "bytes"),
                     should_stop=self._interrupted.is_set,
                 )
-            except intake.IntakeInterrupted:
-                return None
+            except intake.IntakeInterrupted as error:
+                raise _Interrupted(
+                    "interrupted while storing: nothing was kept", hint="Run the command again."
+                ) from error
             return await self._create(database, stored.id, origin)
 
     async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
         batch_id = uuid4()
         async with database.connection() as connection:
-            await batches.create_batch(
-                connection,
-                batch_id=batch_id,
-                file_id=file_id,
-                owner=_OWNER,
-                pool=f"run:{batch_id.hex}",
-                key=self._plan.key,
-                target=str(self._plan.target),
-                route=self._plan.target.route,
-                metadata=origin,
-            )
+            try:
+                await batches.create_batch(
+                    connection,
+                    batch_id=batch_id,
+                    file_id=file_id,
+                    owner=_OWNER,
+                    pool=f"run:{batch_id.hex}",
+                    key=self._plan.key,
+                    target=str(self._plan.target),
+                    route=self._plan.target.route,
+                    metadata=origin,
+                )
+            except psycopg.errors.UniqueViolation:
+                known = await batches.find_by_key(connection, _OWNER, self._plan.key)
+                if known is None:
+                    raise
+                self._display.say(f"the same command made {batch_public_id(known.id)} meanwhile: joining it")
+                return known.id
         self._display.say(f"stored as {batch_public_id(batch_id)}")
         return batch_id
 
@@ -266,8 +276,12 @@ class _Run:
             await fleet.wait(_LOOK_EVERY_S)
 
     def _on_signal(self) -> None:
-        if self._interrupted.is_set():
-            self._display.say("stopping now")
+        self._signalled += 1
+        if self._signalled > _PATIENCE:
+            # Whatever it is that does not end: the next run sees that this process is gone and takes over.
+            os._exit(ExitCode.INTERRUPTED)
+        if self._signalled > 1:
+            self._display.say("stopping now (Ctrl-C once more leaves at once)")
             if self._fleet is not None:
                 self._fleet.abort()
             return
@@ -286,8 +300,16 @@ class _Run:
             status.id,
             status.state,
             self._plan.output,
-            on_progress=lambda done: self._display.amount("writing", done, status.counts.total, "lines"),
+            on_progress=lambda done: self._on_written(done, status.counts.total),
         )
+
+    def _on_written(self, done: int, total: int) -> None:
+        if self._interrupted.is_set():
+            raise _Interrupted(
+                "interrupted while writing: every result is stored, the output is as it was before",
+                hint="Run the same command again to write it.",
+            )
+        self._display.amount("writing", done, total, "lines")
 
     async def _say_unfinished(self, database: Pool, status: batches.Status) -> ExitCode:
         if self._interrupted.is_set():
@@ -306,14 +328,10 @@ class _Run:
         )
         return ExitCode.PAUSED
 
-    def _say_interrupted(self, status: batches.Status | None) -> ExitCode:
+    def _say_interrupted(self, status: batches.Status) -> ExitCode:
         self._display.__exit__(None, None, None)
-        if status is None:
-            report(PenstockError("interrupted while storing: nothing was kept", hint="Run the command again."))
-        else:
-            print_summary(
-                status, None, monotonic() - self._started_at, ExitCode.INTERRUPTED, as_json=self._plan.as_json
-            )
+        seconds = monotonic() - self._started_at
+        print_summary(status, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
         return ExitCode.INTERRUPTED
 
 
@@ -341,6 +359,12 @@ async def _intake_worker(conninfo: str, database: Pool, config: Config) -> Async
         with contextlib.suppress(psycopg.Error):
             async with database.connection() as connection:
                 await liveness.unregister(connection, worker_id)
+
+
+async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:
+    await connection.rollback()
+    cursor = await connection.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [key])
+    return await cursor.fetchone() == (True,)
 
 
 def _origin(path: Path) -> dict[str, str]:
@@ -376,5 +400,6 @@ def _log_to(data_dir: Path, *, verbose: bool) -> None:
         handler = logging.FileHandler(data_dir / "penstock.log", delay=True)
     else:
         handler = logging.NullHandler()
+    logging.raiseExceptions = False  # a log that cannot be written must not spoil the display
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler], force=True)

@@ -94,8 +94,13 @@ def make_target(
             hint="--base-url http://127.0.0.1:8000/v1 calls an endpoint, --processor module:function a function.",
         )
     if base_url is not None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(base_url)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+            _ = parts.port
+        except ValueError:
+            valid = False
+        if not valid:
             raise UsageError(
                 f"--base-url {base_url}: not an http(s) URL",
                 hint="For example --base-url http://127.0.0.1:8000/v1",

@@ -12,13 +12,13 @@ from penstock.config import RetryLimits
 from penstock.dispatch.answer import short
 from penstock.dispatch.pool import Pool, Sink
 from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
-from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
 
 Call = Callable[[list[Item]], Awaitable[Sequence[Verdict]]]
 
-# A call that never really waits would otherwise keep the loop until the ready items run out.
-_TURN_S = 0.005
+# Calls that never really wait would otherwise keep the loop until the ready items run out.
+_TURN_S = 0.002
+_STOP_S = 1.0
 
 
 def each(call: Callable[[Item], Awaitable[Verdict]]) -> Call:
@@ -61,6 +61,8 @@ class CoroutineDispatcher(Pool):
         # In order of starting, so the first is always the next to run out of time.
         self._flights: dict[asyncio.Task[Any], tuple[list[Item], float]] = {}
         self._clock: asyncio.TimerHandle | None = None
+        self._turn_open = False
+        self._turn_end = 0.0
 
     async def start(self, sink: Sink) -> None:
         self._loop = asyncio.get_running_loop()
@@ -83,7 +85,7 @@ class CoroutineDispatcher(Pool):
         for runner in ending:
             runner.cancel()
         if ending:
-            await asyncio.wait(ending, timeout=_TURN_S * 200)
+            await asyncio.wait(ending, timeout=_STOP_S)
         self._inside -= sum(len(items) for items, _ in self._flights.values())
         self._flights.clear()
         self._notice()
@@ -115,17 +117,20 @@ class CoroutineDispatcher(Pool):
         runner = asyncio.current_task()
         if runner is None:
             raise RuntimeError("a runner is a task")
-        turn = monotonic()
         while True:
+            started = monotonic()
+            if not self._turn_open:
+                self._open_turn(started)
+            elif started >= self._turn_end:
+                await asyncio.sleep(0)
+                continue
             items = self._take()
+            self._notice()
             if not items:
-                self._notice()
                 parked = self._loop.create_future()
                 self._idle.append(parked)
                 await parked
-                turn = monotonic()
                 continue
-            started = monotonic()
             self._flights[runner] = (items, started)
             if self._clock is None and self._timeout_s is not None:
                 self._clock = self._loop.call_later(self._timeout_s, self._expire)
@@ -141,17 +146,20 @@ class CoroutineDispatcher(Pool):
             self._inside -= len(items)
             for item, verdict in zip(items, verdicts, strict=True):
                 self._sink(item, verdict)
-            self._notice()
-            if monotonic() - turn > _TURN_S:
-                await asyncio.sleep(0)
-                turn = monotonic()
+
+    def _open_turn(self, now: float) -> None:
+        """Let all runners together start calls for so long in this pass of the loop."""
+        self._turn_open = True
+        self._turn_end = now + _TURN_S
+        self._loop.call_soon(self._close_turn)  # in the next pass, before any runner that yielded
+
+    def _close_turn(self) -> None:
+        self._turn_open = False
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
         if not runner.cancelled() and (error := runner.exception()) is not None:
-            self._fault = PenstockError(f"a runner ended: {type(error).__name__}: {error}")
-            self._fault.__cause__ = error
-            self._notice()
+            self._fail(error)
 
     def _replace(self, runner: asyncio.Task[Any]) -> None:
         items, _ = self._flights.pop(runner)

@@ -88,9 +88,7 @@ class HttpProcessor:
             message = f"'{item.url[:200]}' is not a path below {self.base_url}"
             return judge_failure(Failure("invalid_request", message), attempt, self._retry, self._rng)
         try:
-            answer = await self._transport.request(
-                "POST", url, {"Idempotency-Key": item.idempotency_key}, item.raw
-            )
+            answer = await self._transport.request("POST", url, {"Idempotency-Key": item.idempotency_key}, item.raw)
         except TransportError as error:
             duration_ms = int((monotonic() - started) * 1000)
             failure = Failure(error.code, short(error.message), duration_ms, error.status_code)

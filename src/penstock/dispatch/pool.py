@@ -236,6 +236,12 @@ class Pool(ABC):
         while self.in_flight or (self._starting and len(self._ready) and self._fault is None):
             await self._change()
 
+    def _fail(self, error: BaseException) -> None:
+        """Our own code broke: whoever waits for room learns of it."""
+        self._fault = PenstockError(f"dispatch broke down: {type(error).__name__}: {error}")
+        self._fault.__cause__ = error
+        self._notice()
+
     async def _change(self) -> None:
         self._watched = True
         self._changed.clear()

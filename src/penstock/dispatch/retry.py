@@ -175,9 +175,7 @@ def judge_failure(
     )
 
 
-def judge_timeout(
-    timeout_s: float, attempt: int, limits: RetryLimits, rng: random.Random, duration_ms: int
-) -> Verdict:
+def judge_timeout(timeout_s: float, attempt: int, limits: RetryLimits, rng: random.Random, duration_ms: int) -> Verdict:
     """The verdict on a call that did not end within `attempt_timeout_s`."""
     message = f"no result within {timeout_s:g} s (attempt_timeout_s)"
     return judge_failure(Failure("request_timeout", message, duration_ms), attempt, limits, rng)

@@ -36,7 +36,8 @@ class ThreadDispatcher(Pool):
 
     Two parties race for a call's items: the thread when the call returns, and the loop when time is
     up or on `abort`. Whoever pops the thread's entry from `_flights` decides them; the other's
-    result is dropped. A thread that lost the race cannot be stopped: it ends when its call returns.
+    result is dropped. A thread that lost the race cannot be stopped: another takes its place, and it
+    ends when its call returns. Once `concurrency` of them are lost, nothing more is started.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ThreadDispatcher(Pool):
         self._drained = threading.Event()
         self._ticking: asyncio.TimerHandle | None = None
         self._cpu_seen = (0.0, 0.0)
+        self._exhausted: PenstockError | None = None
 
     async def start(self, sink: Sink) -> None:
         self._loop = asyncio.get_running_loop()
@@ -97,12 +99,20 @@ class ThreadDispatcher(Pool):
             self._stopped = True
             self._gate.notify_all()
 
+    def resize(self, concurrency: int) -> None:
+        super().resize(concurrency)
+        with self._lock:
+            self._allowed = min(self._allowed, self._concurrency)
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._tick()
+
     def _wake(self) -> None:
         with self._gate:
             if not self._startable():
                 return
             calls = -(-len(self._ready) // self._chunk)
-            wanted = min(calls, self._allowed) - self._awake
+            wanted = min(calls, self._allowed - self._awake)
             self._gate.notify(wanted)
             for _ in range(self._awake + wanted - len(self._threads)):
                 self._spawn()
@@ -155,10 +165,10 @@ class ThreadDispatcher(Pool):
                 if ended < slice_end:
                     items = self._take_locked(me, ended)
                     continue
-            self._hand_over(ended - started)
+            self._hand_over()
             slice_end = monotonic() + _SLICE_S
             items = self._take(me)
-        self._hand_over(_SLICE_S)
+        self._hand_over()
         return True
 
     def _take(self, me: threading.Thread) -> list[Item]:
@@ -174,17 +184,15 @@ class ThreadDispatcher(Pool):
                 self._flights[me] = (items, now)
         return items
 
-    def _hand_over(self, call_s: float) -> None:
+    def _hand_over(self) -> None:
         """Have the loop pass the results on. At most one request for that is outstanding."""
-        if self._posted:
-            return
-        self._posted = True
-        self._drained.clear()
-        self._post(self._drain)
-        if call_s < _SLICE_S:
-            # The loop waits for the interpreter lock, which a tight loop of cheap calls gives up
-            # only every 5 ms: step aside, or every round trip to the database costs as much.
-            self._drained.wait(_HAND_OVER_MAX_S)
+        if not self._posted:
+            self._posted = True
+            self._drained.clear()
+            self._post(self._drain)
+        # Step aside until it has. The loop waits for the interpreter lock, which a tight loop of
+        # cheap calls gives up only every 5 ms: every round trip to the database would cost as much.
+        self._drained.wait(_HAND_OVER_MAX_S)
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
@@ -201,6 +209,9 @@ class ThreadDispatcher(Pool):
         try:
             for item, verdict in done:
                 self._sink(item, verdict)
+        except Exception as error:
+            self._fail(error)
+            raise
         finally:
             self._drained.set()
             self._notice()
@@ -214,10 +225,10 @@ class ThreadDispatcher(Pool):
             self._allowed = self._judge_allowed(now)
             flying = bool(self._flights)
         self._wake()
-        waiting = len(self._ready) > 0
-        if flying or waiting:
-            growing = waiting and self._allowed < self._concurrency
-            self._tick_in(_STUCK_S if growing else max(_STUCK_S, min(1.0, self._timeout_s / 10)))
+        self._notice()
+        if flying or len(self._ready):
+            slow_s = max(_STUCK_S, min(1.0, self._timeout_s / 10))
+            self._tick_in(_STUCK_S if self._allowed < self._concurrency else slow_s)
 
     def _tick_in(self, seconds: float) -> None:
         if self._ticking is None:
@@ -226,13 +237,18 @@ class ThreadDispatcher(Pool):
     def _judge_allowed(self, now: float) -> int:
         cpu_s, since = self._cpu_seen
         self._cpu_seen = (process_time(), now)
-        stuck = sum(now - started > _STUCK_S for _, started in self._flights.values())
+        cpu_share = (self._cpu_seen[0] - cpu_s) / max(now - since, 1e-6)
+        # In flight at the last tick too: the thread has had its chances since, so it is not merely
+        # waiting for the interpreter lock that the loop held.
+        stuck = sum(started < min(since, now - _STUCK_S) for _, started in self._flights.values())
         if self._call_s < _LONG_CALL_S:
             # Doubling while all of them are stuck: the first calls have not even returned yet.
             wanted = 1 + (2 * stuck if stuck >= self._awake else stuck)
-        elif self._cpu_seen[0] - cpu_s > _BUSY_SHARE * (now - since):
-            # Calls that compute instead of waiting: more threads than cores cannot help.
-            wanted = max(self._allowed, os.cpu_count() or 1)
+        elif cpu_share > _BUSY_SHARE:
+            # Calls that compute instead of waiting. One more thread helps only while those there are
+            # do not take the interpreter lock from each other, and there is a core for it.
+            parallel = _BUSY_SHARE * self._allowed < cpu_share and self._allowed < (os.cpu_count() or 1)
+            wanted = self._allowed + parallel
         else:
             wanted = 2 * self._allowed
         return min(wanted, self._concurrency)
@@ -264,11 +280,12 @@ class ThreadDispatcher(Pool):
 
     def _after_loss(self) -> None:
         if len(self._lost) < self._concurrency:
-            self._fault = None
+            if self._fault is self._exhausted:
+                self._fault = None
         elif self._fault is None:
-            self._fault = PenstockError(
-                f"{len(self._lost)} calls of {self._name} run on past attempt_timeout_s "
-                f"({self._timeout_s:g} s) and cannot be stopped: no more are started",
+            self._fault = self._exhausted = PenstockError(
+                f"{len(self._lost)} calls of {self._name} were given up after attempt_timeout_s "
+                f"({self._timeout_s:g} s), run on and cannot be stopped: no more are started",
                 hint="Give the function a time limit of its own, or make it async.",
             )
         self._wake()

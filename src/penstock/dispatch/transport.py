@@ -139,9 +139,7 @@ class PyreqwestTransport:
                 if response.status < 200:
                     raise TransportError("protocol_error", f"HTTP {response.status} as a final answer")
                 content = await self._read(response, task)
-                return Answer(
-                    response.status, content, _Headers(response.headers), int((monotonic() - started) * 1000)
-                )
+                return Answer(response.status, content, _Headers(response.headers), int((monotonic() - started) * 1000))
         except asyncio.CancelledError:
             if self._first_byte.claims(task):
                 raise self._timeout("first_byte_timeout") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import heapq
 import os
 from collections.abc import Callable, Iterator
@@ -59,6 +60,11 @@ def errors_path(output: Path) -> Path:
     return output.with_name(f"{output.stem}.errors{output.suffix}")
 
 
+def draft_of(path: Path) -> Path:
+    """Where this process writes before it renames to `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
 def export_files(
     conninfo: str,
     batch_id: UUID,
@@ -92,13 +98,15 @@ class _Draft:
     """A file under construction, invisible under its final name until published."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+        # What a link points at is replaced, not the link.
+        self._path = path.resolve()
+        self._draft = draft_of(self._path)
         self._file: IO[bytes] | None = None
         self.lines = 0
 
     def __enter__(self) -> _Draft:
-        self._file = self._draft.open("wb", buffering=1 << 20)
+        _remove_abandoned(self._path)
+        self._file = _open_locked(self._draft)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,6 +114,7 @@ class _Draft:
             # A failing close after a failed write would hide the first error, and the draft goes anyway.
             with suppress(OSError):
                 self._file.close()
+        with suppress(OSError):
             self._draft.unlink(missing_ok=True)
 
     def write(self, line: bytes) -> None:
@@ -126,6 +135,34 @@ class _Draft:
             self._path.unlink(missing_ok=True)
         else:
             self._draft.replace(self._path)
+
+
+def _open_locked(draft: Path) -> IO[bytes]:
+    """Open for writing, under a lock that the kernel takes back when this process ends, in whatever way."""
+    while True:
+        file = draft.open("wb", buffering=1 << 20)
+        try:
+            with suppress(OSError):  # a file system without locks: drafts of killed exports stay there
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Another export may have taken it for abandoned in the moment before the lock.
+            if os.path.samestat(os.fstat(file.fileno()), draft.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the drafts of exports that were killed: they are the ones nobody holds a lock on."""
+    prefix = f".{path.name}."
+    for draft in path.parent.iterdir():
+        if draft.name.startswith(prefix) and draft.name.removeprefix(prefix).removesuffix(".part").isdecimal():
+            with suppress(OSError), draft.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                draft.unlink()
 
 
 def _lines(conninfo: str, batch_id: UUID, state: BatchState) -> Iterator[tuple[bool, bytes]]:
@@ -202,12 +239,15 @@ def _outcome_line(
 ) -> bytes:
     if response is None:
         return error_line(batch_id, line, custom_id, error_code or state, error_message or state)
-    return b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":null}\n' % (
+    # A status that tells the failure by itself leaves `error` null, as the Batch API has it.
+    untold = state != "completed" and (status_code or 200) < 300
+    return b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":%b}\n' % (
         request_public_id(batch_id, line).encode(),
         _one_line(_encode(custom_id)),
         status_code or 200,
         _one_line(_encode(request_id or request_public_id(batch_id, line))),
         _one_line(response),
+        _error(error_code or state, error_message or state) if untold else b"null",
     )
 
 
@@ -216,8 +256,12 @@ def error_line(batch_id: UUID, line: int, custom_id: str, code: str, message: st
     return b'{"id":"%b","custom_id":%b,"response":null,"error":%b}\n' % (
         request_public_id(batch_id, line).encode(),
         _one_line(_encode(custom_id)),
-        _one_line(_encode({"code": code, "message": message})),
+        _error(code, message),
     )
+
+
+def _error(code: str, message: str) -> bytes:
+    return _one_line(_encode({"code": code, "message": message}))
 
 
 def _one_line(value: bytes) -> bytes:

@@ -35,13 +35,15 @@ WITH sealed AS (
 SELECT source_id FROM sealed;
 
 -- name: fail_if_ingesting
--- Gives a file up. Finding nothing means that it was sealed or given up before.
-UPDATE penstock.files SET state = 'failed'
- WHERE id = %(file_id)s AND state = 'ingesting'
-RETURNING source_id;
+-- Gives a file up, unless it was sealed or given up before.
+UPDATE penstock.files SET state = 'failed' WHERE id = %(file_id)s AND state = 'ingesting';
+
+-- name: bound_lock_wait
+-- Ends the wait for a batch whose connection is gone, but not yet for the server.
+SELECT set_config('lock_timeout', %(timeout_ms)s::text, true);
 
 -- name: read_state
--- Whether a file was sealed, when the answer to the seal was lost.
+-- What became of a file.
 SELECT state FROM penstock.files WHERE id = %(file_id)s;
 
 -- name: fail_if_abandoned

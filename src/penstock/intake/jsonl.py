@@ -27,21 +27,35 @@ _MAX_INT4 = 2**31 - 1
 _BOM = b"\xef\xbb\xbf"
 
 # One row of penstock.templates as COPY reads it: a count of fields, then each as length and bytes.
-# The start is the same for all rows of a lane: source_id, source_lane, and the length of ordinal.
+# What is the same for all rows of a lane comes first: source_id, source_lane, the length of ordinal.
 _LANE_START = Struct("!hiqiii")
-_ROW_START = Struct(f"!{_LANE_START.size}siiii")  # ordinal, line, and the length of custom_id
-_BODY_START = Struct("!ii")  # no summary, and the length of body
 _FIELDS = 7
 _NULL = -1
-_PIECES_PER_ROW = 4
+_PIECES_PER_ROW = 2
 
 _MAX_DIGITS = 4300
 """Python, and what is built on it, refuses to read a longer integer."""
 _DIGIT_STRIDE = 256
 _DIGITS_SAMPLED = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS // _DIGIT_STRIDE))
 
+# Quotes before the body: two for each key and each string. A line that has all its keys and no more
+# quotes than these has each key once and no other.
+_QUOTES = 8 + 2
+_QUOTES_WITH_METHOD = _QUOTES + 4
+_SPACE, _OPEN = b" {"
+_NOT_DECODED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, IndexError)
 
-class _Line(msgspec.Struct, gc=False):
+
+class _Head(msgspec.Struct, gc=False):
+    """A line whose body has been replaced by a number."""
+
+    custom_id: str
+    url: str
+    body: int
+    method: Literal["POST"] | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Line(msgspec.Struct):
     custom_id: str
     url: str
     body: msgspec.Raw
@@ -56,13 +70,21 @@ class _Id(msgspec.Struct):
     custom_id: str
 
 
+_decode_head = msgspec.json.Decoder(_Head).decode
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
-# Quotes outside the body: two for each key and each string. A line that has all its keys and no more
-# quotes than these has each key once and no other; an escaped quote only sends it to the slow path.
-_QUOTES = 10
-_QUOTES_WITH_METHOD = 14
+
+
+class _RowStarts(dict[int, Callable[..., bytes]]):
+    """Packs a row up to its body, for each length of custom_id: ordinal, line, custom_id, summary."""
+
+    def __missing__(self, length: int) -> Callable[..., bytes]:
+        pack = self[length] = Struct(f"!{_LANE_START.size}siiii{length}sii").pack
+        return pack
+
+
+_row_starts = _RowStarts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +180,8 @@ class JsonlParser:
         if not self._started:
             self._started = True
             block = block.removeprefix(_BOM)
+        if b"\r" in block:
+            block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
         return block
 
     def _drop_long_line(self) -> None:
@@ -166,47 +190,52 @@ class JsonlParser:
         self._note(self._line, explain.too_long(self._limits))
 
     def _parse(self, block: bytes) -> None:
-        """Take a block of whole lines. This loop is the whole cost of intake: a call less counts."""
+        """Take a block of whole lines. This loop is the cost of intake: every call in it counts.
+
+        A line is cut at its body, so that each byte is decoded once: if what stands before the body is
+        an object once a number takes the body's place, and the body is an object, then so is the line.
+        A line that is written differently, or fails a check, is looked at closely.
+        """
         max_id_chars, max_nesting = self._limits.max_custom_id_chars, self._limits.max_nesting
         long = min(_MAX_DIGITS, self._limits.max_line_bytes)
-        # The decoder takes bodies and unknown values without a look at their UTF-8. Looking at the
-        # whole block costs next to nothing; only a bad one is looked at line by line.
+        lanes, row_starts, unset = self._lanes, _row_starts, msgspec.UNSET
+        # The decoder takes values it skips without a look at their UTF-8. Looking at the whole block
+        # costs next to nothing; only a bad one is looked at line by line.
         bad_utf8 = not _is_utf8(block)
         rows: list[bytes] = []
         number = self._line
         for line in block.split(b"\n"):
             number += 1
-            if (len(line) > long and self._is_bad_long(line)) or (bad_utf8 and not _is_utf8(line)):
-                self._refuse(number, line)
-                continue
             try:
-                request = _decode_line(line)
-                body = bytes(request.body)
-                lane = self._lanes.get((request.url, _decode_body(body).model))
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-                self._refuse(number, line)
-                continue
-            custom_id = request.custom_id.encode()
-            # Bodies mostly come last; then only what stands before is counted.
-            head = len(line) - len(body) - 1
-            if line.startswith(body, head):
-                quotes = line.count(b'"', 0, head)
-            else:
-                quotes = line.count(b'"') - body.count(b'"')
-            if (
-                lane is None
-                or quotes != (_QUOTES if request.method is msgspec.UNSET else _QUOTES_WITH_METHOD)
-                or not 0 < len(request.custom_id) <= max_id_chars
-                or b"\0" in custom_id
-                or line.count(b"{") + line.count(b"[") > max_nesting
-            ):
-                lane = self._look_again(number, line, request)
-                if lane is None:
+                start = line.find(b'"body":') + 7
+                if line[start] == _SPACE:
+                    start += 1
+                head = line[:start]
+                body = line[start:-1]
+                request = _decode_head(head + b"0}")
+                custom_id = request.custom_id.encode()
+                lane = lanes.get((request.url, _decode_body(body).model))
+                if (
+                    body[0] != _OPEN
+                    or not line.endswith(b"}}")
+                    or head.count(b'"') != (_QUOTES if request.method is unset else _QUOTES_WITH_METHOD)
+                    or not 0 < len(request.custom_id) <= max_id_chars
+                    or b"\0" in custom_id
+                    or body.count(b"{") + body.count(b"[") >= max_nesting
+                    or (len(line) > long and self._is_bad_long(line))
+                    or (bad_utf8 and not _is_utf8(line))
+                ):
+                    lane = None
+            except _NOT_DECODED:
+                lane = None
+            if lane is None:
+                closely = self._look_closely(number, line)
+                if closely is None:
                     continue
+                custom_id, lane, body = closely
+            length = len(custom_id)
             rows += (
-                _ROW_START.pack(lane.row_start, lane.total, 4, number, len(custom_id)),
-                custom_id,
-                _BODY_START.pack(_NULL, len(body)),
+                row_starts[length](lane.row_start, lane.total, 4, number, length, custom_id, _NULL, len(body)),
                 body,
             )
             lane.total += 1
@@ -236,31 +265,39 @@ class JsonlParser:
         # A sample of every so many bytes shows a run of digits this long; few lines have one.
         return bool(_DIGITS_SAMPLED.search(line[::_DIGIT_STRIDE]) and explain.number_fault(line))
 
-    def _look_again(self, number: int, line: bytes, request: _Line) -> _Lane | None:
-        """Decide on a line that a screen caught: a new lane, an unknown key, many brackets, a fault."""
-        limits, url, model = self._limits, request.url, _decode_body(request.body).model
-        fault = explain.shape_fault(line, limits) or explain.custom_id_fault(request.custom_id, limits)
-        lane = self._lanes.get((url, model))
-        if fault is None and lane is None:
-            fault = explain.url_fault(url) or explain.model_fault(model)
-            if fault is None and len(self._lanes) == limits.max_routes_per_file:
-                fault = explain.too_many_routes(url, model, limits)
-        if fault is not None:
-            self._note(number, fault, request.custom_id)
-            return None
-        if lane is None:
-            row_start = _LANE_START.pack(_FIELDS, 8, self._source_id, 4, len(self._lanes), 4)
-            lane = self._lanes[url, model] = _Lane(row_start)
-        return lane
-
-    def _refuse(self, number: int, line: bytes) -> None:
+    def _look_closely(self, number: int, line: bytes) -> tuple[bytes, _Lane, bytes] | None:
+        """The same decision, whatever the order of keys and whichever unknown ones are there."""
         if self.hopeless or explain.is_blank(line):
-            return
+            return None
         try:
-            custom_id = _decode_id(line).custom_id
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            custom_id = ""
-        self._note(number, explain.explain(line, self._limits), custom_id)
+            if self._is_bad_long(line) or not _is_utf8(line):
+                raise msgspec.DecodeError
+            request = _decode_line(line)
+            model = _decode_body(request.body).model
+        except _NOT_DECODED:
+            self._note(number, explain.explain(line, self._limits), _custom_id_of(line))
+            return None
+        lane = (
+            explain.shape_fault(line, self._limits)
+            or explain.custom_id_fault(request.custom_id, self._limits)
+            or self._lane_of(request.url, model)
+        )
+        if isinstance(lane, Fault):
+            self._note(number, lane, request.custom_id)
+            return None
+        return request.custom_id.encode(), lane, bytes(request.body)
+
+    def _lane_of(self, url: str, model: str) -> _Lane | Fault:
+        lane = self._lanes.get((url, model))
+        if lane is not None:
+            return lane
+        if fault := explain.url_fault(url) or explain.model_fault(model):
+            return fault
+        if len(self._lanes) == self._limits.max_routes_per_file:
+            return explain.too_many_routes(url, model, self._limits)
+        row_start = _LANE_START.pack(_FIELDS, 8, self._source_id, 4, len(self._lanes), 4)
+        lane = self._lanes[url, model] = _Lane(row_start)
+        return lane
 
     def _note(self, number: int, fault: Fault, custom_id: str = "") -> None:
         if not self.hopeless:
@@ -286,6 +323,13 @@ class JsonlParser:
                 code="empty_file",
                 hint="Expected one JSON object per line, with custom_id, url and body.",
             )
+
+
+def _custom_id_of(line: bytes) -> str:
+    try:
+        return _decode_id(line).custom_id
+    except _NOT_DECODED:
+        return ""
 
 
 def _is_utf8(text: bytes) -> bool:

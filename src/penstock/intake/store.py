@@ -24,7 +24,7 @@ from penstock.errors import PenstockError
 from penstock.intake.jsonl import FileLane
 
 PURGE_ROWS = 1_000
-_LOCK_TIMEOUT_S = 10
+_LOCK_TIMEOUT_MS = 10_000
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _SQL = sql.load("penstock.intake", "intake.sql")
@@ -94,10 +94,7 @@ class FileWriter:
             copy.write(rows)
             self._batch_rows += count
             self._batch_bytes += len(rows)
-            if (
-                self._batch_rows >= self._limits.copy_batch_rows
-                or self._batch_bytes >= self._limits.copy_batch_bytes
-            ):
+            if self._batch_rows >= self._limits.copy_batch_rows or self._batch_bytes >= self._limits.copy_batch_bytes:
                 self._end_batch()
 
     def flush(self) -> None:
@@ -133,8 +130,9 @@ class FileWriter:
         """Give the file up and delete its rows. What cannot be done now is left to the sweep."""
         self._drop_connection()
         with suppress(psycopg.Error), _connect(self._conninfo) as connection:
-            _fail(connection, self.file_id)
-            purge_file(connection, self.file_id, self.source_id)
+            # A seal may have gone through unheard: only what is failed is deleted.
+            if _fail(connection, self.file_id) == "failed":
+                purge_file(connection, self.file_id, self.source_id)
 
     def close(self) -> None:
         self._connection.close()
@@ -163,15 +161,13 @@ class FileWriter:
         self._drop_connection()
         try:
             with _connect(self._conninfo) as connection:
-                _fail(connection, self.file_id)
-                rows = connection.execute(_SQL["read_state"], {"file_id": self.file_id}).fetchall()
+                return _fail(connection, self.file_id) == "ready"
         except psycopg.Error:
             raise PenstockError(
                 f"{self._filename}: the connection was lost while the file was being sealed, and the database "
                 f"cannot be asked whether it was stored: {_first_line(lost)}",
                 hint="Once the database is back, look for the file before submitting it again.",
             ) from lost
-        return rows == [("ready",)]
 
     def _drop_connection(self) -> None:
         """End whatever is under way. The server rolls an unfinished batch back."""
@@ -231,11 +227,13 @@ def _connect(conninfo: str) -> Connection:
     return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
 
 
-def _fail(connection: Connection, file_id: UUID) -> None:
+def _fail(connection: Connection, file_id: UUID) -> str | None:
+    """Give the file up unless that is decided already; returns its state."""
     with connection.transaction():
-        # Waiting for a batch whose connection is gone, but not for the server, must end.
-        connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
+        connection.execute(_SQL["bound_lock_wait"], {"timeout_ms": _LOCK_TIMEOUT_MS})
         connection.execute(_SQL["fail_if_ingesting"], {"file_id": file_id})
+        row = connection.execute(_SQL["read_state"], {"file_id": file_id}).fetchone()
+        return row[0] if row else None
 
 
 @contextmanager

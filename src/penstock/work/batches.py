@@ -152,7 +152,7 @@ async def _moved(connection: Connection, statement: str, batch_id: UUID, now: No
 
 async def unfinished(connection: Connection, pool: str) -> list[UUID]:
     cursor = await connection.execute(_SQL["list_unfinished"], {"pool": pool})
-    return [batch_id for batch_id, _ in await cursor.fetchall()]
+    return [batch_id for (batch_id,) in await cursor.fetchall()]
 
 
 async def tidy(connection: Connection, batch_id: UUID) -> None:

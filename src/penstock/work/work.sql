@@ -153,7 +153,7 @@ UPDATE penstock.deferrals d SET held = true
 
 -- name: list_unfinished
 -- Batches that have not ended, for the housekeeping round.
-SELECT id, deadline FROM penstock.batches
+SELECT id FROM penstock.batches
  WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND deleted_at IS NULL
    AND pool = %(pool)s
 

@@ -1,0 +1,53 @@
+"""Writes docs/configuration.md from the settings themselves."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from penstock import config
+
+HEAD = """# Configuration
+
+Every setting has one name. In a TOML file (`--config FILE`, or `PENSTOCK_CONFIG`) it is a key; in the environment it
+is the name in capitals behind `PENSTOCK_`; on the command line it is `--set NAME=VALUE`. The command line wins over
+the environment, the environment over the file, the file over the default. A value outside its range is refused with a
+message that names the place.
+
+| where | environment | command line | default | what it is |
+|---|---|---|---|---|
+| `database_url` | `PENSTOCK_DATABASE_URL` | `--database-url URL` | the embedded server | a PostgreSQL, 15 or later |
+| `data_dir` | `PENSTOCK_DATA_DIR` | `--data-dir DIR` | `./.penstock` | where the embedded server lives |
+
+`--concurrency N` is short for `--set concurrency=N`. This page is written by `make docs`; a test keeps it current.
+"""
+
+TITLES = {
+    "intake": "Intake: what a file may contain",
+    "claim": "Claims: how much a worker takes at once",
+    "settle": "The coalescing writer",
+    "dispatch": "Calls",
+    "retry": "Retries",
+    "liveness": "Liveness",
+    "database": "Database",
+}
+
+
+def page() -> str:
+    parts = [HEAD]
+    for group, knobs in groupby(config.knobs(), key=lambda knob: knob.group):
+        parts.append(
+            f"\n## {TITLES[group]}\n\n| setting | environment | default | range | meaning |\n|---|---|---|---|---|\n"
+        )
+        for knob in knobs:
+            span = f"{config.plain(knob.low)} – {config.plain(knob.high)}"
+            parts.append(
+                f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {span} | {knob.about} |\n"
+            )
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    target = Path(__file__).parent.parent / "docs" / "configuration.md"
+    target.write_text(page(), "utf-8")
+    print(f"wrote {target.name}")

@@ -1,0 +1,74 @@
+"""The files a run reads and writes, refused before anything is started if they cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.errors import UsageError
+from penstock.export.jsonl import draft_of, errors_path
+
+
+def check_paths(source: Path, output: Path) -> None:
+    """The input is a regular file; the output and its error file can be written and overwrite nothing else."""
+    _check_input(source)
+    targets = [_final(output), _final(errors_path(output))]
+    if source.resolve() in targets:
+        raise UsageError("the output would overwrite the input", hint="Choose another -o.")
+    if targets[0] == targets[1]:
+        raise UsageError(
+            f"{output} and {errors_path(output)} are the same file",
+            hint="Failures go beside the output: remove the link, or choose another -o.",
+        )
+    for target in targets:
+        _check_writable(target)
+
+
+def _check_input(source: Path) -> None:
+    if str(source) == "-":
+        raise UsageError(
+            "standard input cannot be read twice, and a run must be able to go on after an interruption",
+            hint="Save the stream to a file first.",
+        )
+    try:
+        # Path.is_file() and its like hide a missing permission, or raise on a name that is too long.
+        source.stat()
+    except FileNotFoundError:
+        raise UsageError(
+            f"{source}: no such file", hint="Check the path; it is relative to this directory."
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read: {error.strerror}", hint="Check the path.") from error
+    if source.is_dir():
+        raise UsageError(f"{source} is a directory", hint="Name one JSONL file (.jsonl, .gz or .zst).")
+    if not source.is_file():
+        raise UsageError(
+            f"{source} is not a regular file",
+            hint="A run must be able to read it again: save the stream to a file first.",
+        )
+
+
+def _final(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links; which of the two depends on Python's version
+        raise UsageError(f"cannot write {path}: its links lead nowhere", hint="Choose another -o.") from error
+
+
+def _check_writable(path: Path) -> None:
+    """A draft can be made beside the path, and renaming it would replace nothing but a file."""
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory", hint="Name a file for the answers, such as answers.jsonl.")
+        if path.exists() and not path.is_file():
+            raise UsageError(
+                f"{path} is not a regular file",
+                hint="Results are written beside it and renamed, which would replace it. Choose another -o.",
+            )
+        draft = draft_of(path)
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}",
+            hint="Its directory must exist and be writable. Choose another -o.",
+        ) from error

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from penstock.db import migrate as migrations
+from penstock.db.migrate import Migration, migrate, standing
+from penstock.errors import PenstockError
+
+
+@pytest.fixture
+def empty(server: str) -> Iterator[str]:
+    """A database that has never seen Penstock."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE never_seen")
+        yield make_conninfo(server, dbname="never_seen")
+        connection.execute("DROP DATABASE never_seen WITH (FORCE)")
+
+
+def test_an_empty_database_becomes_ready_and_stays_so(empty: str) -> None:
+    assert not standing(empty).ready
+    assert [m.name for m in migrate(empty)] == [m.name for m in migrations.available()]
+    assert standing(empty).ready
+    assert migrate(empty) == []
+
+
+def test_status_changes_nothing(empty: str) -> None:
+    standing(empty)
+    with psycopg.connect(empty) as connection:
+        assert connection.execute("SELECT to_regnamespace('penstock')").fetchone() == (None,)
+
+
+def test_many_at_once_apply_each_migration_once(empty: str) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        applied = list(threads.map(migrate, [empty] * 6))
+    assert sorted(len(each) for each in applied) == [0] * 5 + [len(migrations.available())]
+
+
+def test_a_changed_migration_is_refused(empty: str) -> None:
+    migrate(empty)
+    with psycopg.connect(empty, autocommit=True) as connection:
+        connection.execute("UPDATE penstock.migrations SET checksum = 'other'")
+    with pytest.raises(PenstockError, match="differs from the one this database ran"):
+        migrate(empty)
+
+
+def test_a_newer_database_is_refused(empty: str) -> None:
+    migrate(empty)
+    with psycopg.connect(empty, autocommit=True) as connection:
+        connection.execute("INSERT INTO penstock.migrations VALUES (9999, '9999_future_pre', 'x')")
+    assert standing(empty).unknown == ["9999_future_pre"]
+    with pytest.raises(PenstockError, match="newer Penstock"):
+        migrate(empty)
+
+
+def test_a_failing_migration_leaves_no_trace_and_can_be_repeated(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = migrations.available()
+    broken = Migration(9000, "9000_broken_pre", "pre", "CREATE TABLE penstock.half (); SELECT 1 / 0;")
+    monkeypatch.setattr(migrations, "available", lambda: [*ours, broken])
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrate(empty)
+    with psycopg.connect(empty) as connection:
+        assert connection.execute("SELECT to_regclass('penstock.half')").fetchone() == (None,)
+    mended = Migration(9000, "9000_broken_pre", "pre", "CREATE TABLE penstock.half ();")
+    monkeypatch.setattr(migrations, "available", lambda: [*ours, mended])
+    assert [m.number for m in migrate(empty)] == [9000]
+
+
+def test_a_migrator_killed_in_the_middle_is_made_good_by_the_next(empty: str) -> None:
+    """The child takes the lock, begins the migration and dies without a word, like a process killed there."""
+    child = subprocess.run(
+        [sys.executable, "-c", _DIE_IN_MIGRATION, empty], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert child.returncode == 9, child.stderr
+    assert [m.name for m in migrate(empty)] == [m.name for m in migrations.available()]
+
+
+_DIE_IN_MIGRATION = """
+import os, sys, psycopg
+from penstock.db import migrate as migrations
+execute = psycopg.Connection.execute
+def dying(self, query, *rest, **more):
+    answer = execute(self, query, *rest, **more)
+    if b"CREATE TABLE penstock.files" in bytes(query if isinstance(query, bytes) else b""):
+        os._exit(9)
+    return answer
+psycopg.Connection.execute = dying
+migrations.migrate(sys.argv[1])
+"""
+
+
+def test_illegal_states_cannot_be_stored(database: str) -> None:
+    """The schema refuses what the engine would never write."""
+    illegal = {
+        "files": "INSERT INTO penstock.files (id, owner, filename, state, worker_id, created_at)"
+        " VALUES (gen_random_uuid(), 'o', 'f', 'half', gen_random_uuid(), now())",
+        "outcomes": "INSERT INTO penstock.outcomes (lane_id, ordinal, line, state, attempts, lease_id, finished_at,"
+        " custom_id) VALUES (1, 0, 1, 'pending', 1, 1, now(), 'c')",
+        "batches": "INSERT INTO penstock.batches (id, owner, pool, total, created_at, completed_at, cancelled_at)"
+        " VALUES (gen_random_uuid(), 'o', 'p', 1, now(), now(), now())",
+        "unfrozen": "INSERT INTO penstock.batches (id, owner, pool, total, created_at, completed_at)"
+        " VALUES (gen_random_uuid(), 'o', 'p', 1, now(), now())",
+        "leases": "INSERT INTO penstock.leases (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt,"
+        " claimed_at, progressed_at) VALUES (1, gen_random_uuid(), 'p', 'r', false, gen_random_uuid(), '{}', 1, now(),"
+        " now())",
+        "deferrals": "INSERT INTO penstock.deferrals (lane_id, batch_id, pool, route, limited, ordinals, attempt,"
+        " reason, due_at) VALUES (1, gen_random_uuid(), 'p', 'r', false, '{[0,1)}', 1, 'whim', now())",
+    }
+    with psycopg.connect(database, autocommit=True) as connection:
+        for name, statement in illegal.items():
+            with pytest.raises((psycopg.errors.CheckViolation, psycopg.errors.InvalidTextRepresentation)):
+                connection.execute(statement.encode())
+            assert name
+        for table in ("templates", "attempts"):
+            with pytest.raises(psycopg.errors.RestrictViolation, match="never updated"):
+                connection.execute(f"UPDATE penstock.{table} SET ordinal = 1".encode())

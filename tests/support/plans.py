@@ -1,0 +1,186 @@
+"""What a statement really does: its plan as executed, with the buffers it touched.
+
+Costs are counted in buffers, not in time: a count is the same on a busy machine, and growth shows at sizes that
+take seconds to make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psycopg
+from psycopg import sql
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.rows import TupleRow
+
+from penstock.db import arrays
+
+_T = TypeVar("_T")
+_Parameters = Mapping[str, Any]
+_PLACEHOLDER = re.compile(rb"%\((\w+)\)[sbt]")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One executed statement."""
+
+    root: dict[str, Any]
+    planning_ms: float
+
+    @property
+    def buffers(self) -> int:
+        """Pages looked at, in memory or not; a page looked at twice counts twice."""
+        return int(self.root["Shared Hit Blocks"] + self.root["Shared Read Blocks"])
+
+    @property
+    def rows(self) -> int:
+        return int(self.root["Actual Rows"])
+
+    def scanned_whole(self) -> set[str]:
+        """Tables read from end to end, by scan or through an index without a condition."""
+        return {
+            node["Relation Name"]
+            for node in self.nodes()
+            if node["Node Type"] == "Seq Scan"
+            or (node["Node Type"].startswith("Index") and not _is_bounded(node) and not node["Parallel Aware"])
+        }
+
+    def nodes(self) -> Iterator[dict[str, Any]]:
+        """Every node that was executed."""
+        todo = [self.root]
+        while todo:
+            node = todo.pop()
+            if node["Actual Loops"]:
+                yield node
+                todo.extend(node.get("Plans", ()))
+
+    def __str__(self) -> str:
+        return "\n".join(_drawn(self.root, 0))
+
+
+def _is_bounded(node: dict[str, Any]) -> bool:
+    return "Index Cond" in node or "Relation Name" not in node
+
+
+def _drawn(node: dict[str, Any], depth: int) -> Iterator[str]:
+    words = [node.get("Subplan Name", ""), node["Node Type"], node.get("Relation Name", ""), node.get("Index Name", "")]
+    buffers = node["Shared Hit Blocks"] + node["Shared Read Blocks"]
+    figures = f"rows={node['Actual Rows']:g} loops={node['Actual Loops']:g} buffers={buffers}"
+    yield f"{'  ' * depth}{' '.join(filter(None, words))} {figures}"
+    for child in node.get("Plans", ()):
+        yield from _drawn(child, depth + 1)
+
+
+class ExplainingConnection(psycopg.AsyncConnection[TupleRow]):
+    """A connection that, while asked to, runs each statement under EXPLAIN first, in a transaction rolled back."""
+
+    plans: list[Plan] | None = None
+    generic = False
+
+    async def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.AsyncCursor[TupleRow]:
+        if self.plans is not None:
+            self.plans.append(await self._explain(query, params or {}))
+        return await super().execute(query, params, **options)
+
+    async def _explain(self, query: bytes, parameters: _Parameters) -> Plan:
+        explain = self._explain_generic if self.generic else self._explain_custom
+        # The first run fills the session's catalogue caches, whose misses would count as well.
+        await explain(query, parameters)
+        return await explain(query, parameters)
+
+    async def _explain_custom(self, query: bytes, parameters: _Parameters) -> Plan:
+        return await self._rolled_back(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query, parameters)
+
+    async def _explain_generic(self, query: bytes, parameters: _Parameters) -> Plan:
+        """The plan made without knowing the values, as the server may choose for a prepared statement."""
+        names = list(dict.fromkeys(name.decode() for name in _PLACEHOLDER.findall(query)))
+        order = {name: number for number, name in enumerate(names, 1)}
+        numbered = _PLACEHOLDER.sub(lambda match: b"$%d" % order[match[1].decode()], query).replace(b"%%", b"%")
+        types = b", ".join(await self._types([parameters[name] for name in names]))
+        values = await self._literals(names, parameters)
+        await super().execute(b"PREPARE looked_at (%b) AS " % types + numbered)
+        execute = sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE looked_at ({})")
+        try:
+            return await self._rolled_back(execute.format(sql.SQL(", ").join(values)), None)
+        finally:
+            await super().execute("DEALLOCATE looked_at")
+
+    async def _types(self, values: list[Any]) -> list[bytes]:
+        """The types psycopg would declare the parameters with."""
+        transformer = Transformer(self)
+        transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        cursor = await super().execute(
+            "SELECT CASE oid WHEN 0 THEN 'unknown' ELSE oid::regtype::text END"
+            " FROM unnest(%s::oid[]) WITH ORDINALITY AS t (oid, n) ORDER BY n",
+            [list(transformer.types or ())],
+        )
+        return [name.encode() for (name,) in await cursor.fetchall()]
+
+    async def _literals(self, names: list[str], parameters: _Parameters) -> list[sql.Literal]:
+        """The parameters as text. The server converts them: some exist in its binary format only."""
+        columns = ", ".join(f"%({name})s::text" for name in names)
+        row = await (await super().execute(f"SELECT {columns}".encode(), parameters)).fetchone()
+        return [sql.Literal(value) for value in row or ()]
+
+    async def _rolled_back(self, statement: Any, parameters: _Parameters | None) -> Plan:
+        async with self.transaction(force_rollback=True):
+            row = await (await super().execute(statement, parameters)).fetchone()
+        if row is None:
+            raise AssertionError("EXPLAIN always answers one row")
+        (explained,) = row[0]
+        return Plan(explained["Plan"], explained["Planning Time"])
+
+
+class Session:
+    """A database session driven from plain tests."""
+
+    def __init__(self, conninfo: str) -> None:
+        self._runner = asyncio.Runner()
+        self.connection = self._runner.run(ExplainingConnection.connect(conninfo, autocommit=True))
+        arrays.register(self.connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.run(self.connection.close())
+        self._runner.close()
+
+    def run(self, operation: Callable[[psycopg.AsyncConnection[TupleRow]], Awaitable[_T]]) -> _T:
+        async def call() -> _T:
+            return await operation(self.connection)
+
+        return self._runner.run(call())
+
+    def execute(self, query: str, parameters: _Parameters | None = None) -> list[tuple[Any, ...]]:
+        async def call(connection: psycopg.AsyncConnection[TupleRow]) -> list[tuple[Any, ...]]:
+            cursor = await connection.execute(query.encode(), parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+        return self.run(call)
+
+    def explain(
+        self, operation: Callable[[psycopg.AsyncConnection[TupleRow]], Awaitable[object]], *, generic: bool = False
+    ) -> Plan:
+        """The plan of the operation's one statement; nothing it does is kept."""
+
+        async def call() -> list[Plan]:
+            self.connection.generic = generic
+            async with self.connection.transaction(force_rollback=True):
+                self.connection.plans = plans = []
+                try:
+                    await operation(self.connection)
+                finally:
+                    self.connection.plans = None
+            return plans
+
+        self.execute(f"SET plan_cache_mode = {'force_generic_plan' if generic else 'auto'}")
+        (plan,) = self._runner.run(call())
+        return plan

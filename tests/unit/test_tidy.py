@@ -1,0 +1,51 @@
+"""What a reader may rely on, checked: no catch-all modules, no long files, no stage that reaches into another."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+REPOSITORY = ROOT.parent.parent
+MODULES = sorted(ROOT.rglob("*.py"))
+STAGES = {"intake", "work", "claim", "dispatch", "settle", "export"}
+MAX_LINES = 450
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_stay_small_and_well_named(path: Path) -> None:
+    assert path.stem not in {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+    lines = path.read_text("utf-8").splitlines()
+    assert len(lines) <= MAX_LINES, f"{path.name} has {len(lines)} lines: more than one room in it?"
+
+
+@pytest.mark.parametrize("stage", sorted(STAGES))
+def test_a_stage_does_not_import_another(stage: str) -> None:
+    for path in (ROOT / stage).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("penstock."):
+                other = node.module.split(".")[1]
+                assert other == stage or other not in STAGES, f"{path.name} imports {node.module}"
+
+
+def test_only_settle_writes_outcomes() -> None:
+    writers = [
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.sql")
+        if "INTO penstock.outcomes" in path.read_text("utf-8") or "UPDATE penstock.outcomes" in path.read_text("utf-8")
+    ]
+    assert writers == ["settle/settle.sql"]
+
+
+def test_the_configuration_page_is_current() -> None:
+    from penstock import config
+
+    page = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
+    for knob in config.knobs():
+        span = f"{config.plain(knob.low)} – {config.plain(knob.high)}"
+        row = f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {span} | {knob.about} |"
+        assert row in page, f"docs/configuration.md lacks or misstates {knob.name}: expected\n{row}"
