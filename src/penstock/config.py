@@ -86,6 +86,7 @@ class RetryLimits:
     max_attempts_not_found: int = _knob(2, 1, 100, "attempts of an input whose answer is 'not found'")
     retry_base_s: float = _knob(1, 0.001, 60, "first backoff; doubled each attempt, full jitter")
     retry_cap_s: float = _knob(60, 0.01, 3_600, "longest backoff")
+    refusal_rest_s: float = _knob(0.1, 0, 60, "shortest rest of a route that did not admit a call")
     retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest Retry-After that is obeyed as given")
 
 

@@ -98,7 +98,11 @@ class Item:
         return f"Item(custom_id={self.custom_id!r}, line={self.line}, attempt={self.attempt})"
 
 
-@dataclass(slots=True, frozen=True)
+# Verdicts are never changed once made. They are not frozen only because freezing triples the cost of
+# making one, and one is made for every item.
+
+
+@dataclass(slots=True)
 class Outcome:
     """The item is decided: `body` is the JSON that was answered, exactly as received."""
 
@@ -111,7 +115,7 @@ class Outcome:
     duration_ms: int = 0
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Again:
     """The attempt failed and may be repeated, not before `delay_s` from now."""
 
@@ -126,7 +130,7 @@ class Again:
     """How long the whole route should wait: the upstream said so (Retry-After)."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Halt:
     """The route cannot go on until a person acts (401, 402, quota exhausted). No attempt is charged."""
 

@@ -35,7 +35,10 @@ class Plan:
     @property
     def buffers(self) -> int:
         """Pages looked at, in memory or not; a page looked at twice counts twice."""
-        return int(self.root["Shared Hit Blocks"] + self.root["Shared Read Blocks"])
+        # What nothing reads from runs after the main query, and is not part of its figures.
+        read = {node["CTE Name"] for node in self.nodes() if node["Node Type"] == "CTE Scan"}
+        afterwards = [node for node in self.nodes() if _name(node) not in read and _name(node)]
+        return sum(map(_buffers, [self.root, *afterwards]))
 
     @property
     def rows(self) -> int:
@@ -63,14 +66,23 @@ class Plan:
         return "\n".join(_drawn(self.root, 0))
 
 
+def _name(node: dict[str, Any]) -> str:
+    """Of a WITH query; empty for other nodes."""
+    name = str(node.get("Subplan Name", ""))
+    return name.removeprefix("CTE ") if name.startswith("CTE ") else ""
+
+
+def _buffers(node: dict[str, Any]) -> int:
+    return int(node["Shared Hit Blocks"] + node["Shared Read Blocks"])
+
+
 def _is_bounded(node: dict[str, Any]) -> bool:
     return "Index Cond" in node or "Relation Name" not in node
 
 
 def _drawn(node: dict[str, Any], depth: int) -> Iterator[str]:
     words = [node.get("Subplan Name", ""), node["Node Type"], node.get("Relation Name", ""), node.get("Index Name", "")]
-    buffers = node["Shared Hit Blocks"] + node["Shared Read Blocks"]
-    figures = f"rows={node['Actual Rows']:g} loops={node['Actual Loops']:g} buffers={buffers}"
+    figures = f"rows={node['Actual Rows']:g} loops={node['Actual Loops']:g} buffers={_buffers(node)}"
     yield f"{'  ' * depth}{' '.join(filter(None, words))} {figures}"
     for child in node.get("Plans", ()):
         yield from _drawn(child, depth + 1)

@@ -21,6 +21,7 @@ from penstock.dispatch.retry import (
     judge_answer,
     judge_failure,
     refused_backoff_s,
+    route_rest_s,
 )
 from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
 
@@ -188,7 +189,7 @@ class TestRetryAfter:
         assert verdict.delay_s > verdict.gate_s
         assert verdict.delay_s <= verdict.gate_s + LIMITS.retry_cap_s
 
-    @pytest.mark.parametrize(("delay", "gate_s"), [("13s", 13), ("0.5s", 0.5), ("-3s", 0), ("x", 0), (7, 0)])
+    @pytest.mark.parametrize(("delay", "gate_s"), [("13s", 13), ("0.5s", 0.5), ("-3s", 0.1), ("x", 0.1), (7, 0.1)])
     def test_geminis_way(self, delay: object, gate_s: float) -> None:
         details = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay}]
         body = error_body(code=429, status="RESOURCE_EXHAUSTED", message="m", details=details)
@@ -214,6 +215,10 @@ class TestBackoff:
             assert min(drawn) >= LIMITS.retry_base_s
             assert 0.9 * ceiling < max(drawn) <= ceiling
 
+    def test_a_route_rests_longer_the_longer_it_refuses(self) -> None:
+        rests = [route_rest_s(lasting_s, LIMITS) for lasting_s in (0, 0.2, 4, 100, 10_000)]
+        assert rests == [LIMITS.refusal_rest_s, LIMITS.refusal_rest_s, 1, 25, LIMITS.retry_cap_s]
+
     def test_an_episode_ends_when_refusals_stop(self) -> None:
         refusals = Refusals(LIMITS)
         assert refusals.lasting_s("m", 0) == 0
@@ -221,6 +226,15 @@ class TestBackoff:
         assert refusals.lasting_s("other", 50) == 0
         assert refusals.lasting_s("m", 100) == 100
         assert refusals.lasting_s("m", 100 + 2 * LIMITS.retry_cap_s + 1) == 0
+
+    def test_one_admitted_call_ends_a_route_s_episode(self) -> None:
+        refusals = Refusals(LIMITS)
+        refusals.lasting_s("m", 0.0)
+        refusals.lasting_s("other", 0.0)
+        assert refusals.lasting_s("m", 30.0) == 30.0
+        refusals.end("m")
+        assert refusals.lasting_s("m", 31.0) == 0.0
+        assert refusals.lasting_s("other", 31.0) == 31.0
 
 
 class TestMessages:
@@ -271,9 +285,7 @@ class TestMessages:
         st.binary(max_size=200),
         st.dictionaries(st.sampled_from(["retry-after"]), st.text()),
     )
-    def test_nothing_an_upstream_says_can_crash_us(
-        self, status: int, body: bytes, headers: dict[str, str]
-    ) -> None:
+    def test_nothing_an_upstream_says_can_crash_us(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         verdict = judge(status, body, headers)
         message = verdict.error_message or ""
         assert len(message) <= MAX_MESSAGE_CHARS

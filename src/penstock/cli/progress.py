@@ -78,7 +78,7 @@ class Display:
     def stage(self, name: str) -> None:
         """Begin a stage: its rate starts anew."""
         self._rate = Rate()
-        self._next_line_at = 0.0
+        self._next_line_at = monotonic() + _PLAIN_EVERY_S
         if self._bar is not None:
             if self._task is not None:
                 self._bar.remove_task(self._task)

@@ -122,7 +122,10 @@ class HttpProcessor:
                 ) from error
 
     def _refusing_s(self, item: Item, code_or_status: str | int) -> float:
-        return self._refusals.lasting_s(item.route, monotonic()) if refuses(code_or_status) else 0.0
+        if refuses(code_or_status):
+            return self._refusals.lasting_s(item.route, monotonic())
+        self._refusals.end(item.route)
+        return 0.0
 
     def _url(self, path: str) -> str | None:
         try:

@@ -47,10 +47,12 @@ class Failure:
 
 @dataclass(slots=True)
 class Refusals:
-    """Since when each route has been refusing, without a pause longer than the longest backoff.
+    """Since when each route has been refusing everything.
 
     A refusal charges no attempt, so the attempt number cannot make the backoff grow. The length of
-    the episode can, and it needs no count: sixty-four calls refused at once are one refusal.
+    the episode can, and it needs no count: sixty-four calls refused at once are one refusal. One call
+    admitted ends it: an upstream that limits the rate is not one that is down, and long waits would
+    only leave its allowance unused.
     """
 
     limits: RetryLimits
@@ -64,6 +66,11 @@ class Refusals:
         self._episodes[route] = (first, now_s)
         return now_s - first
 
+    def end(self, route: str) -> None:
+        """A call was admitted."""
+        if self._episodes:
+            self._episodes.pop(route, None)
+
 
 def backoff_s(attempt: int, limits: RetryLimits, rng: random.Random) -> float:
     """Exponential with full jitter: anywhere between nothing and the doubled base."""
@@ -74,6 +81,12 @@ def backoff_s(attempt: int, limits: RetryLimits, rng: random.Random) -> float:
 def refused_backoff_s(lasting_s: float, limits: RetryLimits, rng: random.Random) -> float:
     """From the base up to twice the time the route has been refusing: doubles as the episode lasts."""
     return rng.uniform(limits.retry_base_s, _window_s(lasting_s, limits))
+
+
+def route_rest_s(lasting_s: float, limits: RetryLimits) -> float:
+    """How long a route that refused starts nothing. A refusal comes back at once, so without a rest every waiting
+    item would collect one; and the longer the route has been down, the less often it needs asking."""
+    return max(limits.refusal_rest_s, min(limits.retry_cap_s, lasting_s / 4))
 
 
 def _window_s(lasting_s: float, limits: RetryLimits) -> float:
@@ -98,11 +111,15 @@ def judge_answer(
     status = answer.status
     if 200 <= status < 300:
         return _judge_success(answer, attempt, limits, rng)
+    if status < 200:
+        failure = Failure("protocol_error", f"HTTP {status} as a final answer", answer.duration_ms, status)
+        return judge_failure(failure, attempt, limits, rng)
     error = error_of(answer, secrets)
     if status in _NEEDS_A_PERSON or (status >= 400 and _QUOTA_CODES & error.words):
         return Halt(error.code, error.message, status, answer.duration_ms)
     if status in _NOT_ADMITTED:
-        gate_s = wait_hint_s(answer, limits, now_s, with_budgets=True)
+        hint_s = wait_hint_s(answer, limits, now_s, with_budgets=True)
+        gate_s = max(hint_s, route_rest_s(refusing_s, limits))
         # The floor is the same for all who were refused; the jitter keeps them from waking together.
         delay_s = gate_s + refused_backoff_s(refusing_s, limits, rng)
         return Again(error.code, error.message, delay_s, False, status, answer.duration_ms, gate_s)
@@ -155,8 +172,9 @@ def judge_failure(
 ) -> Verdict:
     """The verdict on an attempt without a whole answer."""
     if failure.code in _NEVER_SENT:
-        delay_s = refused_backoff_s(refusing_s, limits, rng)
-        return Again(failure.code, failure.message, delay_s, False, duration_ms=failure.duration_ms)
+        gate_s = route_rest_s(refusing_s, limits)
+        delay_s = gate_s + refused_backoff_s(refusing_s, limits, rng)
+        return Again(failure.code, failure.message, delay_s, False, duration_ms=failure.duration_ms, gate_s=gate_s)
     if failure.code in _PERMANENT or attempt >= limits.max_attempts:
         return Outcome(
             OutcomeState.FAILED,

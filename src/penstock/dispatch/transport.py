@@ -69,6 +69,9 @@ class Countdown:
 
     def stop(self, task: asyncio.Task[Any]) -> None:
         self._started.pop(task, None)
+        if task in self._expired:  # the client answered with something else than the cancellation
+            self._expired.discard(task)
+            task.uncancel()
 
     def claims(self, task: asyncio.Task[Any]) -> bool:
         """Whether a cancellation just caught in `task` came from here; if so it is undone."""
@@ -136,8 +139,6 @@ class PyreqwestTransport:
             async with request as response:
                 head_came = True
                 self._first_byte.stop(task)
-                if response.status < 200:
-                    raise TransportError("protocol_error", f"HTTP {response.status} as a final answer")
                 content = await self._read(response, task)
                 return Answer(response.status, content, _Headers(response.headers), int((monotonic() - started) * 1000))
         except asyncio.CancelledError:

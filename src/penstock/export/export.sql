@@ -18,9 +18,13 @@ SELECT o.ordinal, o.line, o.state::text, o.custom_id, o.status_code, o.request_i
 
 -- name: read_inputs_missing
 -- One lane's inputs that have no outcome, from an ordinal on: the lines a cancelled or expired batch never ran.
+-- The inner LIMIT keeps this one probe per input: as an anti-join, stale statistics made it read all of the lane's
+-- outcomes for each page, or even for each input.
 SELECT t.ordinal, t.line, t.custom_id
   FROM penstock.templates t
+  LEFT JOIN LATERAL (
+    SELECT true AS found FROM penstock.outcomes WHERE lane_id = %(lane)s AND ordinal = t.ordinal LIMIT 1) AS o ON true
  WHERE t.source_id = %(source_id)s AND t.source_lane = %(source_lane)s AND t.ordinal >= %(from)s
-   AND NOT EXISTS (SELECT FROM penstock.outcomes o WHERE o.lane_id = %(lane)s AND o.ordinal = t.ordinal)
+   AND o.found IS NULL
  ORDER BY t.ordinal
  LIMIT %(rows)s

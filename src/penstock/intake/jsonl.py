@@ -2,17 +2,18 @@
 
 A push parser without I/O: `feed` takes the file's plain bytes in chunks of any size and hands rows
 to its sink, ready for a binary COPY; `finish` judges the file as a whole. Every line passes through
-one loop, `_parse`, whose checks are cheap screens; whatever does not pass them is looked at again,
-slowly, in `explain`.
+one loop, `_parse`, which takes at once what is written like a line found good before; any other line
+is looked at closely, and `explain` says what is wrong with a bad one.
 """
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -38,24 +39,13 @@ _MAX_DIGITS = 4300
 _DIGIT_STRIDE = 256
 _DIGITS_SAMPLED = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS // _DIGIT_STRIDE))
 
-# Quotes before the body: two for each key and each string. A line that has all its keys and no more
-# quotes than these has each key once and no other.
-_QUOTES = 8 + 2
-_QUOTES_WITH_METHOD = _QUOTES + 4
-_SPACE, _OPEN = b" {"
-_NOT_DECODED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, IndexError)
+# Bytes of a custom_id that mean themselves in JSON and stand nowhere between its strings.
+_PLAIN = (string.ascii_letters + string.digits + "_-./@#+").encode()
+_OPEN = ord("{")
+_NOT_DECODED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-class _Head(msgspec.Struct, gc=False):
-    """A line whose body has been replaced by a number."""
-
-    custom_id: str
-    url: str
-    body: int
-    method: Literal["POST"] | msgspec.UnsetType = msgspec.UNSET
-
-
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     custom_id: str
     url: str
     body: msgspec.Raw
@@ -70,7 +60,6 @@ class _Id(msgspec.Struct):
     custom_id: str
 
 
-_decode_head = msgspec.json.Decoder(_Head).decode
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
@@ -103,6 +92,31 @@ class _Lane:
     total: int = 0
 
 
+class _Shape(NamedTuple):
+    """How a file writes its lines: what stands before the custom_id, and from there to the body.
+
+    Files are written by programs, so one line's shape is nearly always the next one's. A line of a
+    shape that was found good differs from it in custom_id and body alone.
+    """
+
+    before_id: bytes
+    after_id: bytes
+    url: str
+
+
+_NO_SHAPE = _Shape(b"\n", b"", "")
+"""Fits no line."""
+
+
+class _Found(NamedTuple):
+    custom_id: bytes
+    lane: _Lane | None
+    """None for a line that is not taken. Its custom_id still counts: all faults show in one go."""
+    body: bytes
+
+
+_NOTHING = _Found(b"", None, b"")
+
 Sink = Callable[[bytes, int], None]
 """Takes packed rows, and how many they are."""
 
@@ -117,8 +131,7 @@ class JsonlParser:
         self._sink = sink
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._unique = UniqueIds()
-        self._ids: list[bytes] = []
-        self._id_lines: list[int] = []
+        self._shape = _NO_SHAPE
         self._bad: list[BadLine] = []
         self._held: list[bytes] = []
         """Pieces of the line that has not ended yet."""
@@ -160,7 +173,6 @@ class JsonlParser:
             self._drop_long_line()
         elif self._held_bytes:
             self._parse(self._take_held())
-        self._unique.add(self._ids, self._id_lines)
         self._judge()
 
     def close(self) -> None:
@@ -188,66 +200,59 @@ class JsonlParser:
         self._take_held()
         self._line += 1
         self._note(self._line, explain.too_long(self._limits))
+        self._unique.add([b""])
 
     def _parse(self, block: bytes) -> None:
-        """Take a block of whole lines. This loop is the cost of intake: every call in it counts.
-
-        A line is cut at its body, so that each byte is decoded once: if what stands before the body is
-        an object once a number takes the body's place, and the body is an object, then so is the line.
-        A line that is written differently, or fails a check, is looked at closely.
-        """
-        max_id_chars, max_nesting = self._limits.max_custom_id_chars, self._limits.max_nesting
+        """Take a block of whole lines. This loop is the cost of intake: every call in it counts."""
+        max_id_bytes, max_nesting = self._limits.max_custom_id_chars, self._limits.max_nesting
         long = min(_MAX_DIGITS, self._limits.max_line_bytes)
-        lanes, row_starts, unset = self._lanes, _row_starts, msgspec.UNSET
         # The decoder takes values it skips without a look at their UTF-8. Looking at the whole block
         # costs next to nothing; only a bad one is looked at line by line.
         bad_utf8 = not _is_utf8(block)
+        lanes, row_starts = self._lanes, _row_starts
+        before_id, after_id, url = self._shape
+        id_start = len(before_id)
+        ids: list[bytes] = []
         rows: list[bytes] = []
         number = self._line
         for line in block.split(b"\n"):
             number += 1
-            try:
-                start = line.find(b'"body":') + 7
-                if line[start] == _SPACE:
-                    start += 1
-                head = line[:start]
-                body = line[start:-1]
-                request = _decode_head(head + b"0}")
-                custom_id = request.custom_id.encode()
-                lane = lanes.get((request.url, _decode_body(body).model))
+            lane = None
+            if line.startswith(before_id):
+                id_end = line.find(b'"', id_start)
+                custom_id = line[id_start:id_end]
+                body = line[id_end + len(after_id) : -1]
                 if (
-                    body[0] != _OPEN
-                    or not line.endswith(b"}}")
-                    or head.count(b'"') != (_QUOTES if request.method is unset else _QUOTES_WITH_METHOD)
-                    or not 0 < len(request.custom_id) <= max_id_chars
-                    or b"\0" in custom_id
-                    or body.count(b"{") + body.count(b"[") >= max_nesting
-                    or (len(line) > long and self._is_bad_long(line))
-                    or (bad_utf8 and not _is_utf8(line))
+                    line.startswith(after_id, id_end)
+                    and 0 < len(custom_id) <= max_id_bytes
+                    and not custom_id.translate(None, _PLAIN)
+                    and line.endswith(b"}}")
+                    and body[0] == _OPEN
+                    # No deeper than it has brackets; counting ends where the last one opens.
+                    and body.count(b"[", 0, body.rfind(b"[") + 1) + body.count(b"{", 0, body.rfind(b"{") + 1)
+                    < max_nesting
+                    and not (len(line) > long and self._is_bad_long(line))
+                    and not (bad_utf8 and not _is_utf8(line))
                 ):
-                    lane = None
-            except _NOT_DECODED:
-                lane = None
+                    try:
+                        lane = lanes.get((url, _decode_body(body).model))
+                    except _NOT_DECODED:
+                        lane = None
             if lane is None:
-                closely = self._look_closely(number, line)
-                if closely is None:
-                    continue
-                custom_id, lane, body = closely
-            length = len(custom_id)
-            rows += (
-                row_starts[length](lane.row_start, lane.total, 4, number, length, custom_id, _NULL, len(body)),
-                body,
-            )
-            lane.total += 1
-            self._ids.append(custom_id)
-            self._id_lines.append(number)
+                custom_id, lane, body = self._look_closely(number, line)
+                before_id, after_id, url = self._shape
+                id_start = len(before_id)
+            ids.append(custom_id)
+            if lane is not None:
+                length = len(custom_id)
+                start = row_starts[length]
+                rows += (start(lane.row_start, lane.total, 4, number, length, custom_id, _NULL, len(body)), body)
+                lane.total += 1
         self._line = number
+        self._unique.add(ids)
         self._pass_on(rows)
 
     def _pass_on(self, rows: list[bytes]) -> None:
-        self._unique.add(self._ids, self._id_lines)
-        self._ids.clear()
-        self._id_lines.clear()
         count = len(rows) // _PIECES_PER_ROW
         self.requests += count
         if self.requests > self._limits.max_lines or self._line > _MAX_INT4:
@@ -265,27 +270,27 @@ class JsonlParser:
         # A sample of every so many bytes shows a run of digits this long; few lines have one.
         return bool(_DIGITS_SAMPLED.search(line[::_DIGIT_STRIDE]) and explain.number_fault(line))
 
-    def _look_closely(self, number: int, line: bytes) -> tuple[bytes, _Lane, bytes] | None:
-        """The same decision, whatever the order of keys and whichever unknown ones are there."""
+    def _look_closely(self, number: int, line: bytes) -> _Found:
+        """Decide on a line of any shape. The line's own becomes the one that is expected next."""
         if self.hopeless or explain.is_blank(line):
-            return None
+            return _NOTHING
         try:
             if self._is_bad_long(line) or not _is_utf8(line):
                 raise msgspec.DecodeError
             request = _decode_line(line)
             model = _decode_body(request.body).model
         except _NOT_DECODED:
-            self._note(number, explain.explain(line, self._limits), _custom_id_of(line))
-            return None
+            return self._note(number, explain.explain(line, self._limits), _custom_id_of(line))
         lane = (
             explain.shape_fault(line, self._limits)
             or explain.custom_id_fault(request.custom_id, self._limits)
             or self._lane_of(request.url, model)
         )
         if isinstance(lane, Fault):
-            self._note(number, lane, request.custom_id)
-            return None
-        return request.custom_id.encode(), lane, bytes(request.body)
+            return self._note(number, lane, request.custom_id)
+        found = _Found(request.custom_id.encode(), lane, bytes(request.body))
+        self._shape = _shape_of(line, found, request.url) or self._shape
+        return found
 
     def _lane_of(self, url: str, model: str) -> _Lane | Fault:
         lane = self._lanes.get((url, model))
@@ -299,13 +304,12 @@ class JsonlParser:
         lane = self._lanes[url, model] = _Lane(row_start)
         return lane
 
-    def _note(self, number: int, fault: Fault, custom_id: str = "") -> None:
+    def _note(self, number: int, fault: Fault, custom_id: str = "") -> _Found:
         if not self.hopeless:
             self._bad.append(BadLine(number, fault.field, fault.reason, fault.code))
-        # A bad line's id still counts: both faults show in one go.
-        if explain.custom_id_fault(custom_id, self._limits) is None:
-            self._ids.append(custom_id.encode())
-            self._id_lines.append(number)
+        if explain.custom_id_fault(custom_id, self._limits) is not None:
+            return _NOTHING
+        return _Found(custom_id.encode(), None, b"")
 
     def _judge(self) -> None:
         limit = self._limits.max_reported_lines
@@ -323,6 +327,20 @@ class JsonlParser:
                 code="empty_file",
                 hint="Expected one JSON object per line, with custom_id, url and body.",
             )
+
+
+def _shape_of(line: bytes, found: _Found, url: str) -> _Shape | None:
+    """The shape of a good line, if it has one: the body last, no escapes, and the id only once."""
+    head, quoted = line[: -len(found.body) - 1], b'"%b"' % found.custom_id
+    if (
+        not line.endswith(found.body + b"}")
+        or found.custom_id.translate(None, _PLAIN)
+        or b"\\" in head
+        or head.count(quoted) != 1
+    ):
+        return None
+    before_id, _, after_id = head.partition(quoted)
+    return _Shape(before_id + b'"', b'"' + after_id, url)
 
 
 def _custom_id_of(line: bytes) -> str:

@@ -33,7 +33,7 @@ class Duplicate(NamedTuple):
 
 
 class UniqueIds:
-    """Takes every (custom_id, line) of a file in line order, then names the ids seen twice.
+    """Takes the custom_id of every line of a file in order, then names those seen twice.
 
     `run_ids` bounds what waits in memory, `set_ids` what is compared at once: a partition with more
     ids is read several times, a share of them each time.
@@ -43,17 +43,17 @@ class UniqueIds:
         self._run_ids = run_ids
         self._set_ids = set_ids
         self._ids: list[bytes] = []
-        self._lines: list[int] = []
+        self._first_line = 1
+        """The line of the first id waiting."""
         self._bytes = 0
-        self._spilled_ids = 0
         self._spill: IO[bytes] | None = None
         self._runs: list[array[int]] = []
         """For each run, where each partition's segment starts, and where the last one ends."""
 
-    def add(self, ids: Sequence[bytes], lines: Sequence[int]) -> None:
-        """Ids are UTF-8 and hold no NUL, which separates them in the file."""
+    def add(self, ids: Sequence[bytes]) -> None:
+        """The next lines' ids, in UTF-8 and without NUL, which separates them in the file. Empty for
+        a line that has none."""
         self._ids += ids
-        self._lines += lines
         self._bytes += sum(map(len, ids))
         if len(self._ids) >= self._run_ids or self._bytes >= _RUN_BYTES:
             self._write_run()
@@ -61,12 +61,12 @@ class UniqueIds:
     def duplicates(self, limit: int) -> tuple[list[Duplicate], bool]:
         """The first `limit` repeated lines, in line order, and whether there are more."""
         if self._spill is None:
-            found = _repeats([(self._ids, self._lines)], limit)
+            found = _repeats([(self._ids, range(1, len(self._ids) + 1))], limit)
             return found[:limit], len(found) > limit
         self._write_run()
         first: list[Duplicate] = []
         more = False
-        shares = 1 + self._spilled_ids // _PARTITIONS // self._set_ids
+        shares = 1 + self._first_line // _PARTITIONS // self._set_ids
         for partition, share in product(range(_PARTITIONS), range(shares)):
             segments = partial(self._segments, self._spill, partition)
             if shares > 1:
@@ -77,19 +77,20 @@ class UniqueIds:
         return first, more
 
     def close(self) -> None:
-        self._ids, self._lines = [], []
+        self._ids = []
         if self._spill is not None:
             self._spill.close()
 
     def _write_run(self) -> None:
         ids: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         lines: list[list[int]] = [[] for _ in range(_PARTITIONS)]
-        for custom_id, line in zip(self._ids, self._lines, strict=True):
-            partition = hash(custom_id) % _PARTITIONS
-            ids[partition].append(custom_id)
-            lines[partition].append(line)
-        self._spilled_ids += len(self._ids)
-        self._ids, self._lines, self._bytes = [], [], 0
+        for line, custom_id in enumerate(self._ids, self._first_line):
+            if custom_id:
+                partition = hash(custom_id) % _PARTITIONS
+                ids[partition].append(custom_id)
+                lines[partition].append(line)
+        self._first_line += len(self._ids)
+        self._ids, self._bytes = [], 0
         segments = [
             b"".join((len(part).to_bytes(4, "little"), array("i", numbers).tobytes(), b"\0".join(part)))
             for part, numbers in zip(ids, lines, strict=True)
@@ -134,7 +135,7 @@ def _repeats(segments: Iterable[_Segment], limit: int) -> list[Duplicate]:
     found: list[Duplicate] = []
     for custom_id, line in chain.from_iterable(zip(*segment, strict=True) for segment in segments):
         first_line = first_lines.setdefault(custom_id, line)
-        if first_line != line:
+        if first_line != line and custom_id:
             found.append(Duplicate(line, first_line, custom_id.decode()))
             if len(found) > limit:
                 break

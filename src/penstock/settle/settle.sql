@@ -1,17 +1,21 @@
 -- name: settle_if_leased
 -- Records what became of leased ordinals, in one statement: outcomes, deferrals, history, counters, the lease.
 -- Only ordinals that a lease of this worker still holds are written; the others were fenced and change nothing.
--- Counters come from the rows actually written. Leases are locked in id order, so two settles cannot deadlock, and
--- rows are addressed by id = ANY(...), which stays an index probe however many dead versions surround them.
+-- Counters come from the rows written: an outcome that exists already would fail the statement. Leases are locked in
+-- id order, so two settles cannot deadlock.
+-- Rows are addressed by id = ANY(...), which stays an index probe however many dead versions surround them, and what
+-- belongs to them is found in arrays sorted by id (width_bucket halves its way there). Joins in its place depend on
+-- estimates: for a thousand sessions they became loops within loops.
 WITH held AS MATERIALIZED (
-  SELECT id, lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims
+  SELECT id, lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims,
+         ordinals - (%(gone)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])] AS remaining
     FROM penstock.leases
    WHERE id = ANY (%(leases)b::int8[]) AND worker_id = %(worker)b::uuid
    ORDER BY id
      FOR UPDATE
 ),
 final AS MATERIALIZED (
-  SELECT h.lane_id, h.attempt AS attempts, f.*
+  SELECT h.lane_id, h.batch_id, h.limited, h.attempt AS attempts, f.*
     FROM unnest(%(f_lease)b::int8[], %(f_ordinal)b::int4[], %(f_line)b::int4[], %(f_state)b::text[],
                 %(f_status)b::int4[], %(f_custom_id)b::text[], %(f_request_id)b::text[], %(f_error_code)b::text[],
                 %(f_error_message)b::text[], %(f_duration_ms)b::int4[], %(f_response)b::bytea[])
@@ -40,7 +44,6 @@ written AS (
   SELECT lane_id, ordinal, line, state::penstock.outcome_state, status_code, attempts, lease_id,
          coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
     FROM final
-  RETURNING lane_id, state
 ),
 deferred AS (
   INSERT INTO penstock.deferrals
@@ -52,7 +55,6 @@ deferred AS (
   SELECT lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims, 'given_back',
          coalesce(%(now)s::timestamptz, now())
     FROM back
-  RETURNING batch_id, reason
 ),
 noted AS (
   INSERT INTO penstock.attempts
@@ -67,34 +69,24 @@ noted AS (
     FROM final
    WHERE state <> 'completed'
 ),
-remaining AS MATERIALIZED (
-  SELECT h.id, h.ordinals - g.ordinals AS ordinals
-    FROM unnest(%(leases)b::int8[], %(gone)s::int4multirange[]) AS g (lease_id, ordinals)
-    JOIN held h ON h.id = g.lease_id
-),
 shrunk AS (
-  UPDATE penstock.leases l
-     SET ordinals = r.ordinals, progressed_at = coalesce(%(now)s::timestamptz, now())
-    FROM remaining r
-   WHERE l.id = r.id
-     AND l.id = ANY (ARRAY(SELECT id FROM remaining WHERE NOT isempty(ordinals)))
+  UPDATE penstock.leases
+     SET ordinals = ordinals - (%(gone)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])],
+         progressed_at = coalesce(%(now)s::timestamptz, now())
+   WHERE id = ANY (ARRAY(SELECT id FROM held WHERE NOT isempty(remaining)))
 ),
 ended AS (
   DELETE FROM penstock.leases
-   WHERE id = ANY (ARRAY(SELECT id FROM remaining WHERE isempty(ordinals)))
+   WHERE id = ANY (ARRAY(SELECT id FROM held WHERE isempty(remaining)))
+),
+room AS MATERIALIZED (
+  SELECT array_agg(lane_id ORDER BY lane_id) AS lanes, array_agg(count ORDER BY lane_id) AS counts
+    FROM (SELECT lane_id, count(*)::int4 FROM final WHERE limited GROUP BY lane_id) AS n
 ),
 freed AS (
-  UPDATE penstock.lanes l
-     SET busy = l.busy - n.count
-    FROM (SELECT w.lane_id, count(*)::int4
-            FROM written w
-           WHERE w.lane_id = ANY (ARRAY(SELECT lane_id FROM held WHERE limited))
-           GROUP BY w.lane_id) AS n
-   WHERE l.id = n.lane_id
-     AND l.id = ANY (ARRAY(SELECT lane_id FROM held WHERE limited))
-),
-batch_of AS MATERIALIZED (
-  SELECT DISTINCT lane_id, batch_id FROM held
+  UPDATE penstock.lanes
+     SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))]
+   WHERE id = ANY (ARRAY(SELECT lane_id FROM final WHERE limited))
 ),
 counted AS (
   INSERT INTO penstock.progress (batch_id, completed, failed, not_found, skipped, retried)
@@ -102,11 +94,11 @@ counted AS (
          count(*) FILTER (WHERE what = 'completed'), count(*) FILTER (WHERE what = 'failed'),
          count(*) FILTER (WHERE what = 'not_found'), count(*) FILTER (WHERE what = 'skipped'),
          count(*) FILTER (WHERE what = 'retry')
-    FROM (SELECT b.batch_id, w.state::text AS what FROM written w JOIN batch_of b USING (lane_id)
+    FROM (SELECT batch_id, state AS what FROM final
           UNION ALL
-          SELECT batch_id, 'retry' FROM deferred WHERE reason = 'retry') AS moved
+          SELECT batch_id, 'retry' FROM again) AS moved
    GROUP BY batch_id
 )
-SELECT (SELECT count(*) FROM written)::int4 AS outcomes,
+SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,
        (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back

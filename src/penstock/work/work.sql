@@ -46,9 +46,9 @@ SELECT b.id, b.state, b.total, b.created_at, b.target, b.paused_at, b.cancelling
   LEFT JOIN LATERAL (
     SELECT sum(completed) AS completed, sum(failed) AS failed, sum(not_found) AS not_found,
            sum(skipped) AS skipped, sum(retried) AS retried
-      FROM penstock.progress WHERE batch_id = b.id AND b.completed IS NULL) AS p ON true
+      FROM penstock.progress WHERE batch_id = %(id)s AND b.completed IS NULL) AS p ON true
   LEFT JOIN LATERAL (
-    SELECT sum(size) AS in_flight FROM penstock.leases WHERE batch_id = b.id) AS l ON true
+    SELECT sum(size) AS in_flight FROM penstock.leases WHERE batch_id = %(id)s) AS l ON true
  WHERE b.id = %(id)s AND b.deleted_at IS NULL
 
 -- name: pause_if_running
@@ -59,10 +59,10 @@ WITH batch AS (
   RETURNING id
 ),
 closed AS (
-  UPDATE penstock.lanes SET open = false WHERE batch_id = (SELECT id FROM batch)
+  UPDATE penstock.lanes SET open = false WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
 ),
 parked AS (
-  UPDATE penstock.deferrals SET held = true WHERE batch_id = (SELECT id FROM batch) AND NOT held
+  UPDATE penstock.deferrals SET held = true WHERE batch_id = %(id)s AND NOT held AND EXISTS (SELECT FROM batch)
 )
 SELECT id FROM batch
 
@@ -74,10 +74,10 @@ WITH batch AS (
   RETURNING id
 ),
 opened AS (
-  UPDATE penstock.lanes SET open = true WHERE batch_id = (SELECT id FROM batch)
+  UPDATE penstock.lanes SET open = true WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
 ),
 released AS (
-  UPDATE penstock.deferrals SET held = false WHERE batch_id = (SELECT id FROM batch) AND held
+  UPDATE penstock.deferrals SET held = false WHERE batch_id = %(id)s AND held AND EXISTS (SELECT FROM batch)
 )
 SELECT id FROM batch
 
@@ -89,10 +89,10 @@ WITH batch AS (
   RETURNING id
 ),
 closed AS (
-  UPDATE penstock.lanes SET open = false WHERE batch_id = (SELECT id FROM batch)
+  UPDATE penstock.lanes SET open = false WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
 ),
 parked AS (
-  UPDATE penstock.deferrals SET held = true WHERE batch_id = (SELECT id FROM batch) AND NOT held
+  UPDATE penstock.deferrals SET held = true WHERE batch_id = %(id)s AND NOT held AND EXISTS (SELECT FROM batch)
 )
 SELECT id FROM batch
 
@@ -147,9 +147,9 @@ RETURNING id
 
 -- name: hold_strays
 -- Holds deferrals that were written while their batch was being paused or cancelled.
-UPDATE penstock.deferrals d SET held = true
- WHERE d.batch_id = %(id)s AND NOT d.held
-   AND NOT EXISTS (SELECT FROM penstock.lanes l WHERE l.id = d.lane_id AND l.open)
+UPDATE penstock.deferrals SET held = true
+ WHERE batch_id = %(id)s AND NOT held
+   AND lane_id = ANY (ARRAY(SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND NOT open))
 
 -- name: list_unfinished
 -- Batches that have not ended, for the housekeeping round.

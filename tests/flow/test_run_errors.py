@@ -1,0 +1,351 @@
+"""What goes wrong for a user of `penstock run`: the exit code, a message that says what to do, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from tests.support.cli import (
+    Finished,
+    ask,
+    call_count,
+    check_answers,
+    finish,
+    ids_of,
+    opened,
+    request_line,
+    run_cli,
+    start_cli,
+    write_lines,
+    write_requests,
+)
+from tests.support.mock_process import MockProcess, start_mock_process
+from tests.support.wait import wait_until
+
+from penstock.db import embedded
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[MockProcess]:
+    with start_mock_process() as process:
+        yield process
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_requests(tmp_path / "requests.jsonl", 5)
+
+
+def run(directory: Path, *options: str | Path, env: dict[str, str] | None = None) -> Finished:
+    """Run to the end; whatever happened, no draft may be left."""
+    ended = run_cli("run", *options, cwd=directory, env=env)
+    assert not list(directory.rglob("*.part"))
+    return ended
+
+
+# -- the input
+
+
+def test_inputs_that_are_no_file(tmp_path: Path, mock: MockProcess) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    rest = ("--base-url", mock.base_url, "-o", "answers.jsonl")
+    run(tmp_path, "missing.jsonl", *rest).refuses(2, "missing.jsonl: no such file")
+    run(tmp_path, "folder", *rest).refuses(2, "folder is a directory")
+    run(tmp_path, "pipe", *rest).refuses(2, "pipe is not a regular file", "save the stream to a file")
+    run(tmp_path, "-", *rest).refuses(2, "standard input", "Save the stream to a file")
+    run(tmp_path, "x" * 300, *rest).refuses(2, "File name too long")
+    assert not (tmp_path / "answers.jsonl").exists()
+    assert not (tmp_path / ".penstock").exists(), "a database was made for nothing"
+
+
+_GOOD = json.dumps(request_line("a", "hello"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ["requests.jsonl", "empty"]),
+        ("\n  \n\n", ["requests.jsonl"]),
+        (_GOOD + "\n\n{not json\n", ["requests.jsonl", "line 3", "not valid; nothing was stored"]),
+        (_GOOD + "\n" + _GOOD.replace('"a"', '"b"') + "\n\n" + _GOOD + "\n", ["line 4", "line 1", "custom_id"]),
+        (_GOOD + '\n{"custom_id": "b", "url": "/v1/chat/completions"}\n', ["line 2", "body"]),
+    ],
+    ids=["empty", "blank", "not JSON", "duplicate custom_id", "no body"],
+)
+def test_inputs_that_are_no_requests(
+    tmp_path: Path, database_18: str, mock: MockProcess, text: str, said: list[str]
+) -> None:
+    before = call_count(mock)
+    (tmp_path / "requests.jsonl").write_text(text)
+    rest = ("--base-url", mock.base_url, "-o", "answers.jsonl", "--database-url", database_18)
+    run(tmp_path, "requests.jsonl", *rest).refuses(2, *said)
+    assert not (tmp_path / "answers.jsonl").exists()
+    assert call_count(mock) == before
+    with psycopg.connect(database_18) as connection:
+        assert ask(connection, "SELECT count(*) FROM penstock.batches") == 0
+        assert ask(connection, "SELECT count(*) FROM penstock.files WHERE state = 'ready'") == 0
+
+
+# -- the target
+
+
+def test_a_base_url_that_nobody_answers(tmp_path: Path, database_18: str, source: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else gets it
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        rest = ("-o", "answers.jsonl", "--database-url", database_18)
+        run(tmp_path, source, "--base-url", url, *rest).refuses(1, f"nothing answers at {url}", "Check the URL")
+    with psycopg.connect(database_18) as connection:
+        assert ask(connection, "SELECT count(*) FROM penstock.files") == 0, "stored although it cannot be run"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], ["give either --base-url or --processor"]),
+        (["--base-url", "http://127.0.0.1:1", "--processor", "a:b"], ["give either --base-url or --processor"]),
+        (["--base-url", "localhost:8000/v1"], ["localhost:8000/v1", "http"]),
+        (["--base-url", "http://[::1/v1"], ["http://[::1/v1", "http"]),
+        (["--base-url", "http://127.0.0.1:1", "--set", "max_atempts=3"], ["max_atempts", "Did you mean max_attempts"]),
+        (["--base-url", "http://127.0.0.1:1", "--set", "max_attempts"], ["expected NAME=VALUE"]),
+        (["--base-url", "http://127.0.0.1:1", "--set", "max_attempts=0"], ["max_attempts: 0 is out of range"]),
+        (["--base-url", "http://127.0.0.1:1", "--concurrency", "0"], ["concurrency", "out of range"]),
+        (["--base-url", "http://127.0.0.1:1", "--config", "missing.toml"], ["missing.toml", "No such file"]),
+    ],
+    ids=["neither", "both", "no scheme", "bad host", "unknown setting", "no value", "range", "concurrency", "config"],
+)
+def test_wrong_usage(tmp_path: Path, source: Path, options: list[str], said: list[str]) -> None:
+    ended = run(tmp_path, source, "-o", "answers.jsonl", "--json", *options)
+    ended.expect(2)
+    assert ended.summary["exit_code"] == 2
+    for word in said:
+        assert word in ended.stderr
+    assert ended.summary["error"]["message"] in ended.stderr
+    assert not (tmp_path / ".penstock").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("rows", ["not of the form module:function"]),
+        ("rows.py:work", ["is a path, not a module name", "rows:work"]),
+        ("nowhere:work", ["there is no module 'nowhere'"]),
+        ("rows:wrok", ["rows has no 'wrok'", "Did you mean work?"]),
+        ("rows:number", ["not a function"]),
+        ("broken:work", ["importing broken failed: SyntaxError", "broken.py, line 2"]),
+        ("dependent:work", ["importing dependent failed: ModuleNotFoundError", "absent_module"]),
+        ("leaving:work", ["importing leaving failed: SystemExit"]),
+    ],
+)
+def test_bad_processors(tmp_path: Path, database_18: str, source: Path, spec: str, said: list[str]) -> None:
+    (tmp_path / "rows.py").write_text("number = 3\ndef work(item):\n    return 1\n")
+    (tmp_path / "broken.py").write_text("\ndef work(item:\n")
+    (tmp_path / "dependent.py").write_text("import absent_module\n")
+    (tmp_path / "leaving.py").write_text("raise SystemExit('no')\n")
+    rest = ("-o", "answers.jsonl", "--database-url", database_18)
+    run(tmp_path, source, "--processor", spec, *rest).refuses(2, *said)
+    assert not (tmp_path / "answers.jsonl").exists()
+
+
+# -- the key
+
+
+def test_a_wrong_key_pauses_and_the_right_one_goes_on(tmp_path: Path, database_18: str) -> None:
+    source = write_requests(tmp_path / "requests.jsonl", 200, models=("a", "b"))
+    with start_mock_process("--require-key", "right-and-long") as mock:
+        command = (source, "--base-url", mock.base_url, "-o", "answers.jsonl", "--database-url", database_18)
+        wrong = run(tmp_path, *command, env={"OPENAI_API_KEY": "wrong-and-long"})
+        wrong.expect(4)
+        assert "reason" in wrong.stderr
+        assert "401" in wrong.stderr
+        assert "run the same command to go on" in wrong.stdout
+        assert "wrong-and-long" not in wrong.stdout + wrong.stderr
+        assert not (tmp_path / "answers.jsonl").exists()
+        with psycopg.connect(database_18) as connection:
+            assert ask(connection, "SELECT count(*) FROM penstock.attempts") == 0
+            assert ask(connection, "SELECT count(*) FROM penstock.leases") == 0
+            assert ask(connection, "SELECT max(attempt) FROM penstock.deferrals") <= 1
+
+        paused = run(tmp_path, *command, "--json").expect(4)
+        assert paused.summary["pending"] == 200
+        assert "401" in paused.summary["reasons"][0]
+
+        run(tmp_path, *command, env={"OPENAI_API_KEY": "right-and-long"}).expect(0)
+        assert call_count(mock) < 200 + 3 * 64 * 2
+    check_answers(tmp_path / "answers.jsonl", ids_of(200))
+    with psycopg.connect(database_18) as connection:
+        assert ask(connection, "SELECT max(attempts) FROM penstock.outcomes") == 1
+
+
+def test_keys_that_cannot_be_read(tmp_path: Path, database_18: str, source: Path, mock: MockProcess) -> None:
+    rest = (source, "--base-url", mock.base_url, "-o", "answers.jsonl", "--database-url", database_18)
+    run(tmp_path, *rest, "--api-key-env", "NO_SUCH_KEY").refuses(2, "NO_SUCH_KEY: the variable is not set")
+    run(tmp_path, *rest, "--api-key-file", "missing.key").expect(2)
+    (tmp_path / "two.key").write_text("sk-one\nsk-two\n")
+    ended = run(tmp_path, *rest, "--api-key-file", "two.key")
+    ended.refuses(2, "two.key: does not hold a usable API key")
+    assert "sk-" not in ended.stderr
+
+
+# -- the output
+
+
+def test_outputs_that_cannot_be_written(tmp_path: Path, source: Path, mock: MockProcess) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "taken.errors.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "mirror.jsonl").symlink_to(source)
+    stored = source.read_bytes()
+    for output, *said in (
+        ("missing/answers.jsonl", "cannot write", "missing/answers.jsonl", "directory must exist"),
+        ("requests.jsonl/answers.jsonl", "cannot write", "Not a directory"),
+        ("folder", "folder is a directory"),
+        ("taken.jsonl", "taken.errors.jsonl is a directory"),
+        ("requests.jsonl", "overwrite the input"),
+        ("mirror.jsonl", "overwrite the input"),
+        ("pipe", "pipe is not a regular file"),
+        ("/dev/null", "/dev/null is not a regular file"),
+        ("loop", "cannot write loop"),
+        ("y" * 250, "File name too long"),
+    ):
+        run(tmp_path, source, "--base-url", mock.base_url, "-o", output).refuses(2, *said)
+    assert source.read_bytes() == stored
+    assert not (tmp_path / ".penstock").exists()
+
+
+@contextmanager
+def small_disk(directory: Path, size_bytes: int) -> Iterator[Callable[[], None]]:
+    """A file system of this size at the directory; yields what lifts the limit.
+
+    Where mounting is not allowed, this process's limit on the size of a file stands in for it: children inherit
+    it, and a write beyond it fails much as one on a full disk.
+    """
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0755", "tmpfs", str(directory)]
+    with ExitStack() as stack:
+        if os.geteuid() == 0 and subprocess.run(mount, check=False, capture_output=True).returncode == 0:
+            # Lazily: the server may still be about to leave.
+            stack.callback(subprocess.run, ["umount", "--lazy", str(directory)], check=True)
+            grow = ["mount", "-o", f"remount,size={64 * size_bytes}", str(directory)]
+            yield lambda: subprocess.run(grow, check=True) and None
+        else:
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            lift = stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (soft, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+            yield lift
+
+
+def test_a_full_disk_keeps_the_old_output_and_the_results(tmp_path: Path, database_18: str, mock: MockProcess) -> None:
+    source = write_requests(tmp_path / "requests.jsonl", 5_000)
+    disk = tmp_path / "disk"
+    with small_disk(disk, MIB) as lift:
+        output = disk / "answers.jsonl"
+        output.write_bytes(b"what was there before\n")
+        command = (source, "--base-url", mock.base_url, "-o", output, "--database-url", database_18)
+        run(tmp_path, *command).refuses(1, f"cannot write {output}: ", "every result is stored", "make room")
+        assert [path.name for path in disk.iterdir()] == ["answers.jsonl"]
+        assert output.read_bytes() == b"what was there before\n"
+        called = call_count(mock)
+        lift()
+        run(tmp_path, *command).expect(0)
+        check_answers(output, ids_of(5_000))
+        assert call_count(mock) == called
+
+
+# -- the database
+
+
+def test_a_full_disk_under_the_database(tmp_path: Path) -> None:
+    """First the intake does not fit. Then it does, and the answers do not; with room made, the run goes on."""
+    fat = "x" * 20_000
+    large = write_lines(tmp_path / "large.jsonl", (request_line(f"r-{n}", f"{n} {fat}") for n in range(1, 6_001)))
+    small = write_requests(tmp_path / "small.jsonl", 3_000)
+    disk = tmp_path / "disk"
+    rest = ("-o", "answers.jsonl", "--data-dir", disk / "data")
+    with small_disk(disk, 120 * MIB) as lift, start_mock_process("--response-bytes", "40000") as mock:
+        rest = (*rest, "--base-url", mock.base_url)
+        ended = run(tmp_path, large, *rest)
+        ended.refuses(1, "large.jsonl", "nothing was stored")
+        assert "No space left" in ended.stderr or "too large" in ended.stderr or "disk" in ended.stderr
+        assert call_count(mock) == 0
+
+        full = run(tmp_path, small, *rest, "--set", "settle_retry_s=1", "--set", "connect_wait_s=5")
+        full.refuses(1, "database", "the same command goes on")
+        assert not (tmp_path / "answers.jsonl").exists()
+
+        lift()
+        run(tmp_path, small, *rest).expect(0)
+        check_answers(tmp_path / "answers.jsonl", ids_of(3_000))
+
+
+def test_databases_that_cannot_be_reached(tmp_path: Path, source: Path, mock: MockProcess) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        for url, code, *said in (
+            (f"postgresql://me:secret@127.0.0.1:{port}/x", 1, "cannot reach the database", "Connection refused"),
+            ("mysql://me:secret@127.0.0.1/x", 2, "not the address of a PostgreSQL", "postgresql://user@host"),
+            ("nonsense", 2, "not the address of a PostgreSQL"),
+        ):
+            ended = run(
+                tmp_path, source, "--base-url", mock.base_url, "-o", "answers.jsonl", "--database-url", str(url)
+            )
+            ended.refuses(int(code), "--database-url", *map(str, said))
+            assert "secret" not in ended.stdout + ended.stderr
+
+
+def test_a_database_user_without_rights(tmp_path: Path, server: str, source: Path, mock: MockProcess) -> None:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("CREATE ROLE weak LOGIN")
+        connection.execute("CREATE DATABASE bare")
+        try:
+            url = make_conninfo(server, user="weak", dbname="bare")
+            rest = ("--base-url", mock.base_url, "-o", "answers.jsonl", "--database-url", url)
+            run(tmp_path, source, *rest).refuses(1, "may not create the schema 'penstock'", "CREATE SCHEMA penstock")
+        finally:
+            connection.execute("DROP DATABASE bare WITH (FORCE)")
+            connection.execute("DROP ROLE weak")
+
+
+def test_a_data_directory_that_cannot_be_used(tmp_path: Path, source: Path, mock: MockProcess) -> None:
+    rest = (source, "--base-url", mock.base_url, "-o", "answers.jsonl")
+    ended = run(tmp_path, *rest, "--data-dir", source)
+    ended.expect(2)
+    assert "is a file" in ended.stderr
+    run(tmp_path, *rest, "--data-dir", source / "below").refuses(1, "is not a directory", "--data-dir")
+
+
+def test_an_interrupted_intake_keeps_nothing(tmp_path: Path, mock: MockProcess) -> None:
+    source = write_requests(tmp_path / "requests.jsonl", 20_000)
+    data_dir = tmp_path / ".penstock"
+    with embedded.acquire(data_dir), opened(data_dir) as connection:
+        slow = ("--set", "copy_batch_rows=1")
+        with start_cli(
+            "run", source, "--base-url", mock.base_url, "-o", "answers.jsonl", "--json", *slow, cwd=tmp_path
+        ) as process:
+            wait_until(lambda: _stored(connection) > 0, 60)
+            process.send_signal(2)
+            ended = finish(process).expect(130)
+        assert ended.summary["exit_code"] == 130
+        assert "nothing was kept" in ended.summary["error"]["message"]
+        assert ask(connection, "SELECT count(*) FROM penstock.files WHERE state <> 'failed'") == 0
+        assert ask(connection, "SELECT count(*) FROM penstock.workers") == 0
+
+
+def _stored(connection: psycopg.Connection) -> int:
+    if ask(connection, "SELECT count(*) FROM pg_tables WHERE schemaname = 'penstock' AND tablename = 'templates'") == 0:
+        return 0
+    return ask(connection, "SELECT count(*) FROM penstock.templates")
