@@ -228,6 +228,9 @@ class Worker:
                     max_rows=_READ_ROWS,
                     max_bytes=max(1, self._config.claim.ready_max_bytes - self._ready_bytes),
                 )
+            if lease.id not in self._unread:
+                # Its route was halted or held during the read, and everything unread has gone back.
+                return
             if not items:
                 # The lane was closed since the claim: what was not read goes back.
                 self.buffer.give_back(lease, self._unread.pop(lease.id)[1])

@@ -2,52 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
 from uuid import UUID, uuid4
 
+import psycopg
+from psycopg.conninfo import make_conninfo
 from tests.support.plans import Session
 
+from penstock.claim import claim as claims
+from penstock.db.pool import Connection
+from penstock.model import Lease
+from penstock.work import batches
+
 POOL = "plans"
-BUSY_ROUTE = "model-busy"
+ROUTE = "model-busy"
 """Has the lane to look at, and the neighbours' runnable lanes behind it."""
-DUE_ROUTE = "model-due"
-"""Has due deferrals, and many that are not due or held."""
+DEFERRED_ROUTE = "model-deferred"
+"""Has deferrals alone: tomorrow's, and held ones that would be due."""
+LEASED = 100
 
 TABLES = (
     *("files", "file_lanes", "templates", "batches", "lanes", "leases"),
     *("deferrals", "outcomes", "attempts", "progress", "workers", "gates"),
 )
 
-_POPULATE = (
-    # The neighbours: files of two lines each, their batches, one runnable and one used-up lane per batch.
+_names = (f"plan{number}" for number in count())
+
+_NEIGHBOURS = (
+    # Files of two lines, a batch of each, one runnable and one used-up lane in every batch.
     "INSERT INTO penstock.files (id, owner, filename, worker_id, lines, state, created_at, sealed_at)"
     " SELECT gen_random_uuid(), 'local', 'f', gen_random_uuid(), 2, 'ready', now(), now()"
     "   FROM generate_series(1, %(few)s)",
-    "INSERT INTO penstock.file_lanes SELECT source_id, n, 'model-' || n, '/v1', 1"
-    "   FROM penstock.files, generate_series(0, 1) AS n ON CONFLICT DO NOTHING",
+    "INSERT INTO penstock.file_lanes"
+    " SELECT source_id, n, 'model-' || n, '/v1', 1 FROM penstock.files, generate_series(0, 1) AS n"
+    " ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.batches (id, owner, file_id, pool, total, created_at)"
     " SELECT gen_random_uuid(), 'local', id, %(pool)s, 2, now() FROM penstock.files",
     "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, next, total)"
-    " SELECT b.id, %(pool)s, %(busy)s, '/v1', f.source_id, n, n, 1"
+    " SELECT b.id, %(pool)s, %(route)s, '/v1', f.source_id, n, n, 1"
     "   FROM penstock.batches b JOIN penstock.files f ON f.id = b.file_id, generate_series(0, 1) AS n",
-    "INSERT INTO penstock.progress (batch_id, completed)"
-    " SELECT id, 0 FROM penstock.batches, generate_series(1, 10)",
+    "INSERT INTO penstock.progress (batch_id) SELECT id FROM penstock.batches, generate_series(1, 10)",
     "INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)"
     " SELECT gen_random_uuid(), %(pool)s, 'h', 'm', 1, 0, now(), now() FROM generate_series(1, %(few)s)",
-    # What the neighbours have in flight, and what they are to run again.
     "INSERT INTO penstock.leases (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt,"
     "  claimed_at, progressed_at)"
     " SELECT l.id, l.batch_id, l.pool, l.route, false, w.id, '{[0,1)}', 1, now(), now()"
     "   FROM (SELECT *, row_number() OVER () AS n FROM penstock.lanes WHERE NOT runnable) AS l"
     "   JOIN (SELECT id, row_number() OVER () AS n FROM penstock.workers) AS w USING (n)",
+)
+_DEFERRALS = (
     "INSERT INTO penstock.deferrals (lane_id, batch_id, pool, route, limited, ordinals, attempt, reason, due_at,"
     "  held)"
-    " SELECT l.id, l.batch_id, l.pool, %(due)s, false, '{[0,1)}', 1, 'retry', now() + kind.wait, kind.held"
+    " SELECT l.id, l.batch_id, l.pool, %(deferred)s, false, '{[0,1)}', 1, 'retry', now() + wait, held"
     "   FROM penstock.lanes l, (VALUES (interval '1 day', false), (interval '-1 day', true)) AS kind (wait, held),"
-    "        generate_series(1, 5) WHERE l.runnable",
+    "        generate_series(1, 5)"
+    "  WHERE l.runnable"
 )
-
+_TEMPLATES = (
+    "INSERT INTO penstock.templates (source_id, source_lane, ordinal, line, custom_id, body)"
+    ' SELECT %(source)s, 0, n, n + 1, n, \'{"prompt": "some words to answer"}\''
+    "   FROM generate_series(0, %(lines)s - 1) AS n"
+)
 _OUTCOMES = (
     "INSERT INTO penstock.outcomes (lane_id, ordinal, line, state, attempts, lease_id, finished_at, custom_id,"
     "  response)"
@@ -66,7 +84,7 @@ _ATTEMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The batch to look at: half of its lines have outcomes, the other half is still to be claimed."""
+    """The batch to look at: half of its lines have outcomes, a few are leased, the rest is to be claimed."""
 
     file: UUID
     batch: UUID
@@ -76,48 +94,97 @@ class Subject:
     worker: UUID
 
 
-def without_autovacuum(session: Session) -> None:
-    """Leave statistics and dead rows as the test makes them."""
-    for table in TABLES:
-        session.execute(f"ALTER TABLE penstock.{table} SET (autovacuum_enabled = false)")
+@dataclass(frozen=True, slots=True)
+class World:
+    """One populated database."""
+
+    session: Session
+    subject: Subject
+    lease: Lease
+    """Ordinals of the subject's lane, as many as LEASED."""
+    paused: UUID
+    settled: UUID
+    """A batch of which every line has an outcome."""
+    drained: UUID
+    """A cancelled batch with nothing in flight."""
 
 
-def populate(session: Session, lines: int) -> Subject:
-    """A subject of so many lines, and neighbours in proportion."""
+@dataclass(frozen=True, slots=True)
+class Worlds:
+    """The same at two sizes."""
+
+    statistics: str
+    """When the planner's were gathered."""
+    small: World
+    large: World
+
+
+@contextmanager
+def fresh_database(server: str) -> Iterator[Session]:
+    """A session in a database of its own, in which statistics and dead rows stay as the test makes them."""
+    name = next(_names)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template_penstock")
+        with Session(make_conninfo(server, dbname=name)) as session:
+            for table in TABLES:
+                session.execute(f"ALTER TABLE penstock.{table} SET (autovacuum_enabled = false)")
+            yield session
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def populate(session: Session, lines: int) -> World:
+    """A subject of so many lines, neighbours in proportion, and a few batches in other states."""
+    subject = fill(session, lines)
+    paused, settled, drained = (make_subject(session, 2).batch for _ in range(3))
+    session.run(lambda connection: batches.pause(connection, paused))
+    session.run(lambda connection: batches.cancel(connection, drained))
+    session.execute("INSERT INTO penstock.progress (batch_id, completed) VALUES (%(id)s, 1)", {"id": settled})
+    (lease,) = session.run(lambda connection: claim(connection, subject, LEASED))
+    return World(session, subject, lease, paused, settled, drained)
+
+
+def fill(session: Session, lines: int) -> Subject:
+    """Rows in every table; with one line, one or two rows in each."""
+    for statement in _NEIGHBOURS:
+        session.execute(statement, {"few": max(1, lines // 20), "pool": POOL, "route": ROUTE})
     subject = make_subject(session, lines)
-    few = max(1, lines // 20)
-    for statement in _POPULATE:
-        session.execute(statement, {"few": few, "pool": POOL, "busy": BUSY_ROUTE, "due": DUE_ROUTE})
+    session.execute(_DEFERRALS, {"deferred": DEFERRED_ROUTE})
     return subject
 
 
+async def claim(connection: Connection, subject: Subject, want: int) -> list[Lease]:
+    return await claims.claim(connection, pool=POOL, wants={ROUTE: want}, worker_id=subject.worker, taper_floor=want)
+
+
 def make_subject(session: Session, lines: int) -> Subject:
-    file, batch, worker = uuid4(), uuid4(), uuid4()
-    half = (lines + 1) // 2
-    common: dict[str, Any] = {"file": file, "batch": batch, "worker": worker, "pool": POOL, "lines": lines}
+    """A batch over a file of its own, before all neighbours in the claim's order."""
+    file, worker, half = uuid4(), uuid4(), (lines + 1) // 2
     ((source,),) = session.execute(
         "INSERT INTO penstock.files (id, owner, filename, worker_id, lines, state, created_at, sealed_at)"
         " VALUES (%(file)s, 'local', 'f', %(worker)s, %(lines)s, 'ready', now(), now()) RETURNING source_id",
-        common,
+        {"file": file, "worker": worker, "lines": lines},
     )
-    common |= {"source": source, "half": half, "route": BUSY_ROUTE}
-    for statement in (
+    session.execute(
         "INSERT INTO penstock.file_lanes VALUES (%(source)s, 0, %(route)s, '/v1', %(lines)s)",
-        "INSERT INTO penstock.templates (source_id, source_lane, ordinal, line, custom_id, body)"
-        " SELECT %(source)s, 0, n, n + 1, n, '{\"prompt\": \"some words to answer\"}'"
-        "   FROM generate_series(0, %(lines)s - 1) AS n",
-        "INSERT INTO penstock.batches (id, owner, file_id, pool, total, created_at)"
-        " VALUES (%(batch)s, 'local', %(file)s, %(pool)s, %(lines)s, now())",
-        "INSERT INTO penstock.progress (batch_id, completed) SELECT %(batch)s, 1 FROM generate_series(1, 10)",
-        "INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)"
-        " VALUES (%(worker)s, %(pool)s, 'h', 'm', 1, 0, now(), now())",
-    ):
-        session.execute(statement, common)
+        {"source": source, "route": ROUTE, "lines": lines},
+    )
+    session.execute(_TEMPLATES, {"source": source, "lines": lines})
+    batch = session.run(
+        lambda connection: batches.create_batch(connection, file_id=file, owner="local", pool=POOL, priority=1)
+    )
     ((lane,),) = session.execute(
-        "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, next, total, priority)"
-        " VALUES (%(batch)s, %(pool)s, %(route)s, '/v1', %(source)s, 0, %(half)s, %(lines)s, 1) RETURNING id",
-        common,
+        "UPDATE penstock.lanes SET next = %(half)s WHERE batch_id = %(batch)s RETURNING id",
+        {"half": half, "batch": batch},
     )
     session.execute(_OUTCOMES, {"lane": lane, "half": half})
     session.execute(_ATTEMPTS, {"lane": lane, "half": half})
+    session.execute(
+        "INSERT INTO penstock.progress (batch_id, completed) VALUES (%(batch)s, %(half)s)",
+        {"batch": batch, "half": half},
+    )
+    session.execute(
+        "INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)"
+        " VALUES (%(worker)s, %(pool)s, 'h', 'm', 1, 0, now(), now())",
+        {"worker": worker, "pool": POOL},
+    )
     return Subject(file, batch, lane, source, lines, worker)

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,9 +20,12 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.rows import TupleRow
 
 from penstock.db import arrays
+from penstock.db.pool import Connection
 
 _T = TypeVar("_T")
 _Parameters = Mapping[str, Any]
+_EXPLAIN = b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
+_CUSTOM_PLANS = 5  # how many the server makes of a prepared statement before it considers a generic one
 _PLACEHOLDER = re.compile(rb"%\((\w+)\)[sbt]")
 
 
@@ -42,15 +46,20 @@ class Plan:
 
     @property
     def rows(self) -> int:
+        """Rows answered."""
         return int(self.root["Actual Rows"])
+
+    @property
+    def rows_handled(self) -> int:
+        """Rows that passed through any node, those thrown away included: what shows a loop within a loop."""
+        return int(sum(_per_loop(node) * node["Actual Loops"] for node in self.nodes()))
 
     def scanned_whole(self) -> set[str]:
         """Tables read from end to end, by scan or through an index without a condition."""
         return {
             node["Relation Name"]
             for node in self.nodes()
-            if node["Node Type"] == "Seq Scan"
-            or (node["Node Type"].startswith("Index") and not _is_bounded(node) and not node["Parallel Aware"])
+            if node["Node Type"] == "Seq Scan" or (node["Node Type"].startswith("Index") and not _is_bounded(node))
         }
 
     def nodes(self) -> Iterator[dict[str, Any]]:
@@ -76,6 +85,11 @@ def _buffers(node: dict[str, Any]) -> int:
     return int(node["Shared Hit Blocks"] + node["Shared Read Blocks"])
 
 
+def _per_loop(node: dict[str, Any]) -> float:
+    kinds = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
+    return float(sum(node.get(kind, 0) for kind in kinds))
+
+
 def _is_bounded(node: dict[str, Any]) -> bool:
     return "Index Cond" in node or "Relation Name" not in node
 
@@ -88,37 +102,46 @@ def _drawn(node: dict[str, Any], depth: int) -> Iterator[str]:
         yield from _drawn(child, depth + 1)
 
 
+class Mode(StrEnum):
+    """How the server comes to a plan."""
+
+    CUSTOM = "custom"
+    """For these very values."""
+    GENERIC = "generic"
+    """For any values, unseen."""
+    CHOSEN = "chosen"
+    """The sixth time a prepared statement runs, when the server chooses between the two by itself."""
+
+
 class ExplainingConnection(psycopg.AsyncConnection[TupleRow]):
     """A connection that, while asked to, runs each statement under EXPLAIN first, in a transaction rolled back."""
 
     plans: list[Plan] | None = None
-    generic = False
+    mode = Mode.CUSTOM
 
     async def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.AsyncCursor[TupleRow]:
         if self.plans is not None:
-            self.plans.append(await self._explain(query, params or {}))
+            explain = self._explain_custom if self.mode is Mode.CUSTOM else self._explain_prepared
+            # The first run fills the session's catalogue caches, whose misses would count as well.
+            await explain(query, params or {})
+            self.plans.append(await explain(query, params or {}))
         return await super().execute(query, params, **options)
 
-    async def _explain(self, query: bytes, parameters: _Parameters) -> Plan:
-        explain = self._explain_generic if self.generic else self._explain_custom
-        # The first run fills the session's catalogue caches, whose misses would count as well.
-        await explain(query, parameters)
-        return await explain(query, parameters)
-
     async def _explain_custom(self, query: bytes, parameters: _Parameters) -> Plan:
-        return await self._rolled_back(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query, parameters)
+        return await self._rolled_back(_EXPLAIN + query, parameters)
 
-    async def _explain_generic(self, query: bytes, parameters: _Parameters) -> Plan:
-        """The plan made without knowing the values, as the server may choose for a prepared statement."""
+    async def _explain_prepared(self, query: bytes, parameters: _Parameters) -> Plan:
         names = list(dict.fromkeys(name.decode() for name in _PLACEHOLDER.findall(query)))
         order = {name: number for number, name in enumerate(names, 1)}
-        numbered = _PLACEHOLDER.sub(lambda match: b"$%d" % order[match[1].decode()], query).replace(b"%%", b"%")
+        numbered = _PLACEHOLDER.sub(lambda match: b"$%d" % order[match[1].decode()], query)
         types = b", ".join(await self._types([parameters[name] for name in names]))
-        values = await self._literals(names, parameters)
+        values = sql.SQL(", ").join(await self._literals(names, parameters))
+        run = sql.SQL("EXECUTE looked_at ({})").format(values)
         await super().execute(b"PREPARE looked_at (%b) AS " % types + numbered)
-        execute = sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE looked_at ({})")
         try:
-            return await self._rolled_back(execute.format(sql.SQL(", ").join(values)), None)
+            for _ in range(_CUSTOM_PLANS if self.mode is Mode.CHOSEN else 0):
+                await super().execute(sql.SQL("EXPLAIN ") + run)
+            return await self._rolled_back(sql.SQL(_EXPLAIN.decode()) + run, None)
         finally:
             await super().execute("DEALLOCATE looked_at")
 
@@ -152,9 +175,11 @@ class Session:
     """A database session driven from plain tests."""
 
     def __init__(self, conninfo: str) -> None:
+        self.conninfo = conninfo
         self._runner = asyncio.Runner()
         self.connection = self._runner.run(ExplainingConnection.connect(conninfo, autocommit=True))
         arrays.register(self.connection)
+        self.execute("SET synchronous_commit = off")
 
     def __enter__(self) -> Self:
         return self
@@ -165,34 +190,34 @@ class Session:
         self._runner.run(self.connection.close())
         self._runner.close()
 
-    def run(self, operation: Callable[[psycopg.AsyncConnection[TupleRow]], Awaitable[_T]]) -> _T:
+    def run(self, operation: Callable[[Connection], Awaitable[_T]]) -> _T:
         async def call() -> _T:
             return await operation(self.connection)
 
         return self._runner.run(call())
 
     def execute(self, query: str, parameters: _Parameters | None = None) -> list[tuple[Any, ...]]:
-        async def call(connection: psycopg.AsyncConnection[TupleRow]) -> list[tuple[Any, ...]]:
+        async def call(connection: Connection) -> list[tuple[Any, ...]]:
             cursor = await connection.execute(query.encode(), parameters)
             return await cursor.fetchall() if cursor.description else []
 
         return self.run(call)
 
-    def explain(
-        self, operation: Callable[[psycopg.AsyncConnection[TupleRow]], Awaitable[object]], *, generic: bool = False
-    ) -> Plan:
+    def explain(self, operation: Callable[[Connection], Awaitable[object]], mode: Mode = Mode.CUSTOM) -> Plan:
         """The plan of the operation's one statement; nothing it does is kept."""
 
-        async def call() -> list[Plan]:
-            self.connection.generic = generic
+        plans: list[Plan] = []
+
+        async def call() -> None:
+            self.connection.mode = mode
             async with self.connection.transaction(force_rollback=True):
-                self.connection.plans = plans = []
+                self.connection.plans = plans
                 try:
                     await operation(self.connection)
                 finally:
                     self.connection.plans = None
-            return plans
 
-        self.execute(f"SET plan_cache_mode = {'force_generic_plan' if generic else 'auto'}")
-        (plan,) = self._runner.run(call())
+        self.execute(f"SET plan_cache_mode = {'force_generic_plan' if mode is Mode.GENERIC else 'auto'}")
+        self._runner.run(call())
+        (plan,) = plans
         return plan

@@ -161,14 +161,19 @@ SELECT t.ordinal, t.line, t.custom_id, t.body
 
 -- name: read_some_if_open
 -- Reads the bodies of scattered ordinals (retries), under the same bounds.
+-- The inner LIMIT makes it one probe per ordinal. With ordinal = ANY(...), servers before 17 walk the whole lane to
+-- have its rows in order.
 SELECT t.ordinal, t.line, t.custom_id, t.body
-  FROM (SELECT ordinal, line, custom_id, body,
-               sum(octet_length(body)) OVER (ORDER BY ordinal) - octet_length(body) AS before
-          FROM penstock.templates
-         WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s
-           AND ordinal = ANY (%(ordinals)s::int4[])
-           AND EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open)
-         ORDER BY ordinal
+  FROM (SELECT t.ordinal, t.line, t.custom_id, t.body,
+               sum(octet_length(t.body)) OVER (ORDER BY t.ordinal) - octet_length(t.body) AS before
+          FROM unnest(%(ordinals)s::int4[]) AS wanted (ordinal)
+         CROSS JOIN LATERAL (
+           SELECT ordinal, line, custom_id, body
+             FROM penstock.templates
+            WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s AND ordinal = wanted.ordinal
+            LIMIT 1) AS t
+         WHERE EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open)
+         ORDER BY t.ordinal
          LIMIT %(rows)s) AS t
  WHERE t.before < %(bytes)s
  ORDER BY t.ordinal

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.options import database_options, load_config
-from penstock.config import Config
 from penstock.errors import ExitCode, PenstockError, UsageError
+
+if TYPE_CHECKING:
+    from penstock.config import Config
 
 
 @contextlib.contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock import config as configuration
 from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.config import Config
 
 _Command = Callable[..., Any]
 
@@ -45,8 +47,10 @@ def load_config(
     toml_path: Path | None,
     settings: tuple[str, ...],
     **flags: float | None,
-) -> configuration.Config:
+) -> Config:
     """The configuration from file, environment and command line; `flags` are options that name a setting."""
+    from penstock import config as configuration
+
     overrides = []
     for setting in settings:
         name, equals, value = setting.partition("=")

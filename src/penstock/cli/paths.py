@@ -66,7 +66,7 @@ def _check_writable(path: Path) -> None:
             )
         draft = draft_of(path)
         draft.touch()
-        draft.unlink()
+        draft.unlink(missing_ok=True)  # an export elsewhere may have taken it for an abandoned one
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}",

@@ -53,7 +53,6 @@ def run(
     penstock run requests.jsonl --base-url http://127.0.0.1:8000/v1 -o answers.jsonl
     penstock run rows.jsonl --processor mymodule:work -o answers.jsonl
     """
-    from penstock.cli.running import Plan, execute
     from penstock.cli.target import make_target
 
     try:
@@ -62,5 +61,8 @@ def run(
     except PenstockError as error:
         report(error, as_json=as_json)
         raise SystemExit(error.exit_code) from error
+
+    from penstock.cli.running import Plan, execute
+
     plan = Plan(file, output, target, workers, start_anew=start_anew, as_json=as_json, verbose=verbose)
     raise SystemExit(execute(plan, config))

@@ -245,9 +245,20 @@ class _Run:
             async with fleet:
                 await self._watch(database, batch_id, pool, fleet)
             self._fleet = None
-        async with database.connection() as connection:
-            await batches.finish(connection, batch_id)
-            return await batches.read_status(connection, batch_id)
+        return await self._conclude(database, batch_id)
+
+    async def _conclude(self, database: Pool, batch_id: UUID) -> batches.Status:
+        """End the batch if everything is settled, and look at it. A database that is away may come back."""
+        give_up_at = monotonic() + self._config.settle.settle_retry_s
+        while True:
+            try:
+                async with database.connection() as connection:
+                    await batches.finish(connection, batch_id)
+                    return await batches.read_status(connection, batch_id)
+            except psycopg.OperationalError:
+                if monotonic() > give_up_at or self._signalled > 1:
+                    raise
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _watch(self, database: Pool, batch_id: UUID, pool: str, fleet: Fleet) -> None:
         """Until the batch has ended, or nothing can go on without a person."""

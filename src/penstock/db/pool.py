@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -19,29 +21,51 @@ Now = datetime | None
 """The time a statement takes as now: None is the database's clock; tests pass their own."""
 
 # The server notices a vanished client, and the client a vanished server, within half a minute.
-_KEEPALIVE = {
+KEEPALIVE: dict[str, Any] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
 
-
-async def _configure(connection: Connection) -> None:
-    arrays.register(connection)
+# The connection itself is sound, but what it is connected to no longer takes writes: a primary that became a
+# standby, or a server that is shutting down. A new connection may find the new primary.
+_WRONG_SERVER = (
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.CannotConnectNow,
+    psycopg.errors.AdminShutdown,
+    psycopg.errors.CrashShutdown,
+)
 
 
 async def open_pool(conninfo: str, limits: DatabaseLimits, *, name: str = "penstock") -> Pool:
     """Connect, or say why not. Connections are opened as needed, up to the limit."""
-    kwargs: dict[str, Any] = {"autocommit": True, "application_name": name, **_KEEPALIVE}
+
+    async def configure(connection: Connection) -> None:
+        arrays.register(connection)
+        milliseconds = int(limits.statement_timeout_s * 1000)
+        row = await (
+            await connection.execute(
+                "SELECT pg_backend_pid(), set_config('statement_timeout', %s, false), set_config('jit', 'off', false)",
+                [f"{milliseconds}ms"],
+            )
+        ).fetchone()
+        if row is not None and row[0] != connection.info.backend_pid:
+            # Somebody in between answers for the server: a pooler, which may give every transaction another
+            # server connection, where what was prepared on this one is not known.
+            connection.prepare_threshold = None
+
+    kwargs: dict[str, Any] = {"autocommit": True, "application_name": name, "connect_timeout": 10, **KEEPALIVE}
     pool: Pool = AsyncConnectionPool(
         conninfo,
         min_size=1,
         max_size=limits.pool_max,
         kwargs=kwargs,
-        configure=_configure,
+        configure=configure,
         open=False,
         timeout=limits.connect_wait_s,
+        # Reconnecting goes on, with growing and jittered waits, for as long as the process lives.
+        reconnect_timeout=limits.connect_wait_s,
         name=name,
     )
     try:
@@ -53,6 +77,17 @@ async def open_pool(conninfo: str, limits: DatabaseLimits, *, name: str = "penst
             hint="Check --database-url (or PENSTOCK_DATABASE_URL) and that the server accepts connections.",
         ) from error
     return pool
+
+
+@asynccontextmanager
+async def borrowed(pool: Pool) -> AsyncIterator[Connection]:
+    """A connection for a statement or two. One that turns out to lead to the wrong server is not given back."""
+    async with pool.connection() as connection:
+        try:
+            yield connection
+        except _WRONG_SERVER:
+            await connection.close()
+            raise
 
 
 async def _reason(conninfo: str) -> str:

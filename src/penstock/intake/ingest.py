@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import Self
 from uuid import UUID
 
 from penstock.config import IntakeLimits
-from penstock.intake.digest import Digest
 from penstock.intake.jsonl import JsonlParser
 from penstock.intake.refusal import IntakeInterrupted
 from penstock.intake.source import Source
@@ -38,7 +38,7 @@ class StreamIntake:
 
     def __init__(self, conninfo: str, *, owner: str, worker_id: UUID, filename: str, limits: IntakeLimits) -> None:
         self._name = filename
-        self._digest = Digest()
+        self._digest = hashlib.sha256()
         self._unpacker = Unpacker(filename, limits)
         self._writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits)
         self._parser = JsonlParser(filename, self._writer.source_id, limits, self._writer.write)
@@ -77,7 +77,6 @@ class StreamIntake:
         return stored
 
     def close(self) -> None:
-        self._digest.close()
         self._parser.close()
         if not self._sealed:
             self._writer.abandon()

@@ -1,15 +1,14 @@
 """JSON Lines in, packed template rows out.
 
 A push parser without I/O: `feed` takes the file's plain bytes in chunks of any size and hands rows
-to its sink, ready for a binary COPY; `finish` judges the file as a whole. Every line passes through
-one loop, `_parse`, which takes at once what is written like a line found good before; any other line
-is looked at closely, and `explain` says what is wrong with a bad one.
+to its sink, ready for a binary COPY; `finish` judges the file as a whole. Blocks of lines written
+alike are taken at once; any other line is looked at closely, and `explain` says what is wrong with a
+bad one.
 """
 
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
@@ -39,9 +38,9 @@ _MAX_DIGITS = 4300
 _DIGIT_STRIDE = 256
 _DIGITS_SAMPLED = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS // _DIGIT_STRIDE))
 
-# Bytes of a custom_id that mean themselves in JSON and stand nowhere between its strings.
-_PLAIN = (string.ascii_letters + string.digits + "_-./@#+").encode()
-_OPEN = ord("{")
+# What a custom_id may consist of to mean itself in JSON and stand nowhere between its strings.
+_PLAIN = rb"[A-Za-z0-9_./@#+-]"
+_CLOSE = ord("}")
 _NOT_DECODED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
@@ -93,19 +92,20 @@ class _Lane:
 
 
 class _Shape(NamedTuple):
-    """How a file writes its lines: what stands before the custom_id, and from there to the body.
+    """How a file writes its lines, learnt from one that was found good.
 
-    Files are written by programs, so one line's shape is nearly always the next one's. A line of a
-    shape that was found good differs from it in custom_id and body alone.
+    Files are written by programs, so one line's shape is nearly always the next one's: a line of the
+    same shape differs in custom_id and body alone, and need not be decoded but for its body.
     """
 
-    before_id: bytes
-    after_id: bytes
+    find: Callable[[bytes], list[tuple[bytes, bytes]]]
+    """The custom_id and body of every line of this shape in a block."""
+    other_bytes: int
+    """Length of a line and its newline, without those two."""
     url: str
 
 
-_NO_SHAPE = _Shape(b"\n", b"", "")
-"""Fits no line."""
+_NO_SHAPE = _Shape(lambda _: [], 0, "")
 
 
 class _Found(NamedTuple):
@@ -203,54 +203,64 @@ class JsonlParser:
         self._unique.add([b""])
 
     def _parse(self, block: bytes) -> None:
-        """Take a block of whole lines. This loop is the cost of intake: every call in it counts."""
-        max_id_bytes, max_nesting = self._limits.max_custom_id_chars, self._limits.max_nesting
-        long = min(_MAX_DIGITS, self._limits.max_line_bytes)
-        # The decoder takes values it skips without a look at their UTF-8. Looking at the whole block
-        # costs next to nothing; only a bad one is looked at line by line.
-        bad_utf8 = not _is_utf8(block)
-        lanes, row_starts = self._lanes, _row_starts
-        before_id, after_id, url = self._shape
-        id_start = len(before_id)
+        """Take a block of whole lines: all at once if they are alike, else one by one."""
         ids: list[bytes] = []
         rows: list[bytes] = []
-        number = self._line
-        for line in block.split(b"\n"):
-            number += 1
-            lane = None
-            if line.startswith(before_id):
-                id_end = line.find(b'"', id_start)
-                custom_id = line[id_start:id_end]
-                body = line[id_end + len(after_id) : -1]
-                if (
-                    line.startswith(after_id, id_end)
-                    and 0 < len(custom_id) <= max_id_bytes
-                    and not custom_id.translate(None, _PLAIN)
-                    and line.endswith(b"}}")
-                    and body[0] == _OPEN
-                    # No deeper than it has brackets; counting ends where the last one opens.
-                    and body.count(b"[", 0, body.rfind(b"[") + 1) + body.count(b"{", 0, body.rfind(b"{") + 1)
-                    < max_nesting
-                    and not (len(line) > long and self._is_bad_long(line))
-                    and not (bad_utf8 and not _is_utf8(line))
-                ):
-                    try:
-                        lane = lanes.get((url, _decode_body(body).model))
-                    except _NOT_DECODED:
-                        lane = None
-            if lane is None:
-                custom_id, lane, body = self._look_closely(number, line)
-                before_id, after_id, url = self._shape
-                id_start = len(before_id)
-            ids.append(custom_id)
-            if lane is not None:
-                length = len(custom_id)
-                start = row_starts[length]
-                rows += (start(lane.row_start, lane.total, 4, number, length, custom_id, _NULL, len(body)), body)
-                lane.total += 1
-        self._line = number
+        if not self._take_alike(block, ids, rows):
+            for line in block.split(b"\n"):
+                if not self._take_alike(line, ids, rows):
+                    self._take_closely(line, ids, rows)
         self._unique.add(ids)
         self._pass_on(rows)
+
+    def _take_alike(self, block: bytes, ids: list[bytes], rows: list[bytes]) -> bool:
+        """Take the block if all its lines have the expected shape and nothing about them is unusual.
+
+        Nearly all lines come this way: what is done here is what intake costs.
+        """
+        shape, lanes = self._shape, self._lanes
+        found = shape.find(block)
+        new_ids, bodies = [custom_id for custom_id, _ in found], [body for _, body in found]
+        size = sum(map(len, new_ids)) + sum(map(len, bodies)) + len(found) * shape.other_bytes - 1
+        # The decoder takes values it skips without a look at their UTF-8.
+        if size != len(block) or not _is_utf8(block) or self._are_unusual(bodies):
+            return False
+        try:
+            body_lanes = [lanes[shape.url, _decode_body(body).model] for body in bodies]
+        except (KeyError, *_NOT_DECODED):
+            return False
+        ids += new_ids
+        number = self._line
+        for custom_id, body, lane in zip(new_ids, bodies, body_lanes, strict=True):
+            number += 1
+            length = len(custom_id)
+            start = _row_starts[length]
+            rows += (start(lane.row_start, lane.total, 4, number, length, custom_id, _NULL, len(body)), body)
+            lane.total += 1
+        self._line = number
+        return True
+
+    def _are_unusual(self, bodies: list[bytes]) -> bool:
+        max_nesting, longest = self._limits.max_nesting, max(map(len, bodies))
+        longest_line = longest + self._shape.other_bytes + self._limits.max_custom_id_chars
+        if longest_line > self._limits.max_line_bytes or (longest > _MAX_DIGITS and any(map(_has_long_number, bodies))):
+            return True
+        # A value nests no deeper than it has brackets; counting ends where the last one opens.
+        return any(
+            body.count(b"[", 0, body.rfind(b"[") + 1) + body.count(b"{", 0, body.rfind(b"{") + 1) >= max_nesting
+            or body[-1] != _CLOSE
+            for body in bodies
+        )
+
+    def _take_closely(self, line: bytes, ids: list[bytes], rows: list[bytes]) -> None:
+        self._line += 1
+        custom_id, lane, body = self._look_closely(self._line, line)
+        ids.append(custom_id)
+        if lane is not None:
+            length = len(custom_id)
+            start = _row_starts[length]
+            rows += (start(lane.row_start, lane.total, 4, self._line, length, custom_id, _NULL, len(body)), body)
+            lane.total += 1
 
     def _pass_on(self, rows: list[bytes]) -> None:
         count = len(rows) // _PIECES_PER_ROW
@@ -264,18 +274,12 @@ class JsonlParser:
         if count and not self._bad:
             self._sink(b"".join(rows), count)
 
-    def _is_bad_long(self, line: bytes) -> bool:
-        if len(line) > self._limits.max_line_bytes:
-            return True
-        # A sample of every so many bytes shows a run of digits this long; few lines have one.
-        return bool(_DIGITS_SAMPLED.search(line[::_DIGIT_STRIDE]) and explain.number_fault(line))
-
     def _look_closely(self, number: int, line: bytes) -> _Found:
         """Decide on a line of any shape. The line's own becomes the one that is expected next."""
         if self.hopeless or explain.is_blank(line):
             return _NOTHING
         try:
-            if self._is_bad_long(line) or not _is_utf8(line):
+            if len(line) > self._limits.max_line_bytes or _has_long_number(line) or not _is_utf8(line):
                 raise msgspec.DecodeError
             request = _decode_line(line)
             model = _decode_body(request.body).model
@@ -289,8 +293,23 @@ class JsonlParser:
         if isinstance(lane, Fault):
             return self._note(number, lane, request.custom_id)
         found = _Found(request.custom_id.encode(), lane, bytes(request.body))
-        self._shape = _shape_of(line, found, request.url) or self._shape
+        self._shape = self._shape_of(line, found, request.url) or self._shape
         return found
+
+    def _shape_of(self, line: bytes, found: _Found, url: str) -> _Shape | None:
+        """The shape of a good line, if it has one: the body last, no escapes, and the id only once."""
+        head, quoted = line[: -len(found.body) - 1], b'"%b"' % found.custom_id
+        if (
+            not line.endswith(found.body + b"}")
+            or not re.fullmatch(_PLAIN + b"+", found.custom_id)
+            or b"\\" in head
+            or head.count(quoted) != 1
+        ):
+            return None
+        before_id, _, after_id = (re.escape(part) for part in head.partition(quoted))
+        longest_id = b"%d" % self._limits.max_custom_id_chars
+        pattern = b'^%b"(%b{1,%b})"%b(\\{.*)\\}$' % (before_id, _PLAIN, longest_id, after_id)
+        return _Shape(re.compile(pattern, re.MULTILINE).findall, len(head) - len(found.custom_id) + 2, url)
 
     def _lane_of(self, url: str, model: str) -> _Lane | Fault:
         lane = self._lanes.get((url, model))
@@ -329,18 +348,9 @@ class JsonlParser:
             )
 
 
-def _shape_of(line: bytes, found: _Found, url: str) -> _Shape | None:
-    """The shape of a good line, if it has one: the body last, no escapes, and the id only once."""
-    head, quoted = line[: -len(found.body) - 1], b'"%b"' % found.custom_id
-    if (
-        not line.endswith(found.body + b"}")
-        or found.custom_id.translate(None, _PLAIN)
-        or b"\\" in head
-        or head.count(quoted) != 1
-    ):
-        return None
-    before_id, _, after_id = head.partition(quoted)
-    return _Shape(before_id + b'"', b'"' + after_id, url)
+def _has_long_number(text: bytes) -> bool:
+    # A sample of every so many bytes shows a run of digits this long; few lines have one.
+    return bool(_DIGITS_SAMPLED.search(text[::_DIGIT_STRIDE]) and explain.number_fault(text))
 
 
 def _custom_id_of(line: bytes) -> str:

@@ -97,20 +97,27 @@ parked AS (
 SELECT id FROM batch
 
 -- name: finish_if_settled
--- Ends a batch whose every input has an outcome, and freezes its counts.
+-- Ends a batch whose every input has an outcome, and freezes its counts: the deltas they are the sum of can go.
 WITH sums AS (
   SELECT coalesce(sum(completed), 0)::int4 AS completed, coalesce(sum(failed), 0)::int4 AS failed,
          coalesce(sum(not_found), 0)::int4 AS not_found, coalesce(sum(skipped), 0)::int4 AS skipped,
          coalesce(sum(retried), 0)::int4 AS retried
     FROM penstock.progress WHERE batch_id = %(id)s
+),
+batch AS (
+  UPDATE penstock.batches b
+     SET completed_at = coalesce(%(now)s::timestamptz, now()),
+         completed = s.completed, failed = s.failed, not_found = s.not_found, skipped = s.skipped,
+         retried = s.retried
+    FROM sums s
+   WHERE b.id = %(id)s AND b.state IN ('in_progress', 'paused', 'cancelling')
+     AND s.completed + s.failed + s.not_found + s.skipped = b.total
+  RETURNING b.id
+),
+frozen AS (
+  DELETE FROM penstock.progress WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
 )
-UPDATE penstock.batches b
-   SET completed_at = coalesce(%(now)s::timestamptz, now()),
-       completed = s.completed, failed = s.failed, not_found = s.not_found, skipped = s.skipped, retried = s.retried
-  FROM sums s
- WHERE b.id = %(id)s AND b.state IN ('in_progress', 'paused', 'cancelling')
-   AND s.completed + s.failed + s.not_found + s.skipped = b.total
-RETURNING b.id
+SELECT id FROM batch
 
 -- name: finish_if_drained
 -- Ends a cancelled batch, or one past its deadline, once nothing of it is in flight, and freezes its counts.
@@ -135,7 +142,10 @@ batch AS (
   RETURNING b.id
 ),
 dropped AS (
-  DELETE FROM penstock.deferrals WHERE batch_id = (SELECT id FROM batch)
+  DELETE FROM penstock.deferrals WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
+),
+frozen AS (
+  DELETE FROM penstock.progress WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
 )
 SELECT id FROM batch
 

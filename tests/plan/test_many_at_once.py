@@ -1,0 +1,158 @@
+"""A statement that handles many rows handles each a few times: no loop within a loop, no pass per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from tests.plan.crowd import POOL, fresh_database, make_subject
+from tests.support.plans import Mode, Plan, Session
+
+from penstock.claim import claim as claims
+from penstock.db import sql
+from penstock.db.pool import Connection
+from penstock.model import Again, Item, Lease, Outcome, OutcomeState
+from penstock.settle.write import Changes, settle
+from penstock.work import batches
+
+SESSIONS = 1_000
+ROUTE = "model-session"
+WORKER = uuid4()
+
+_CLAIM = sql.load("penstock.claim", "claim.sql")
+
+_LANES = (
+    "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, width)"
+    " SELECT %(batch)s, %(pool)s, %(route)s, '/v1', 1, 0, 4, 2 FROM generate_series(1, %(count)s)"
+)
+_LEASES = (
+    "WITH owner AS ("
+    "  INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)"
+    "  SELECT gen_random_uuid(), %(pool)s, 'h', 'm', 1, 0, now(), now() - %(silence)s"
+    "    FROM generate_series(1, %(workers)s) RETURNING id)"
+    " INSERT INTO penstock.leases"
+    "   (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, claimed_at, progressed_at)"
+    " SELECT 1, gen_random_uuid(), %(pool)s, 'r', false, id, '{[0,9)}', 1, now(), now()"
+    "   FROM owner, generate_series(1, %(each)s)"
+)
+
+_ENDED = (
+    "INSERT INTO penstock.batches (id, owner, pool, total, created_at, completed_at, completed, failed, not_found,"
+    "  skipped, retried)"
+    " SELECT gen_random_uuid(), 'local', %(pool)s, 1, now(), now(), 1, 0, 0, 0, 0 FROM generate_series(1, 20000)"
+)
+
+
+@pytest.fixture(scope="module", params=["analysed", "analysed-before"])
+def sessions(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[Session, list[Lease]]]:
+    """Lanes of width two with both items leased to one worker, and as many lanes with nothing in flight."""
+    with fresh_database(any_server) as session:
+        subject = make_subject(session, 1)
+        session.execute("ANALYZE")
+        lanes = {"batch": subject.batch, "pool": POOL, "route": ROUTE, "count": SESSIONS}
+        session.execute(_LANES, lanes)
+        leases = session.run(lambda connection: _claim(connection, 2 * SESSIONS))
+        session.execute(_LANES, lanes)
+        if request.param == "analysed":
+            session.execute("ANALYZE")
+        yield session, leases
+
+
+@pytest.fixture(params=Mode, ids=str)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    return Mode(request.param)
+
+
+async def _claim(connection: Connection, want: int, wait: timedelta = timedelta()) -> list[Lease]:
+    now = datetime.now(UTC) + wait
+    return await claims.claim(connection, pool=POOL, wants={ROUTE: want}, worker_id=WORKER, now=now)
+
+
+def _changes(leases: list[Lease], verdict: Outcome | Again, *, whole: bool) -> Changes:
+    changes = Changes()
+    for lease in leases:
+        for ordinal in claims.first_ordinals(lease.ranges, 2 if whole else 1):
+            changes.decide(Item(lease, ordinal, ordinal + 1, "id", b"{}"), verdict)
+    return changes
+
+
+_DONE = Outcome(OutcomeState.COMPLETED, b'"answer"', 200)
+_FAILED = Outcome(OutcomeState.FAILED, error_code="bad", error_message="no")
+_AGAIN = Again("busy", "try later", 1.0, True)
+
+
+def _check(plan: Plan, ordinals: int) -> None:
+    assert plan.rows_handled <= 30 * ordinals, str(plan)
+    assert plan.buffers <= 50 * ordinals, str(plan)
+
+
+def test_claim_of_many_sessions(sessions: tuple[Session, list[Lease]], mode: Mode) -> None:
+    session, _ = sessions
+    plan = session.explain(lambda connection: _claim(connection, SESSIONS), mode)
+    assert plan.rows == SESSIONS // 2
+    _check(plan, SESSIONS)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in part"])
+@pytest.mark.parametrize("verdict", [_DONE, _FAILED, _AGAIN], ids=["done", "failed", "again"])
+def test_settle_of_many_sessions(
+    sessions: tuple[Session, list[Lease]], mode: Mode, verdict: Outcome | Again, whole: bool
+) -> None:
+    session, leases = sessions
+    changes = _changes(leases, verdict, whole=whole)
+    plan = session.explain(lambda connection: settle(connection, WORKER, changes), mode)
+    _check(plan, changes.ordinals())
+
+
+def test_claim_of_many_retries(any_server: str) -> None:
+    """Nobody has told the planner that there is anything in these tables."""
+    with fresh_database(any_server) as session:
+        subject = make_subject(session, 1)
+        session.execute(_LANES, {"batch": subject.batch, "pool": POOL, "route": ROUTE, "count": SESSIONS})
+        leases = session.run(lambda connection: _claim(connection, 2 * SESSIONS))
+        changes = _changes(leases, _AGAIN, whole=True)
+        session.run(lambda connection: settle(connection, WORKER, changes))
+        for mode in Mode:
+            plan = session.explain(lambda connection: _claim(connection, 2 * SESSIONS, timedelta(minutes=1)), mode)
+            assert plan.rows == SESSIONS
+            _check(plan, 2 * SESSIONS)
+
+
+@pytest.mark.parametrize("analysed", [True, False], ids=["analysed", "analysed-before"])
+def test_reclaim_looks_once_at_every_lease_and_worker(any_server: str, analysed: bool) -> None:
+    alive = {"pool": POOL, "workers": 500, "each": 10, "silence": timedelta()}
+    silent = {"pool": POOL, "workers": 10, "each": 1, "silence": timedelta(minutes=1)}
+    parameters = {"grace_s": 30.0, "gone": [], "now": None, "limit": 1_000}
+    with fresh_database(any_server) as session:
+        session.execute("ANALYZE")
+        session.execute(_LEASES, alive)
+        session.execute(_LEASES, silent)
+        if analysed:
+            session.execute("ANALYZE")
+        ((pages,),) = session.execute(
+            "SELECT (pg_relation_size('penstock.leases') + pg_relation_size('penstock.workers')) / 8192"
+        )
+        for mode in Mode:
+            plan = session.explain(lambda connection: connection.execute(_CLAIM["reclaim_if_silent"], parameters), mode)
+            # Besides the tables: the index in whose order leases may be read, and some pages for each one taken.
+            assert plan.buffers <= 1.2 * pages + 30 * 10, f"{mode}\n{plan}"
+            assert plan.rows_handled <= 4 * 5_000, f"{mode}\n{plan}"
+
+
+@pytest.mark.parametrize("analysed", [True, False], ids=["analysed", "analysed-before"])
+def test_housekeeping_does_not_see_ended_batches(any_server: str, analysed: bool) -> None:
+    with fresh_database(any_server) as session:
+        batch = make_subject(session, 1).batch
+        session.execute("ANALYZE")
+        session.execute(_ENDED, {"pool": POOL})
+        if analysed:
+            session.execute("ANALYZE")
+
+        async def unfinished(connection: Connection) -> None:
+            assert await batches.unfinished(connection, POOL) == [batch]
+
+        for mode in Mode:
+            plan = session.explain(unfinished, mode)
+            assert plan.buffers <= 10, f"{mode}\n{plan}"
