@@ -21,7 +21,7 @@ from tests.support.cli import (
 from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.wait import wait_until
 
-LINES = 2_000
+LINES = 1_500
 # A tenth of the calls fails, each input until it succeeds; small claims, so that the workers meet often.
 BEHAVIOUR = ("--latency", "2ms..10ms", "--error-rate", "8%", "--drop-rate", "2%")
 SETTINGS = (

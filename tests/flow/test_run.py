@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +15,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import psycopg
 import pytest
 import zstandard
+from psycopg.conninfo import make_conninfo
 from tests.support.cli import (
+    PENSTOCK,
     Finished,
     answer_text,
     call_count,
@@ -93,8 +97,17 @@ def test_works_with_nothing_configured(tmp_path: Path, mock: MockProcess) -> Non
     assert call_count(mock) == 700
 
 
-def test_works_on_each_kind_of_server(tmp_path: Path, database: str, mock: MockProcess) -> None:
-    place = Place(tmp_path, database)
+@pytest.fixture
+def empty_database(server: str) -> Iterator[str]:
+    """A database without the schema, on each kind of server."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE empty")
+        yield make_conninfo(server, dbname="empty")
+        connection.execute("DROP DATABASE empty WITH (FORCE)")
+
+
+def test_works_on_each_kind_of_server(tmp_path: Path, empty_database: str, mock: MockProcess) -> None:
+    place = Place(tmp_path, empty_database)
     source = write_requests(tmp_path / "requests.jsonl", 300, models=("a", "b", "c"))
     place.run(source, "--base-url", mock.base_url).expect(0)
     check_answers(place.output, ids_of(300))
@@ -103,20 +116,6 @@ def test_works_on_each_kind_of_server(tmp_path: Path, database: str, mock: MockP
     assert place.output.read_bytes() == before
     assert call_count(mock) == 300
     assert not (tmp_path / ".penstock").exists()
-
-
-def test_makes_the_schema_of_an_empty_database(tmp_path: Path, server: str, mock: MockProcess) -> None:
-    import psycopg
-    from psycopg.conninfo import make_conninfo
-
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE empty")
-        try:
-            place = Place(tmp_path, make_conninfo(server, dbname="empty"))
-            place.run(write_requests(tmp_path / "requests.jsonl", 3), "--base-url", mock.base_url).expect(0)
-            check_answers(place.output, ids_of(3))
-        finally:
-            connection.execute("DROP DATABASE empty WITH (FORCE)")
 
 
 def test_the_same_command_goes_on_or_writes_again_or_starts_over(place: Place, mock: MockProcess) -> None:
@@ -261,10 +260,6 @@ def test_a_terminal_gets_a_bar(place: Place) -> None:
 
 
 def _on_a_terminal(*args: str | Path, cwd: Path) -> tuple[str, int]:
-    import subprocess
-
-    from tests.support.cli import PENSTOCK
-
     ours, theirs = pty.openpty()
     env = environment({"TERM": "xterm-256color", "COLUMNS": "120"})
     with subprocess.Popen(
@@ -421,11 +416,27 @@ def test_async_and_chunk_processors(place: Place, code: str, failed: int) -> Non
         assert line["response"]["body"] == {"said": f"question {line['custom_id'][2:]}"}
 
 
+_TOGETHER = """
+import os
+import time
+from pathlib import Path
+
+here = Path(__file__).parent / "at work"
+
+def work(item):
+    here.mkdir(exist_ok=True)
+    (here / str(os.getpid())).touch()
+    end = time.monotonic() + 60
+    while len(list(here.iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    return os.getpid()
+"""
+
+
 def test_a_processor_in_several_processes(place: Place) -> None:
-    code = "import os\ndef work(item):\n    return os.getpid()\n"
-    source = write_requests(place.directory / "rows.jsonl", 3_000)
-    place.process(source, code, "--workers", "2", "--concurrency", "2").expect(0)
-    found = check_answers(place.output, ids_of(3_000))
+    source = write_requests(place.directory / "rows.jsonl", 300)
+    place.process(source, _TOGETHER, "--workers", "2", "--concurrency", "2").expect(0)
+    found = check_answers(place.output, ids_of(300))
     assert len({line["response"]["body"] for line in found.good}) == 2
 
 

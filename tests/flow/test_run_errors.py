@@ -23,6 +23,7 @@ from tests.support.cli import (
     check_answers,
     finish,
     ids_of,
+    interrupt,
     opened,
     request_line,
     run_cli,
@@ -38,6 +39,7 @@ from penstock.db import embedded
 from penstock.errors import UsageError
 
 MIB = 1024 * 1024
+MIGRATION_LOCK = 0x50454E53544F434B
 
 
 @pytest.fixture(scope="module")
@@ -371,12 +373,25 @@ def test_an_interrupted_intake_keeps_nothing(tmp_path: Path, mock: MockProcess) 
             "run", source, "--base-url", mock.base_url, "-o", "answers.jsonl", "--json", *slow, cwd=tmp_path
         ) as process:
             wait_until(lambda: _stored(connection) > 0, 60)
-            process.send_signal(2)
+            interrupt(process)
             ended = finish(process).expect(130)
         assert ended.summary["exit_code"] == 130
         assert "nothing was kept" in ended.summary["error"]["message"]
         assert ask(connection, "SELECT count(*) FROM penstock.files WHERE state <> 'failed'") == 0
         assert ask(connection, "SELECT count(*) FROM penstock.workers") == 0
+
+
+def test_an_interrupted_start_does_nothing(tmp_path: Path, database_18: str, source: Path, mock: MockProcess) -> None:
+    rest = ("--base-url", mock.base_url, "-o", "answers.jsonl", "--database-url", database_18)
+    with psycopg.connect(database_18, autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])
+        with start_cli("run", source, *rest, cwd=tmp_path) as process:
+            waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            wait_until(lambda: ask(connection, waiting) == 1, 60)
+            interrupt(process)
+            connection.execute("SELECT pg_advisory_unlock_all()")
+            finish(process).refuses(130, "interrupted before anything was done")
+        assert ask(connection, "SELECT count(*) FROM penstock.files") == 0
 
 
 def _stored(connection: psycopg.Connection) -> int:

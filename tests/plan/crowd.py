@@ -44,7 +44,7 @@ _NEIGHBOURS = (
     "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, next, total)"
     " SELECT b.id, %(pool)s, %(route)s, '/v1', f.source_id, n, n, 1"
     "   FROM penstock.batches b JOIN penstock.files f ON f.id = b.file_id, generate_series(0, 1) AS n",
-    "INSERT INTO penstock.progress (batch_id) SELECT id FROM penstock.batches, generate_series(1, 10)",
+    "INSERT INTO penstock.progress (batch_id) SELECT id FROM penstock.batches, generate_series(1, 5)",
     "INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)"
     " SELECT gen_random_uuid(), %(pool)s, 'h', 'm', 1, 0, now(), now() FROM generate_series(1, %(few)s)",
     "INSERT INTO penstock.leases (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt,"

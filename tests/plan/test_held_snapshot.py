@@ -17,7 +17,7 @@ from penstock.settle.write import Changes, settle
 from penstock.work import batches
 
 CLAIM = 4
-CYCLES = 1_500
+CYCLES = 1_000
 FOLD_EVERY = 100
 
 

@@ -17,7 +17,7 @@ from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
 
-SESSIONS = 1_000
+SESSIONS = 400
 ROUTE = "model-session"
 WORKER = uuid4()
 

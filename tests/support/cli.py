@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -76,7 +77,7 @@ def start_cli(*args: str | Path, cwd: Path, env: Mapping[str, str] | None = None
     command = [*PENSTOCK, *(str(arg) for arg in args)]
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, cwd=cwd, env=environment(env), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        command, cwd=cwd, env=environment(env), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, process_group=0
     ) as process:
         try:
             yield process
@@ -92,6 +93,11 @@ def finish(process: subprocess.Popen[bytes], deadline_s: float = DEADLINE_S) -> 
         out, err = process.communicate()
         raise AssertionError(f"still running after {deadline_s:g} s\n{out.decode()}\n{err.decode()}") from None
     return Finished(process.returncode, out.decode(errors="backslashreplace"), err.decode())
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C, as a terminal sends it: to the whole group."""
+    os.killpg(process.pid, signal.SIGINT)
 
 
 def worker_pids(process: subprocess.Popen[bytes]) -> list[int]:

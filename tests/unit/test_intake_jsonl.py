@@ -150,6 +150,7 @@ BAD_LINES = {
         "invalid_json_line",
         'found "x"',
     ),
+    "NULs, which json takes for UTF-16": (b"{\0}\0\0", "", "invalid_json_line", "not valid JSON"),
     "an array": (b"[1]", "", "invalid_json_line", "found an array; expected a JSON object"),
     "a number": (b"1e999", "", "invalid_json_line", "found a number; expected a JSON object"),
     "NaN": (request("a", '{"t": NaN}'), "", "invalid_json_line", "NaN is not a JSON value; write null"),
@@ -412,3 +413,82 @@ def test_any_bytes_are_taken_or_refused_alike_however_they_are_cut(lines: list[b
             return str(error)
 
     assert outcome(1 << 20) == outcome(data.draw(st.integers(min_value=1, max_value=50)))
+
+
+@pytest.mark.parametrize(
+    ("tail", "body"),
+    [
+        (b'{"x": 1}}', b'{"x": 1}'),
+        (b'{"x": 1} }', b'{"x": 1}'),
+        (b'{"x": 1}, "later": {}}', b'{"x": 1}'),
+        (b'{"x": 1}, "body": {}}', None),
+        (b'{"x": 1}, "custom_id": {}}', None),
+        (b'{"x": 1}}}', None),
+        (b'{"x": 1}', None),
+        (b'{"x": 1}} {}', None),
+        (b'{"x": 1]}', None),
+        (b"{}, {}}", None),
+        (b"[{}]}", None),
+    ],
+)
+def test_a_line_that_starts_like_the_one_before_is_not_taken_for_it(tail: bytes, body: bytes | None) -> None:
+    data = request("a") + request("b").removesuffix(b"{}}\n") + tail + b"\n" + request("c")
+    if body is None:
+        assert only_bad(data).line == 2
+    else:
+        assert [row.body for row in parse(data).rows] == [b"{}", body, b"{}"]
+
+
+@st.composite
+def damaged_files(draw: st.DrawFn) -> list[bytes]:
+    """Lines one program wrote, some of them changed in one place."""
+    method = {"method": "POST"} if draw(st.booleans()) else {}
+    bodies = draw(st.lists(st.dictionaries(st.sampled_from(["model", "a", "é"]), json_values), min_size=2, max_size=6))
+    lines = []
+    for number, body in enumerate(bodies):
+        line = request(f"id-{number}", json.dumps(body, ensure_ascii=False), **method).rstrip(b"\n")
+        if draw(st.booleans()):
+            at = draw(st.integers(min_value=0, max_value=len(line)))
+            replaced = draw(st.integers(min_value=0, max_value=2))
+            line = line[:at] + draw(st.sampled_from(DAMAGE)) + line[at + replaced :]
+        lines.append(line)
+    return lines
+
+
+DAMAGE = [
+    b"",
+    b" ",
+    b'"',
+    b"\\",
+    b"{",
+    b"}",
+    b"}}",
+    b",",
+    b"\x00",
+    b"\x1f",
+    b"\xff",
+    b"\xc3\xa9",
+    b"\\u0000",
+    b"/",
+    b"x",
+]
+
+
+@given(damaged_files())
+def test_a_line_is_judged_alike_alone_and_among_lines_of_its_shape(lines: list[bytes]) -> None:
+    limits = IntakeLimits(max_reported_lines=100)
+    alone: dict[int, bytes | str] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            alone[number] = parse(line, limits=limits).rows[0].body
+        except IntakeRefused as error:
+            alone[number] = error.bad_lines[0].reason
+    # An untouched line first, so that its shape is expected of all the others.
+    data = b"\n".join([request("id").rstrip(b"\n"), *lines])
+    try:
+        together = {row.line - 1: row.body for row in parse(data, limits=limits).rows[1:]}
+    except IntakeRefused as error:
+        refused = {bad.line - 1: bad.reason for bad in error.bad_lines if bad.code != "duplicate_custom_id"}
+        assert refused == {number: found for number, found in alone.items() if isinstance(found, str)}
+    else:
+        assert together == alone

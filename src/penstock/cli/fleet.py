@@ -122,7 +122,12 @@ class Crew:
         """Run one worker process; start another if it dies before its time."""
         while True:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "penstock.cli.run_worker", stdin=asyncio.subprocess.PIPE
+                sys.executable,
+                "-m",
+                "penstock.cli.run_worker",
+                stdin=asyncio.subprocess.PIPE,
+                # Out of reach of the terminal's Ctrl-C, which would kill a worker that is still starting.
+                start_new_session=True,
             )
             self._processes.add(process)
             if process.stdin is not None:

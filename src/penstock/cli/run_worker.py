@@ -37,7 +37,7 @@ async def _serve(conninfo: str, config: configuration.Config, target: Target, po
     try:
         async with target.dispatcher(config) as dispatcher:
             worker = Worker(config, database, pool, dispatcher)
-            # The terminal sends Ctrl-C to the whole group; the parent alone decides what it means.
+            # Only the parent decides what an interrupt means.
             loop.add_signal_handler(signal.SIGINT, lambda: None)
             loop.add_signal_handler(signal.SIGTERM, _abort, worker)
             loop.add_reader(sys.stdin.fileno(), _on_input, loop, worker)

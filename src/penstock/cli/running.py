@@ -73,8 +73,6 @@ def execute(plan: Plan, config: Config) -> ExitCode:
             return runner.run(_Run(plan, config).execute())
     except PenstockError as error:
         failure = error
-    except KeyboardInterrupt:
-        failure = _Interrupted("interrupted before anything was stored", hint="Run the command again.")
     except psycopg.Error as error:
         failure = PenstockError(
             f"the database failed: {str(error).strip().splitlines()[0]}",
@@ -95,28 +93,28 @@ class _Run:
         self._started_at = monotonic()
 
     async def execute(self) -> ExitCode:
-        with self._display as display:
+        # Signals count from here on: a cancelled task could leave the pool half-opened, and its closing stuck.
+        with _signals(self._on_signal), self._display as display, contextlib.ExitStack() as held:
             display.stage("starting")
-            with reached(self._config) as conninfo:
-                _log_to(self._config.data_dir, verbose=self._plan.verbose)
-                migrated(conninfo)
-                database = await open_pool(conninfo, self._config.database, name="penstock run")
-                try:
-                    return await self._stages(conninfo, database)
-                finally:
-                    await database.close()
+            conninfo = await asyncio.to_thread(held.enter_context, reached(self._config))
+            _log_to(self._config.data_dir, verbose=self._plan.verbose)
+            await asyncio.to_thread(migrated, conninfo)
+            database = await open_pool(conninfo, self._config.database, name="penstock run")
+            try:
+                return await self._stages(conninfo, database)
+            finally:
+                await database.close()
 
     async def _stages(self, conninfo: str, database: Pool) -> ExitCode:
-        with _signals(self._on_signal):
-            async with self._alone(conninfo):
-                batch_id = await self._find(database)
-                if batch_id is None:
-                    await self._plan.target.check(self._config)
-                    batch_id = await self._store(conninfo, database)
-            status = await self._work(database, batch_id)
-            if not status.state.terminal:
-                return await self._say_unfinished(database, status)
-            exported = await self._export(conninfo, status)
+        async with self._alone(conninfo):
+            batch_id = await self._find(database)
+            if batch_id is None:
+                await self._plan.target.check(self._config)
+                batch_id = await self._store(conninfo, database)
+        status = await self._work(database, batch_id)
+        if not status.state.terminal:
+            return await self._say_unfinished(database, status)
+        exported = await self._export(conninfo, status)
         self._display.__exit__(None, None, None)
         counts = status.counts
         failed = counts.failed + counts.not_found + counts.cancelled + counts.expired
@@ -136,13 +134,13 @@ class _Run:
         connection = await psycopg.AsyncConnection.connect(conninfo)
         try:
             waited = False
-            while not await _try_lock(connection, self._plan.key):
-                if self._interrupted.is_set():
-                    raise _Interrupted("interrupted before anything was stored", hint="Run the command again.")
+            while not (self._interrupted.is_set() or await _try_lock(connection, self._plan.key)):
                 if not waited:
                     self._display.say("the same command is storing the file elsewhere: waiting to join it")
                 waited = True
                 await asyncio.sleep(_LOOK_EVERY_S)
+            if self._interrupted.is_set():
+                raise _Interrupted("interrupted before anything was done", hint="Run the command again.")
             yield
         finally:
             await connection.close()
@@ -297,7 +295,9 @@ class _Run:
                 self._fleet.abort()
             return
         self._interrupted.set()
-        if self._fleet is not None:
+        if self._fleet is None:
+            self._display.say("stopping")
+        else:
             self._display.say("stopping: calls in flight finish first (Ctrl-C again cuts them short)")
             self._fleet.stop()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -29,7 +30,8 @@ _ANYTHING = msgspec.json.Decoder()
 _URL = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
 _DOT_SEGMENT = re.compile(r"/\.{0,2}(?=/)|/\.{1,2}$")
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Possessive, so that a long string leaves no states behind to go back to.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -60,10 +62,13 @@ def duplicate_key(line: bytes) -> str | None:
     if line.count(b'"') == quotes:
         return None
     # Either a key is there twice or a key has a quote in it: tell them apart.
-    objects: list[list[str]] = []
-    json.loads(line, object_pairs_hook=lambda pairs: objects.append([key for key, _ in pairs]), parse_int=str)
-    keys = objects[-1]
-    return next((key for at, key in enumerate(keys) if key in keys[:at]), None)
+    keys: list[str] = []
+
+    def keep_keys(pairs: list[tuple[str, object]]) -> None:
+        keys[:] = (key for key, _ in pairs)  # of the outermost object in the end, which closes last
+
+    json.loads(line.decode(), object_pairs_hook=keep_keys, parse_int=str)
+    return next((key for key, times in Counter(keys).items() if times > 1), None)
 
 
 def explain(line: bytes, limits: IntakeLimits) -> Fault:
@@ -114,7 +119,7 @@ def _malformed(line: bytes, error: Exception) -> str:
         return f"not valid JSON: {error}"
     constants: list[str] = []
     try:
-        json.loads(line, parse_constant=constants.append, parse_int=str)
+        json.loads(line.decode(), parse_constant=constants.append, parse_int=str)
     except json.JSONDecodeError as better:
         return f"not valid JSON: {better.msg} at column {better.colno}, found {_shown(line, better.pos)}"
     except RecursionError:
@@ -126,8 +131,8 @@ def _malformed(line: bytes, error: Exception) -> str:
 
 
 def _shown(line: bytes, column: int) -> str:
-    found = line.decode("utf-8", "replace")[column : column + 20]
-    return json.dumps(found, ensure_ascii=False) if found else "the end of the line"
+    found = line.decode()[column : column + 20]
+    return quoted(found) if found else "the end of the line"
 
 
 def _bad_text(line: bytes) -> Fault | None:
@@ -248,4 +253,4 @@ def too_many_routes(url: str, model: str, limits: IntakeLimits) -> Fault:
 def quoted(text: str) -> str:
     """A value as it may appear in a message: short, on one line, no control characters."""
     shown = text if len(text) <= 60 else text[:57] + "..."
-    return json.dumps(shown)
+    return json.dumps(shown, ensure_ascii=not shown.isprintable())

@@ -1,0 +1,165 @@
+"""Claim, read and settle straight on SQL: what the engine can do when nothing is called and nothing decoded.
+
+    python -m bench.engine [--items 200000] [--quick]
+
+Each connection has a process of its own, claims 1,000 items of 600 bytes at a time, reads them, and settles them with
+answers of 500 bytes, as fast as it can. The second table has what planning costs, and what the engine does when the
+server is made to plan always for the values at hand or never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from dataclasses import dataclass
+from time import perf_counter
+from uuid import UUID, uuid4
+
+import psycopg
+import uvloop
+from tests.support.engine import make_batch
+from tests.support.plans import ExplainingConnection, Mode
+
+from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized
+from penstock.claim import claim as claims
+from penstock.claim import liveness
+from penstock.db import arrays
+from penstock.db.pool import Connection
+from penstock.model import Item, Lease, Outcome, OutcomeState
+from penstock.settle.write import Changes, settle
+
+BODY = b'{"input": "' + b"x" * 587 + b'"}'
+ANSWER = b'{"output": "' + b"y" * 486 + b'"}'
+POOL, ROUTE = "bench", "model-0"
+CLAIM = 1_000
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--items", type=int)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    items = chosen.items or sized(chosen, 200_000, 20_000)
+    rounds = 1 if chosen.quick else chosen.rounds
+    with server() as conninfo:
+        figures = {count: _median(conninfo, items, count, "auto", rounds) for count in (1, 2)}
+        print_table(
+            [f"claim, read, settle, {CLAIM:,} at a time", "items/s", "transactions per item"],
+            [
+                [_connections(count), f"{found.rate:,.0f}", f"{found.transactions:.4f}"]
+                for count, found in figures.items()
+            ],
+        )
+        modes = {
+            mode: _median(conninfo, items, 1, mode, rounds)
+            for mode in ("auto", "force_custom_plan", "force_generic_plan")
+        }
+        print_table(
+            ["plan_cache_mode, one connection", "items/s"],
+            [[mode, f"{found.rate:,.0f}"] for mode, found in modes.items()],
+        )
+        claim_ms, settle_ms = asyncio.run(_planning_ms(conninfo))
+        print_table(
+            ["planning, ms", "median"],
+            [["claim_open", f"{claim_ms:.2f}"], [f"settle_if_leased, {CLAIM:,} rows", f"{settle_ms:.2f}"]],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    rate: float
+    transactions: float
+    """Per item."""
+
+
+def _connections(count: int) -> str:
+    return "1 connection" if count == 1 else f"{count} connections"
+
+
+def _median(conninfo: str, items: int, connections: int, mode: str, rounds: int) -> Figures:
+    found = [_measure(conninfo, items, connections, mode) for _ in range(rounds)]
+    return Figures(median([each.rate for each in found]), median([each.transactions for each in found]))
+
+
+def _measure(conninfo: str, items: int, connections: int, mode: str) -> Figures:
+    with scratch_database(conninfo) as database:
+        asyncio.run(_store(database, items))
+        settle_down(database)
+        before = _transactions(database)
+        with multiprocessing.get_context("spawn").Pool(connections) as children:
+            spans = children.starmap(_work, [(database, mode)] * connections, chunksize=1)
+        seconds = max(ended for _, ended in spans) - min(started for started, _ in spans)
+        return Figures(items / seconds, (_transactions(database) - before) / items)
+
+
+def _transactions(database: str) -> int:
+    with psycopg.connect(database, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+async def _store(database: str, items: int) -> None:
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        await make_batch(connection, [items], pool=POOL, body=BODY)
+
+
+def _work(database: str, mode: str) -> tuple[float, float]:
+    return uvloop.run(_work_off(database, mode))
+
+
+async def _work_off(database: str, mode: str) -> tuple[float, float]:
+    """Start and end on the machine's clock, which the processes share."""
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        arrays.register(connection)
+        await connection.execute(f"SET plan_cache_mode = {mode}".encode())
+        worker_id = uuid4()
+        await liveness.register(connection, worker_id, POOL)
+        started = perf_counter()
+        while await _cycle(connection, worker_id):
+            pass
+        return started, perf_counter()
+
+
+async def _cycle(connection: Connection, worker_id: UUID) -> bool:
+    leases = await _claim(connection, worker_id)
+    changes = Changes()
+    for lease in leases:
+        for item in await claims.read_bodies(
+            connection, lease, lease.ranges, max_rows=CLAIM, max_bytes=10 * CLAIM * len(BODY)
+        ):
+            changes.decide(item, _answer(item))
+    if leases:
+        await settle(connection, worker_id, changes)
+    return bool(leases)
+
+
+async def _claim(connection: Connection, worker_id: UUID) -> list[Lease]:
+    return await claims.claim(connection, pool=POOL, wants={ROUTE: CLAIM}, worker_id=worker_id, taper_floor=CLAIM)
+
+
+def _answer(_: Item) -> Outcome:
+    return Outcome(OutcomeState.COMPLETED, ANSWER, 200)
+
+
+async def _planning_ms(conninfo: str) -> tuple[float, float]:
+    with scratch_database(conninfo) as database:
+        await _store(database, 40 * CLAIM)
+        settle_down(database)
+        async with await ExplainingConnection.connect(database, autocommit=True) as connection:
+            arrays.register(connection)
+            connection.mode, worker_id = Mode.CUSTOM, uuid4()
+            await liveness.register(connection, worker_id, POOL)
+            connection.plans = []
+            for _ in range(20):
+                await _cycle(connection, worker_id)
+            claim_plans, settle_plans = connection.plans[0::3], connection.plans[2::3]
+            return median([plan.planning_ms for plan in claim_plans]), median(
+                [plan.planning_ms for plan in settle_plans]
+            )
+
+
+if __name__ == "__main__":
+    main()
