@@ -53,9 +53,7 @@ _SHARE = _Parsed("fraction", lambda behaviour: behaviour.parse_share)
 @click.option("--rate-limit", type=_RATE, help="Calls let through: 100/s, 600/m or 100. Over it, 429.")
 @click.option("--quota", type=click.IntRange(min=0), help="Calls served before 429 insufficient_quota.")
 @click.option("--require-key", metavar="VALUE", help="API key that callers must present; otherwise 401.")
-@click.option(
-    "--response-bytes", default=0, type=click.IntRange(min=0), help="Pad the answer's text to this size."
-)
+@click.option("--response-bytes", default=0, type=click.IntRange(min=0), help="Pad the answer's text to this size.")
 @click.option("--seed", default=0, type=click.IntRange(0, 2**64 - 1), help="What all chance derives from.")
 @click.option("--track/--no-track", default=True, help="Count calls per key (or not, to save memory).")
 @click.option("--max-seconds", type=click.FloatRange(min=0), help="Stop by itself after this time.")

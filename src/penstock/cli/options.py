@@ -32,9 +32,7 @@ def database_options(command: _Command) -> _Command:
                 type=click.Path(path_type=Path, dir_okay=False),
                 help="TOML file of settings.",
             ),
-            click.option(
-                "--set", "settings", multiple=True, metavar="NAME=VALUE", help="One setting; repeatable."
-            ),
+            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One setting; repeatable."),
         )
     ):
         command = option(command)
@@ -63,6 +61,4 @@ def load_config(
 
         found = os.environ.get("PENSTOCK_CONFIG")
         toml_path = Path(found) if found else None
-    return configuration.load(
-        toml_path=toml_path, overrides=overrides, database_url=database_url, data_dir=data_dir
-    )
+    return configuration.load(toml_path=toml_path, overrides=overrides, database_url=database_url, data_dir=data_dir)

@@ -33,9 +33,7 @@ def _check_input(source: Path) -> None:
         # Path.is_file() and its like hide a missing permission, or raise on a name that is too long.
         source.stat()
     except FileNotFoundError:
-        raise UsageError(
-            f"{source}: no such file", hint="Check the path; it is relative to this directory."
-        ) from None
+        raise UsageError(f"{source}: no such file", hint="Check the path; it is relative to this directory.") from None
     except OSError as error:
         raise UsageError(f"{source}: cannot be read: {error.strerror}", hint="Check the path.") from error
     if source.is_dir():

@@ -37,9 +37,7 @@ def print_summary(
     for reason in reasons or []:
         click.echo(f"  reason  {reason}", err=True)
     if code is ExitCode.PAUSED:
-        click.echo(
-            "Nothing is lost and no attempt was charged. Mend the cause, then run the same command to go on."
-        )
+        click.echo("Nothing is lost and no attempt was charged. Mend the cause, then run the same command to go on.")
     elif code is ExitCode.INTERRUPTED:
         click.echo(f"To go on, run the same command again:\n  {_command()}")
 

@@ -64,9 +64,7 @@ class Target:
         else:
             from penstock.dispatch.http import HttpProcessor
 
-            async with HttpProcessor(
-                str(self.base_url), self.api_key(), config.dispatch, config.retry
-            ) as processor:
+            async with HttpProcessor(str(self.base_url), self.api_key(), config.dispatch, config.retry) as processor:
                 yield processor.dispatcher()
 
     async def check(self, config: Config) -> None:
@@ -78,9 +76,7 @@ class Target:
         else:
             from penstock.dispatch.http import HttpProcessor
 
-            async with HttpProcessor(
-                str(self.base_url), self.api_key(), config.dispatch, config.retry
-            ) as processor:
+            async with HttpProcessor(str(self.base_url), self.api_key(), config.dispatch, config.retry) as processor:
                 await processor.probe()
 
 
