@@ -59,9 +59,12 @@ class Hand:
         if lease_id not in self._unread:
             self._suspects.discard(lease_id)
 
+    def all_unread(self) -> list[tuple[Lease, list[Range]]]:
+        return list(self._unread.values())
+
     def drop_unread(self, route: str | None = None) -> list[tuple[Lease, list[Range]]]:
         """Take everything unread, or one route's, out of the book."""
-        dropped = [entry for entry in self._unread.values() if route is None or entry[0].route == route]
+        dropped = [entry for entry in self.all_unread() if route is None or entry[0].route == route]
         for lease, _ in dropped:
             self.drop(lease)
         return dropped

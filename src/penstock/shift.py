@@ -329,11 +329,27 @@ class Shift:
                 await self._give_back_closed()
                 if monotonic() >= report_at:
                     report_at = monotonic() + report_every_s
-                    async with borrowed(self._database) as connection:
-                        await liveness.report_progress(connection, self.id, self._hand.leases)
+                    await self._report_progress()
             except psycopg.Error as error:
                 _log.warning("housekeeping failed, trying again: %s", error)
             await asyncio.sleep(_ROUND_S * random.uniform(0.75, 1.25))  # noqa: S311 -- jitter
+
+    async def _report_progress(self) -> None:
+        async with borrowed(self._database) as connection:
+            lost = await liveness.report_progress(connection, self.id, self._hand.leases)
+        # What has left the hand meanwhile was settled, not lost.
+        lost &= set(self._hand.leases)
+        if not lost:
+            return
+        _log.warning("%d leases were taken from this worker: dropping what waits of them", len(lost))
+        waiting = self._dispatcher.take_back()
+        for item in waiting:
+            if item.lease.id in lost:
+                self._hand.release(item)
+        for lease, _ in self._hand.all_unread():
+            if lease.id in lost:
+                self._hand.drop(lease)
+        self._dispatcher.offer([item for item in waiting if item.lease.id not in lost])
 
     async def _fail_given_up(self, leases: list[Lease]) -> None:
         """Settle what was lost with its workers too often."""

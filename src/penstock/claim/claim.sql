@@ -302,8 +302,10 @@ SELECT (SELECT count(*) FROM lost)::int4 AS lost_leases,
 
 -- name: report_progress
 -- Says of some leases that this worker still knows them: their items wait, or their calls are within their time.
+-- Answers with those it still holds.
 UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
  WHERE id = ANY (%(leases)s::int8[]) AND worker_id = %(worker)s
+RETURNING id
 
 -- name: list_forgotten
 -- Leases of this worker that it does not know: a claim whose answer was lost. For the rare moment after a failed claim.

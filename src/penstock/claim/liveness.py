@@ -114,7 +114,12 @@ async def reclaim(
     return Reclaimed(leases, ordinals, [as_lease(row[2:]) for row in rows if row[2] is not None])
 
 
-async def report_progress(connection: Connection, worker_id: UUID, leases: Sequence[int], *, now: Now = None) -> None:
-    """Vouch for leases whose items this worker still has in hand."""
-    if leases:
-        await connection.execute(_SQL["report_progress"], {"worker": worker_id, "leases": list(leases), "now": now})
+async def report_progress(
+    connection: Connection, worker_id: UUID, leases: Sequence[int], *, now: Now = None
+) -> set[int]:
+    """Vouch for leases whose items this worker still has in hand; returns those that were taken from it."""
+    if not leases:
+        return set()
+    parameters = {"worker": worker_id, "leases": list(leases), "now": now}
+    cursor = await connection.execute(_SQL["report_progress"], parameters)
+    return set(leases) - {lease_id for (lease_id,) in await cursor.fetchall()}
