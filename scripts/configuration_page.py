@@ -40,9 +40,8 @@ def page() -> str:
             f"\n## {TITLES[group]}\n\n| setting | environment | default | range | meaning |\n|---|---|---|---|---|\n"
         )
         for knob in knobs:
-            span = f"{config.plain(knob.low)} – {config.plain(knob.high)}"
-            parts.append(
-                f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {span} | {knob.about} |\n"
+                parts.append(
+                f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {knob.span} | {knob.about} |\n"
             )
     return "".join(parts)
 

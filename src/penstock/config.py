@@ -26,6 +26,10 @@ def _knob(default: float, low: float, high: float, about: str) -> Any:
     return field(default=default, metadata={"low": low, "high": high, "about": about})
 
 
+def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
+    return field(default=default, metadata={"choices": choices, "about": about})
+
+
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
     """What a file may contain, and how it is read."""
@@ -99,7 +103,8 @@ class LivenessLimits:
         30, 0.1, 3_600, "silence after which a worker is dead (twice the interval or more)"
     )
     stuck_buffer_s: float = _knob(30, 0.1, 3_600, "added to attempt_timeout_s before an idle lease is reclaimed")
-    max_reclaims: int = _knob(3, 1, 100, "worker losses before an input fails as worker_lost")
+    reclaim_action: str = _choice("requeue", ("requeue", "fail"), "what becomes of items whose worker was lost")
+    max_reclaims: int = _knob(5, 1, 100, "worker losses before an input fails as worker_lost; the last one alone")
     drain_timeout_s: float = _knob(30, 0.1, 3_600, "how long a stopping worker waits for calls in flight")
 
 
@@ -127,15 +132,21 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One configurable number: where it lives, its range, what it means."""
+    """One setting: where it lives, what it may be, what it means."""
 
     name: str
     group: str
-    kind: type[int] | type[float]
-    default: float
-    low: float
-    high: float
+    kind: type[int] | type[float] | type[str]
+    default: Any
     about: str
+    low: float = 0
+    high: float = 0
+    choices: tuple[str, ...] = ()
+
+    @property
+    def span(self) -> str:
+        """What it may be, as a person writes it."""
+        return ", ".join(self.choices) if self.choices else f"{plain(self.low)} – {plain(self.high)}"
 
     @property
     def variable(self) -> str:
@@ -158,10 +169,8 @@ def knobs() -> Iterator[Knob]:
     """Every knob, in the order of the reference page."""
     for group, limits in _GROUPS.items():
         for entry in dataclasses.fields(limits):
-            kind = int if entry.type == "int" else float
-            meta = entry.metadata
-            default: Any = entry.default
-            yield Knob(entry.name, group, kind, default, meta["low"], meta["high"], meta["about"])
+            kind = {"int": int, "float": float, "str": str}[str(entry.type)]
+            yield Knob(entry.name, group, kind, entry.default, **entry.metadata)
 
 
 _TEXT_SETTINGS = ("database_url", "data_dir")
@@ -198,10 +207,10 @@ def load(
     if data_dir is not None:
         chosen["data_dir"] = (str(data_dir), "--data-dir")
 
-    grouped: dict[str, dict[str, float]] = {}
+    grouped: dict[str, dict[str, Any]] = {}
     for name, (value, place) in chosen.items():
         if name in known:
-            grouped.setdefault(known[name].group, {})[name] = _number(known[name], value, place)
+            grouped.setdefault(known[name].group, {})[name] = _value(known[name], value, place)
     groups = {name: limits(**grouped.get(name, {})) for name, limits in _GROUPS.items()}
     config = Config(
         **groups,
@@ -221,7 +230,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not valid TOML: {error}") from error
 
 
-def _number(knob: Knob, value: Any, place: str) -> float:
+def _value(knob: Knob, value: Any, place: str) -> float | str:
+    if knob.choices:
+        if value not in knob.choices:
+            raise UsageError(f"{place}: '{value}' is not one of {', '.join(knob.choices)}", hint=_range_hint(knob))
+        return str(value)
     try:
         number: float = int(str(value)) if knob.kind is int else float(str(value))
     except ValueError:
@@ -233,12 +246,15 @@ def _number(knob: Knob, value: Any, place: str) -> float:
 
 
 def _range_hint(knob: Knob) -> str:
-    span = f"{plain(knob.low)} to {plain(knob.high)}"
+    span = knob.span.replace(" – ", " to ")
     return f"{knob.name} ({knob.about}) takes {span}; the default is {plain(knob.default)}."
 
 
-def plain(number: float) -> str:
-    """A setting's number as a person writes it."""
+def plain(value: float | str) -> str:
+    """A setting's value as a person writes it."""
+    if isinstance(value, str):
+        return value
+    number = value
     return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
 

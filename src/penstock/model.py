@@ -48,6 +48,13 @@ class Lease:
     attempt: int
     ranges: tuple[tuple[int, int], ...]
     """Half-open ordinal ranges, ascending."""
+    reclaims: int = 0
+    """How often these ordinals were lost with their worker."""
+
+    @property
+    def suspect(self) -> bool:
+        """Lost twice: the worker takes no second suspect while it holds this one."""
+        return self.reclaims > 1
 
     @property
     def size(self) -> int:

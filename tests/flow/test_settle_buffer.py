@@ -55,9 +55,9 @@ def test_many_results_are_few_statements(database: str) -> None:
         async with leased(pool, 95) as (connection, worker, items):
             buffer = SettleBuffer(pool, worker, LIMITS)
             for item in items:
-                buffer.put(item, answer(item.custom_id))
+                buffer.decide(item, answer(item.custom_id))
             await drained(buffer)
-            assert (buffer.tally.outcomes, buffer.tally.flushes) == (95, 10)
+            assert (buffer.tally.outcomes, buffer.figures.flushes) == (95, 10)
             assert await one(connection, "SELECT count(*) FROM penstock.outcomes") == (95,)
             assert await one(connection, "SELECT count(*) FROM penstock.leases") == (0,)
 
@@ -68,8 +68,8 @@ def test_the_same_item_twice_keeps_the_later_result(database_18: str) -> None:
     async def body(pool: Pool) -> None:
         async with leased(pool, 1) as (connection, worker, items):
             buffer = SettleBuffer(pool, worker, LIMITS)
-            buffer.put(items[0], answer("first"))
-            buffer.put(items[0], answer("second"))
+            buffer.decide(items[0], answer("first"))
+            buffer.decide(items[0], answer("second"))
             await drained(buffer)
             assert await one(connection, "SELECT response FROM penstock.outcomes") == (b'"second"',)
 
@@ -90,7 +90,7 @@ def test_one_row_that_cannot_be_stored_fails_alone(database: str, poison: Outcom
         async with leased(pool, 100) as (connection, worker, items):
             buffer = SettleBuffer(pool, worker, replace(LIMITS, settle_max_rows=100))
             for number, item in enumerate(items):
-                buffer.put(item, poison if number == 41 else answer())
+                buffer.decide(item, poison if number == 41 else answer())
             await drained(buffer)
             states = "SELECT count(*) FILTER (WHERE state = 'completed'), count(*) FROM penstock.outcomes"
             assert await one(connection, states) == (99, 100)
@@ -108,7 +108,7 @@ def test_a_flush_that_fails_is_kept_and_repeated(database: str) -> None:
         async with leased(pool, 30) as (connection, worker, items):
             buffer = SettleBuffer(pool, worker, LIMITS)
             for item in items:
-                buffer.put(item, answer())
+                buffer.decide(item, answer())
             await connection.execute("BEGIN")
             await connection.execute("LOCK TABLE penstock.leases IN ACCESS EXCLUSIVE MODE")
             flushing = asyncio.create_task(drained(buffer))
@@ -135,7 +135,7 @@ def test_a_database_that_stays_away_ends_the_wait(database_18: str) -> None:
         async with leased(pool, 1) as (connection, worker, items):
             await connection.execute("ALTER TABLE penstock.leases RENAME TO elsewhere")
             buffer = SettleBuffer(pool, worker, replace(LIMITS, settle_retry_s=0.01))
-            buffer.put(items[0], answer())
+            buffer.decide(items[0], answer())
             with pytest.raises(psycopg.errors.UndefinedTable):
                 await drained(buffer)
 
@@ -151,10 +151,10 @@ def test_a_full_buffer_stops_the_producers_until_half_empty(database_18: str) ->
                 pool, worker, limits, on_pressure=lambda pressed: moments.append((pressed, len(buffer)))
             )
             for item in items[:39]:
-                buffer.put(item, answer())
+                buffer.decide(item, answer())
             assert moments == []
             for item in items[39:]:
-                buffer.put(item, answer())
+                buffer.decide(item, answer())
             await drained(buffer)
             assert moments == [(True, 40), (False, 20)]
 
@@ -167,7 +167,7 @@ def test_results_of_a_lost_lease_are_refused(database: str) -> None:
             await connection.execute("DELETE FROM penstock.leases")
             buffer = SettleBuffer(pool, worker, LIMITS)
             for item in items:
-                buffer.put(item, answer())
+                buffer.decide(item, answer())
             await drained(buffer)
             assert (buffer.tally.outcomes, buffer.tally.fenced) == (0, 5)
             for table in ("outcomes", "progress", "attempts", "deferrals"):

@@ -8,13 +8,14 @@ from uuid import UUID
 from tests.support.db import one, pooled
 from tests.support.engine import make_batch
 
+from penstock.adapt.pace import Pace
 from penstock.claim import gates
 from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Again, BatchState, Halt, Item, Outcome, OutcomeState, Verdict
 from penstock.work import batches
-from penstock.worker import Pace, Worker
+from penstock.worker import Worker
 
 CONFIG = Config(claim=ClaimLimits(claim_poll_s=0.01), settle=SettleLimits(settle_interval_s=0.005))
 DONE = Outcome(OutcomeState.COMPLETED, b'"done"', 200, duration_ms=1)
@@ -193,14 +194,14 @@ def test_bodies_in_memory_stay_within_their_bound(database_18: str) -> None:
         def watched(items: list[Item]) -> None:
             nonlocal peak
             offer(items)
-            peak = max(peak, worker._ready_bytes)
+            peak = max(peak, worker._shift._hand.bytes)
 
         worker._dispatcher.offer = watched  # type: ignore[method-assign, assignment]
         running = asyncio.create_task(worker.run())
         await until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
         worker.stop()
         await running
-        assert worker._ready_bytes == 0
+        assert worker._shift._hand.bytes == 0
         assert 100_000 <= peak <= 500_000 + len(big)
 
     in_pool(database_18, body)

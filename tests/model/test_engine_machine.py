@@ -27,12 +27,15 @@ from tests.support.engine import make_batch
 
 from penstock.claim import claim as claims
 from penstock.claim import liveness
-from penstock.db import arrays
+from penstock.config import LivenessLimits
+from penstock.db import arrays, sql
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
 
 GRACE_S = 30.0
+LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=4)
+CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
 POOL = "test"
 ROUTES = ["model-0", "model-1"]
 
@@ -45,7 +48,7 @@ class Lane:
     route: str
     width: int | None
     state: dict[int, tuple[Any, ...]]
-    """By ordinal: ('pending',), ('leased', lease, attempt), ('deferred', due, attempt),
+    """By ordinal: ('pending',), ('leased', lease, attempt), ('deferred', due, attempt, reclaims),
     ('settled', state, answer), or ('dropped',) with its cancelled batch."""
 
     def having(self, word: str) -> list[int]:
@@ -63,18 +66,20 @@ class Model:
     settled_seen: dict[UUID, int] = field(default_factory=dict)
 
     def claimable(self, route: str, now: datetime) -> tuple[int, int]:
-        """How many ordinals of a route could be claimed: due again, and beyond the cursor."""
-        due = fresh = 0
+        """How many ordinals of a route could be claimed, and how many suspects besides."""
+        due = fresh = suspects = 0
         for lane in self.lanes.values():
             if lane.route != route or self.states[lane.batch] is not BatchState.IN_PROGRESS:
                 continue
-            due += sum(1 for state in lane.state.values() if state[0] == "deferred" and state[1] <= now)
+            for state in lane.state.values():
+                if state[0] == "deferred" and state[1] <= now:
+                    due, suspects = due + (state[3] <= 1), suspects + (state[3] > 1)
             room = len(lane.having("pending"))
             if lane.width is not None:
                 busy = len(lane.having("leased")) + len(lane.having("deferred"))
                 room = min(room, lane.width - busy)
             fresh += room
-        return due, fresh
+        return due + fresh, suspects
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -89,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.db = self.wait(psycopg.AsyncConnection.connect(self.conninfo, autocommit=True))
         arrays.register(self.db)
         self.model = Model()
+        self.reclaimer = uuid4()
         self.now = datetime(2030, 1, 1, tzinfo=UTC)
         self.wait(
             self.db.execute(
@@ -135,20 +141,28 @@ class EngineMachine(RuleBasedStateMachine):
             self.model.lanes[lane_id] = Lane(batch, route, width, dict(pending))
 
     @rule(
-        target=leases, worker=workers, want=st.integers(1, 8), routes=st.sets(st.sampled_from(ROUTES), min_size=1)
+        target=leases,
+        worker=workers,
+        want=st.integers(1, 8),
+        routes=st.sets(st.sampled_from(ROUTES), min_size=1),
+        suspect_ok=st.booleans(),
     )
-    def claim(self, worker: UUID, want: int, routes: set[str]) -> Any:
-        expected = {route: min(want, sum(self.model.claimable(route, self.now))) for route in routes}
+    def claim(self, worker: UUID, want: int, routes: set[str], suspect_ok: bool) -> Any:
         found = self.wait(
             claims.claim(
                 self.db,
                 pool=POOL,
-                wants=dict.fromkeys(routes, want),
+                wants=dict.fromkeys(sorted(routes), want),
                 worker_id=worker,
                 taper_floor=99,
+                suspect_ok=suspect_ok,
                 now=self.now,
             )
         )
+        found.sort(key=lambda lease: lease.id)
+        suspects = [lease for lease in found if lease.suspect]
+        open_to_all = {route: self.model.claimable(route, self.now) for route in sorted(routes)}
+        assert len(suspects) == (1 if suspect_ok and any(count for _, count in open_to_all.values()) else 0)
         taken = dict.fromkeys(routes, 0)
         for lease in found:
             lane = self.model.lanes[lease.lane_id]
@@ -159,10 +173,12 @@ class EngineMachine(RuleBasedStateMachine):
             for ordinal in claims.first_ordinals(lease.ranges, 10_000):
                 before = lane.state[ordinal]
                 assert before == ("pending",) or (before[0] == "deferred" and before[1] <= self.now)
-                assert lease.attempt == (1 if before == ("pending",) else before[2])
+                assert (lease.attempt, lease.reclaims) == ((1, 0) if before == ("pending",) else before[2:])
                 lane.state[ordinal] = ("leased", lease.id, lease.attempt)
                 taken[lease.route] += 1
-        assert taken == expected
+        for route, (plain, _) in open_to_all.items():
+            alone = sum(lease.size for lease in suspects if lease.route == route)
+            assert taken[route] == min(want, plain + alone)
         return multiple(*(lease.id for lease in found))
 
     @rule(lease=leases, data=st.data(), as_worker=st.one_of(st.none(), workers))
@@ -172,9 +188,7 @@ class EngineMachine(RuleBasedStateMachine):
         every = claims.first_ordinals(held.ranges, 10_000)
         chosen = data.draw(st.lists(st.sampled_from(every), min_size=1, unique=True), label="ordinals")
         verdicts = {
-            ordinal: data.draw(
-                st.sampled_from(["completed", "failed", "not_found", "skipped", "retry", "throttled"])
-            )
+            ordinal: data.draw(st.sampled_from(["completed", "failed", "not_found", "skipped", "retry", "throttled"]))
             for ordinal in chosen
         }
         changes = Changes()
@@ -194,7 +208,7 @@ class EngineMachine(RuleBasedStateMachine):
             verdict = verdicts[ordinal]
             if verdict in ("retry", "throttled"):
                 due = self.now + timedelta(seconds=10)
-                lane.state[ordinal] = ("deferred", due, held.attempt + (verdict == "retry"))
+                lane.state[ordinal] = ("deferred", due, held.attempt + (verdict == "retry"), held.reclaims)
             else:
                 lane.state[ordinal] = ("settled", verdict, f'"{lease}"'.encode())
 
@@ -209,7 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
         accepted = [ordinal for ordinal in chosen if self.holds(held, ordinal)]
         assert settled.given_back == len(accepted)
         for ordinal in accepted:
-            self.model.lanes[held.lane_id].state[ordinal] = ("deferred", self.now, held.attempt)
+            self.model.lanes[held.lane_id].state[ordinal] = ("deferred", self.now, held.attempt, held.reclaims)
 
     @rule(seconds=st.sampled_from([1, 9, 11, 31]))
     def time_passes(self, seconds: int) -> None:
@@ -217,26 +231,36 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def heartbeat(self, worker: UUID) -> None:
-        known = self.wait(liveness.heartbeat(self.db, worker, now=self.now))
+        parameters = {"id": worker, "draining": False, "now": self.now}
+        known = self.rows(CLAIM_SQL["heartbeat_if_known"].decode(), parameters) != []
         assert known == (worker in self.model.heartbeats)
         if known:
             self.model.heartbeats[worker] = self.now
 
     @rule()
     def reclaim(self) -> None:
-        self.wait(liveness.reclaim(self.db, grace_s=GRACE_S, now=self.now))
+        """The lost are split and run again, until they are lost alone and too often: then they fail."""
         limit = self.now - timedelta(seconds=GRACE_S)
-        for worker, seen in list(self.model.heartbeats.items()):
-            if seen <= limit:
-                del self.model.heartbeats[worker]
-        for lease_id in list(self.model.live):
+        self.model.heartbeats = {worker: seen for worker, seen in self.model.heartbeats.items() if seen > limit}
+        doomed: dict[tuple[int, int], int] = {}
+        for lease_id in sorted(self.model.live):
             held, worker = self.model.leases[lease_id]
-            if worker not in self.model.heartbeats:
-                self.model.live.discard(lease_id)
-                lane = self.model.lanes[held.lane_id]
-                for ordinal, state in lane.state.items():
-                    if state[:2] == ("leased", lease_id):
-                        lane.state[ordinal] = ("deferred", self.now, held.attempt)
+            if worker in self.model.heartbeats:
+                continue
+            self.model.live.discard(lease_id)
+            lane = self.model.lanes[held.lane_id]
+            left = [ordinal for ordinal in lane.state if self.holds(held, ordinal)]
+            for ordinal in left:
+                lane.state[ordinal] = ("deferred", self.now, held.attempt, held.reclaims + 1)
+                if len(left) == 1 and held.reclaims + 1 >= LIMITS.max_reclaims:
+                    doomed[held.lane_id, ordinal] = held.attempt
+        lost = self.wait(liveness.reclaim(self.db, self.reclaimer, LIMITS, stuck_s=1e6, now=self.now))
+        condemned = {(lease.lane_id, lease.ranges[0][0]): lease for lease in lost.given_up}
+        assert {place: lease.attempt for place, lease in condemned.items()} == doomed
+        for (lane_id, ordinal), lease in condemned.items():
+            changes = Changes(outcomes=[(lease.id, ordinal, 1, "c", Outcome(OutcomeState.FAILED, b"0"))])
+            assert self.wait(settle(self.db, self.reclaimer, changes, now=self.now)).outcomes == 1
+            self.model.lanes[lane_id].state[ordinal] = ("settled", "failed", b"0")
 
     @precondition(lambda self: self.model.states)
     @rule(data=st.data(), move=st.sampled_from(["pause", "resume", "cancel", "finish", "tidy"]))
@@ -285,20 +309,13 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def every_ordinal_is_in_one_place(self) -> None:
         for lane_id, lane in self.model.lanes.items():
-            ((next_, total, busy),) = self.rows(
-                "SELECT next, total, busy FROM penstock.lanes WHERE id = %s", [lane_id]
-            )
+            ((next_, total, busy),) = self.rows("SELECT next, total, busy FROM penstock.lanes WHERE id = %s", [lane_id])
             places = [
                 ("leased", self.spread("leases", lane_id)),
                 ("deferred", self.spread("deferrals", lane_id)),
                 (
                     "settled",
-                    [
-                        o
-                        for (o,) in self.rows(
-                            "SELECT ordinal FROM penstock.outcomes WHERE lane_id = %s", [lane_id]
-                        )
-                    ],
+                    [o for (o,) in self.rows("SELECT ordinal FROM penstock.outcomes WHERE lane_id = %s", [lane_id])],
                 ),
                 ("pending", list(range(next_, total))),
             ]
@@ -348,7 +365,7 @@ class EngineMachine(RuleBasedStateMachine):
             )
         ]
 
-    def rows(self, query: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         async def fetch() -> list[tuple[Any, ...]]:
             return await (await self.db.execute(query.encode(), parameters)).fetchall()
 

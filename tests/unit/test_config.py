@@ -10,7 +10,10 @@ from penstock.errors import UsageError
 
 def test_defaults_are_within_their_ranges() -> None:
     for knob in config.knobs():
-        assert knob.low <= knob.default <= knob.high, knob.name
+        if knob.choices:
+            assert knob.default in knob.choices, knob.name
+        else:
+            assert knob.low <= knob.default <= knob.high, knob.name
 
 
 def test_names_are_unique_and_end_in_a_unit_or_a_count() -> None:
@@ -51,6 +54,7 @@ def test_database_and_directory_come_from_every_place(tmp_path: Path) -> None:
         ("retry_base_s", "soon", "not a number"),
         ("retry_base_s", "nan", "out of range"),
         ("max_attempt", "3", "unknown setting"),
+        ("reclaim_action", "panic", "not one of requeue, fail"),
     ],
 )
 def test_bad_values_name_the_place_and_the_reason(name: str, value: str, words: str) -> None:

@@ -46,6 +46,5 @@ def test_the_configuration_page_is_current() -> None:
 
     page = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
     for knob in config.knobs():
-        span = f"{config.plain(knob.low)} – {config.plain(knob.high)}"
-        row = f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {span} | {knob.about} |"
+        row = f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {knob.span} | {knob.about} |"
         assert row in page, f"docs/configuration.md lacks or misstates {knob.name}: expected\n{row}"

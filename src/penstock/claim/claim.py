@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 from penstock.db import sql
@@ -21,9 +22,10 @@ async def claim(
     wants: Mapping[str, int],
     worker_id: UUID,
     taper_floor: int = 1,
+    suspect_ok: bool = True,
     now: Now = None,
 ) -> list[Lease]:
-    """Lease up to `wants[route]` ordinals of each route."""
+    """Lease up to `wants[route]` ordinals of each route; at most one suspect, and none unless `suspect_ok`."""
     cursor = await connection.execute(
         _SQL["claim_open"],
         {
@@ -32,25 +34,23 @@ async def claim(
             "wants": list(wants.values()),
             "worker": worker_id,
             "taper_floor": taper_floor,
+            "suspect_ok": suspect_ok,
             "now": now,
         },
     )
-    leases = []
-    for (
-        lease_id,
-        lane_id,
-        batch_id,
-        route,
-        endpoint,
-        source_id,
-        source_lane,
-        attempt,
-        starts,
-        stops,
-    ) in await cursor.fetchall():
-        ranges = tuple(zip(starts, stops, strict=True))
-        leases.append(Lease(lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, ranges))
-    return leases
+    return [as_lease(row) for row in await cursor.fetchall()]
+
+
+def as_lease(row: Sequence[Any]) -> Lease:
+    lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, reclaims, starts, stops = row
+    ranges = tuple(zip(starts, stops, strict=True))
+    return Lease(lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, ranges, reclaims)
+
+
+async def forgotten(connection: Connection, worker_id: UUID, known: Iterable[int]) -> list[Lease]:
+    """Leases this worker holds in the database but never heard of: the answer to their claim was lost."""
+    cursor = await connection.execute(_SQL["list_forgotten"], {"worker": worker_id, "known": list(known)})
+    return [as_lease(row) for row in await cursor.fetchall()]
 
 
 async def routes_with_work(connection: Connection, pool: str) -> list[str]:

@@ -13,17 +13,38 @@ WITH ask AS MATERIALIZED (
       WHERE g.pool = %(pool)s AND g.route = a.route
         AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
 ),
-due AS MATERIALIZED (
+plain_due AS MATERIALIZED (
   SELECT d.*
     FROM ask
    CROSS JOIN LATERAL (
-     SELECT d.id, d.lane_id, d.batch_id, d.route, d.limited, d.ordinals, d.size, d.attempt, d.reclaims, d.due_at,
-            ask.want
+     SELECT d.id, d.lane_id, d.batch_id, d.route, d.limited, d.ordinals, d.size, d.attempt, d.reclaims, d.suspect,
+            d.due_at, ask.want
        FROM penstock.deferrals d
-      WHERE d.pool = %(pool)s AND d.route = ask.route AND NOT d.held AND d.due_at <= coalesce(%(now)s::timestamptz, now())
+      WHERE d.pool = %(pool)s AND d.route = ask.route AND NOT d.suspect AND NOT d.held
+        AND d.due_at <= coalesce(%(now)s::timestamptz, now())
       ORDER BY d.due_at, d.id
       LIMIT ask.want
         FOR UPDATE SKIP LOCKED) AS d
+),
+-- What may kill its worker is taken alone, by a worker that holds no other suspect: who dies then, dies of this one.
+suspect_due AS MATERIALIZED (
+  SELECT d.*
+    FROM ask
+   CROSS JOIN LATERAL (
+     SELECT d.id, d.lane_id, d.batch_id, d.route, d.limited, d.ordinals, d.size, d.attempt, d.reclaims, d.suspect,
+            d.due_at, ask.want
+       FROM penstock.deferrals d
+      WHERE d.pool = %(pool)s AND d.route = ask.route AND d.suspect AND NOT d.held
+        AND d.due_at <= coalesce(%(now)s::timestamptz, now())
+      ORDER BY d.due_at, d.id
+      LIMIT 1
+        FOR UPDATE SKIP LOCKED) AS d
+   WHERE %(suspect_ok)s::boolean
+   ORDER BY d.due_at, d.id
+   LIMIT 1
+),
+due AS MATERIALIZED (
+  SELECT * FROM plain_due UNION ALL SELECT * FROM suspect_due
 ),
 due_lane AS MATERIALIZED (
   SELECT l.id, l.endpoint, l.source_id, l.source_lane
@@ -36,12 +57,13 @@ due_lane AS MATERIALIZED (
 -- IS TRUE keeps this a lookup in a hash table. As a join it depends on estimates, which are worth nothing here: a
 -- thousand retries in a thousand lanes became a loop within a loop.
 due_ranked AS (
-  SELECT due.*, (sum(size) OVER (PARTITION BY route ORDER BY due_at, id) - size)::int4 AS before
+  SELECT due.*, (sum(size) OVER (PARTITION BY route ORDER BY suspect DESC, due_at, id) - size)::int4 AS before
     FROM due
    WHERE (lane_id IN (SELECT id FROM due_lane)) IS TRUE
 ),
 due_taken AS MATERIALIZED (
-  SELECT id, lane_id, batch_id, route, limited, attempt, reclaims, ordinals, least(size, want - before) AS take,
+  SELECT id, lane_id, batch_id, route, limited, attempt, reclaims, suspect, ordinals,
+         least(size, want - before) AS take,
          CASE WHEN size <= want - before THEN ordinals
               ELSE penstock.first_ordinals(ordinals, want - before) END AS taken
     FROM due_ranked
@@ -133,11 +155,11 @@ leased AS (
   SELECT lane_id, batch_id, %(pool)s, route, limited, %(worker)s::uuid,
          range_agg(taken), attempt, reclaims, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM due_taken
-   GROUP BY lane_id, batch_id, route, limited, attempt, reclaims
-  RETURNING id, lane_id, batch_id, route, ordinals, attempt
+   GROUP BY lane_id, batch_id, route, limited, attempt, reclaims, CASE WHEN suspect THEN id END
+  RETURNING id, lane_id, batch_id, route, ordinals, attempt, reclaims
 )
 SELECT leased.id, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id, place.source_lane,
-       leased.attempt,
+       leased.attempt, leased.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(leased.ordinals) r) AS starts,
        ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops
   FROM leased
@@ -222,20 +244,25 @@ DELETE FROM penstock.workers WHERE id = %(id)s
 -- Every registered worker, for finding those whose process is gone from this machine.
 SELECT id, machine, pid, pid_birth FROM penstock.workers
 
--- name: reclaim_if_silent
--- Takes leases back from workers that are silent past the grace, unregistered, or known to be gone.
--- Deleting the lease is the fence. What it still held runs again at once; ordinals lost repeatedly are split, so
--- that the one that kills its workers ends up alone.
+-- name: reclaim_if_lost
+-- Takes leases back from workers that are silent past the grace, unregistered or known to be gone, and from workers
+-- that live but have not reported progress on a lease for too long. Judged here, on the database's clock.
+-- Deleting the lease is the fence. What it still held runs again at once; ordinals lost repeatedly are split, so that
+-- the one that kills its workers ends up alone. Once that is lost too often, or if the policy is not to run anything
+-- twice, the caller gets it on a lease of its own, to settle it as failed like any other.
 WITH lost AS MATERIALIZED (
-  SELECT l.id, l.lane_id, l.batch_id, l.pool, l.route, l.limited, l.ordinals, l.size, l.attempt, l.reclaims
+  SELECT l.id, l.lane_id, l.batch_id, l.pool, l.route, l.limited, l.ordinals, l.size, l.attempt, l.reclaims,
+         l.worker_id,
+         %(action)s = 'fail' OR (l.size = 1 AND l.reclaims + 1 >= %(max_reclaims)s::int4) AS given_up
     FROM penstock.leases l
-   WHERE l.worker_id NOT IN (
-     SELECT id FROM penstock.workers
-      WHERE heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
-        AND id <> ALL (%(gone)s::uuid[]))
+    LEFT JOIN penstock.workers w ON w.id = l.worker_id
+   WHERE w.id IS NULL
+      OR w.heartbeat_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+      OR w.id = ANY (%(gone)s::uuid[])
+      OR l.progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s)
    ORDER BY l.id
    LIMIT %(limit)s
-     FOR UPDATE SKIP LOCKED
+     FOR UPDATE OF l SKIP LOCKED
 ),
 fenced AS (
   DELETE FROM penstock.leases WHERE id = ANY (ARRAY(SELECT id FROM lost))
@@ -244,16 +271,50 @@ piece AS (
   SELECT lost.*, CASE WHEN reclaims > 0 AND size > 1 THEN penstock.first_ordinals(ordinals, size / 2)
                       ELSE ordinals END AS head
     FROM lost
+   WHERE NOT given_up
 ),
 deferred AS (
   INSERT INTO penstock.deferrals
     (lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims, reason, due_at)
-  SELECT lane_id, batch_id, pool, route, limited, part, attempt, reclaims + 1, 'reclaimed', coalesce(%(now)s::timestamptz, now())
+  SELECT lane_id, batch_id, pool, route, limited, part, attempt, reclaims + 1, 'reclaimed',
+         coalesce(%(now)s::timestamptz, now())
     FROM piece
    CROSS JOIN LATERAL (VALUES (head), (ordinals - head)) AS half (part)
    WHERE NOT isempty(part)
+),
+condemned AS (
+  INSERT INTO penstock.leases
+    (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, reclaims, claimed_at, progressed_at)
+  SELECT lane_id, batch_id, pool, route, limited, %(worker)s::uuid, ordinals, attempt, reclaims + 1,
+         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+    FROM lost
+   WHERE given_up
+  RETURNING id, lane_id, batch_id, route, ordinals, attempt, reclaims
 )
-SELECT count(*)::int4 AS leases, coalesce(sum(size), 0)::int4 AS ordinals FROM lost
+SELECT (SELECT count(*) FROM lost)::int4 AS lost_leases,
+       (SELECT coalesce(sum(size), 0) FROM lost)::int4 AS lost_ordinals,
+       c.id, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
+       ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
+       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops
+  FROM (VALUES (1)) AS always (one)
+  LEFT JOIN condemned c ON true
+  LEFT JOIN penstock.lanes l ON l.id = c.lane_id
+
+-- name: report_progress
+-- Says of some leases that this worker still knows them: their items wait, or their calls are within their time.
+-- Answers with those it still holds.
+UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
+ WHERE id = ANY (%(leases)s::int8[]) AND worker_id = %(worker)s
+RETURNING id
+
+-- name: list_forgotten
+-- Leases of this worker that it does not know: a claim whose answer was lost. For the rare moment after a failed claim.
+SELECT c.id, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
+       ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
+       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops
+  FROM penstock.leases c
+  JOIN penstock.lanes l ON l.id = c.lane_id
+ WHERE c.worker_id = %(worker)s AND c.id <> ALL (%(known)s::int8[])
 
 -- name: remove_silent_workers
 -- Forgets workers that are silent past the grace or known to be gone, once nothing is leased to them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,12 +11,15 @@ from uuid import UUID
 
 import psutil
 
+from penstock.claim.claim import as_lease
+from penstock.config import LivenessLimits
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
+from penstock.model import Lease
 
 _SQL = sql.load("penstock.claim", "claim.sql")
 
-_RECLAIM_LIMIT = 1_000
+_RECLAIM_LIMIT = 500
 
 
 @cache
@@ -34,6 +38,8 @@ def machine() -> str:
 class Reclaimed:
     leases: int
     ordinals: int
+    given_up: list[Lease]
+    """On leases of the caller: lost too often to be run again."""
 
 
 async def register(connection: Connection, worker_id: UUID, pool: str, *, now: Now = None) -> None:
@@ -51,14 +57,6 @@ async def register(connection: Connection, worker_id: UUID, pool: str, *, now: N
             "now": now,
         },
     )
-
-
-async def heartbeat(connection: Connection, worker_id: UUID, *, draining: bool = False, now: Now = None) -> bool:
-    """Check in. False: this worker was declared dead and must take a new id."""
-    cursor = await connection.execute(
-        _SQL["heartbeat_if_known"], {"id": worker_id, "draining": draining, "now": now}
-    )
-    return await cursor.fetchone() is not None
 
 
 async def unregister(connection: Connection, worker_id: UUID) -> None:
@@ -89,18 +87,39 @@ def _is_running(pid: int, birth: float) -> bool:
 
 
 async def reclaim(
-    connection: Connection, *, grace_s: float, gone: list[UUID] | None = None, now: Now = None
+    connection: Connection,
+    worker_id: UUID,
+    limits: LivenessLimits,
+    *,
+    stuck_s: float,
+    gone: Sequence[UUID] = (),
+    now: Now = None,
 ) -> Reclaimed:
-    """Take back the leases of workers that are silent past the grace, and of those known to be gone."""
-    silent = {"grace_s": grace_s, "gone": gone or [], "now": now}
-    leases = ordinals = 0
-    while True:
-        cursor = await connection.execute(_SQL["reclaim_if_silent"], {**silent, "limit": _RECLAIM_LIMIT})
-        row = await cursor.fetchone()
-        if row is None:
-            raise AssertionError("reclaim_if_silent always answers one row")
-        leases, ordinals = leases + row[0], ordinals + row[1]
-        if row[0] < _RECLAIM_LIMIT:
-            break
+    """Take back what lost workers held. What is given up comes back on leases of `worker_id`, to be failed."""
+    silent = {"grace_s": limits.heartbeat_grace_s, "gone": list(gone), "now": now}
+    cursor = await connection.execute(
+        _SQL["reclaim_if_lost"],
+        {
+            **silent,
+            "worker": worker_id,
+            "stuck_s": stuck_s,
+            "action": limits.reclaim_action,
+            "max_reclaims": limits.max_reclaims,
+            "limit": _RECLAIM_LIMIT,
+        },
+    )
+    rows = await cursor.fetchall()
     await connection.execute(_SQL["remove_silent_workers"], silent)
-    return Reclaimed(leases, ordinals)
+    leases, ordinals = rows[0][:2]
+    return Reclaimed(leases, ordinals, [as_lease(row[2:]) for row in rows if row[2] is not None])
+
+
+async def report_progress(
+    connection: Connection, worker_id: UUID, leases: Sequence[int], *, now: Now = None
+) -> set[int]:
+    """Vouch for leases whose items this worker still has in hand; returns those that were taken from it."""
+    if not leases:
+        return set()
+    parameters = {"worker": worker_id, "leases": list(leases), "now": now}
+    cursor = await connection.execute(_SQL["report_progress"], parameters)
+    return set(leases) - {lease_id for (lease_id,) in await cursor.fetchall()}

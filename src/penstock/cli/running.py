@@ -22,6 +22,7 @@ import uvloop
 from penstock import intake
 from penstock.claim import claim as claims
 from penstock.claim import gates, liveness
+from penstock.claim.heart import Heart
 from penstock.cli.database import migrated, reached
 from penstock.cli.fleet import Crew, Fleet, Solo
 from penstock.cli.main import report
@@ -354,19 +355,12 @@ async def _intake_worker(conninfo: str, database: Pool, config: Config) -> Async
         gone = await liveness.gone_from_here(connection)
         await liveness.register(connection, worker_id, "intake")
     await asyncio.to_thread(_sweep, conninfo, config.liveness.heartbeat_grace_s, gone)
-
-    async def beat() -> None:
-        while True:
-            await asyncio.sleep(config.liveness.heartbeat_interval_s)
-            with contextlib.suppress(psycopg.Error):
-                async with database.connection() as connection:
-                    await liveness.heartbeat(connection, worker_id)
-
-    heart = asyncio.create_task(beat(), name="intake heartbeat")
+    heart = Heart(conninfo, worker_id, config.liveness)
+    heart.start()
     try:
         yield worker_id
     finally:
-        heart.cancel()
+        heart.stop()
         with contextlib.suppress(psycopg.Error):
             async with database.connection() as connection:
                 await liveness.unregister(connection, worker_id)

@@ -208,9 +208,7 @@ def _prepare(data_dir: Path) -> Path:
         if not any(data_dir.iterdir()):  # in a directory of somebody's own it would hide their files
             (data_dir / ".gitignore").write_text("*\n")
     except (FileExistsError, NotADirectoryError):
-        raise PenstockError(
-            f"{data_dir} is not a directory", hint="Choose another place with --data-dir."
-        ) from None
+        raise PenstockError(f"{data_dir} is not a directory", hint="Choose another place with --data-dir.") from None
     except OSError as error:
         raise _unusable(data_dir, error) from error
     if "\n" in str(data_dir):

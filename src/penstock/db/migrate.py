@@ -69,9 +69,7 @@ def available() -> list[Migration]:
     for entry in files("penstock.db").joinpath("migrations").iterdir():
         match = _NAME.fullmatch(entry.name)
         if match:
-            found.append(
-                Migration(int(match[1]), entry.name.removesuffix(".sql"), match[2], entry.read_text("utf-8"))
-            )
+            found.append(Migration(int(match[1]), entry.name.removesuffix(".sql"), match[2], entry.read_text("utf-8")))
     return sorted(found, key=lambda migration: migration.number)
 
 

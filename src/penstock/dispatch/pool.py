@@ -6,10 +6,12 @@ All methods are for the event loop's thread, and the sink is called there too.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from time import monotonic
 from typing import Protocol
 
 from penstock.errors import PenstockError
@@ -58,6 +60,9 @@ class Dispatcher(Protocol):
     def resize(self, concurrency: int) -> None:
         """Allow so many calls at a time from now on."""
 
+    def start_until(self, at: float) -> None:
+        """Start nothing after this time of the monotonic clock, unless it is put off again."""
+
     async def wait_room(self) -> None:
         """Until fewer than `low_water` items are waiting. Raises if calls can no longer be started."""
 
@@ -80,6 +85,9 @@ class Ready:
         self._until: dict[str, float] = {}
         self._aside: dict[str, deque[Item]] = {}
         self._lock = threading.Lock()
+        self.open_until = math.inf
+        """On the monotonic clock. Looked at for every item, so that a process that was frozen and wakes up starts
+        nothing it no longer holds, before anything else has had a chance to stop it."""
 
     def __len__(self) -> int:
         """Items that can start now."""
@@ -97,6 +105,8 @@ class Ready:
         self._items.extend(items)
 
     def pop(self) -> Item | None:
+        if monotonic() > self.open_until:
+            return None
         while True:
             try:
                 item = self._items.popleft()
@@ -220,6 +230,10 @@ class Pool(ABC):
 
     def resume_starting(self) -> None:
         self._starting = True
+        self._wake()
+
+    def start_until(self, at: float) -> None:
+        self._ready.open_until = at
         self._wake()
 
     def resize(self, concurrency: int) -> None:

@@ -42,9 +42,7 @@ def parse_duration(text: str) -> float:
         raise UsageError(f"'{text}' is not a duration", hint="Write 50ms, 0.05, 2s or 1m.")
     seconds = float(match[1]) * _UNITS_S[match[2]]
     if seconds > DURATION_MAX_S:
-        raise UsageError(
-            f"'{text}' is longer than an hour", hint="A bare number means seconds; write 50ms for 50 ms."
-        )
+        raise UsageError(f"'{text}' is longer than an hour", hint="A bare number means seconds; write 50ms for 50 ms.")
     return seconds
 
 
@@ -53,9 +51,7 @@ def parse_share(text: str) -> float:
     match = _SHARE.fullmatch(text.strip())
     share = float(match[1]) / (100 if match[2] else 1) if match else math.nan
     if not 0 <= share <= 1:
-        raise UsageError(
-            f"'{text}' is not a fraction", hint="Write a number from 0 to 1, or a percentage such as 5%."
-        )
+        raise UsageError(f"'{text}' is not a fraction", hint="Write a number from 0 to 1, or a percentage such as 5%.")
     return share
 
 
@@ -106,9 +102,7 @@ class RateLimit:
 
     def __post_init__(self) -> None:
         if not (0 < self.calls < math.inf and 0 < self.period_s < math.inf):
-            raise UsageError(
-                "a rate limit must be more than nothing", hint="Write 100/s, 600/m or 100 (per second)."
-            )
+            raise UsageError("a rate limit must be more than nothing", hint="Write 100/s, 600/m or 100 (per second).")
 
     @classmethod
     def parse(cls, text: str) -> RateLimit:

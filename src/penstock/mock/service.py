@@ -118,9 +118,7 @@ _REFUSALS = {
     HTTPStatus.INTERNAL_SERVER_ERROR: Refusal(
         "server_error", None, "api_error", "The mock was told to fail this call."
     ),
-    HTTPStatus.SERVICE_UNAVAILABLE: Refusal(
-        "server_error", "overloaded", "overloaded_error", "The queue is full."
-    ),
+    HTTPStatus.SERVICE_UNAVAILABLE: Refusal("server_error", "overloaded", "overloaded_error", "The queue is full."),
 }
 _QUOTA = Refusal("insufficient_quota", "insufficient_quota", "billing_error", "You exceeded your current quota.")
 _FATE_STATUS = {Fate.ANSWER: "200", Fate.ERROR: "500", Fate.DROP: DROPPED, Fate.HANG: HUNG}

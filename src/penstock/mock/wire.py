@@ -258,9 +258,7 @@ def _too_large(limits: WireLimits) -> WireError:
     return WireError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
 
 
-_STATUS_LINES = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
-}
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus}
 
 
 def encode_head(status: int, headers: Iterable[tuple[str, str]], *, keep_alive: bool) -> bytes:

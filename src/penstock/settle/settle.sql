@@ -102,3 +102,13 @@ counted AS (
 SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,
        (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back
+
+-- name: count_applied
+-- How many of some items were recorded under the very lease they carry: tells a settle that was applied, although its
+-- answer was lost, from one that was fenced.
+SELECT count(*)
+  FROM unnest(%(leases)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[]) AS mine (lease_id, lane_id, ordinal)
+ WHERE EXISTS (SELECT FROM penstock.outcomes o
+                WHERE o.lane_id = mine.lane_id AND o.ordinal = mine.ordinal AND o.lease_id = mine.lease_id)
+    OR EXISTS (SELECT FROM penstock.attempts a
+                WHERE a.lane_id = mine.lane_id AND a.ordinal = mine.ordinal AND a.lease_id = mine.lease_id)

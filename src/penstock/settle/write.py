@@ -11,6 +11,8 @@ from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, In
 from penstock.db.pool import Connection, Now
 from penstock.model import Again, Item, Lease, Outcome
 
+Range = tuple[int, int]
+
 _SQL = sql.load("penstock.settle", "settle.sql")
 
 
@@ -21,7 +23,7 @@ class Changes:
     outcomes: list[tuple[int, int, int, str, Outcome]] = field(default_factory=list)
     """(lease, ordinal, line, custom_id, outcome)"""
     agains: list[tuple[int, int, Again]] = field(default_factory=list)
-    backs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    backs: dict[int, list[Range]] = field(default_factory=dict)
     """Ordinal ranges by lease."""
 
     def decide(self, item: Item, verdict: Outcome | Again) -> None:
@@ -30,16 +32,37 @@ class Changes:
         else:
             self.agains.append((item.lease.id, item.ordinal, verdict))
 
-    def give_back(self, lease: Lease, ranges: Iterable[tuple[int, int]]) -> None:
+    def give_back(self, lease: Lease, ranges: Iterable[Range]) -> None:
         self.backs.setdefault(lease.id, []).extend(ranges)
 
-    def __len__(self) -> int:
-        return len(self.outcomes) + len(self.agains) + sum(len(ranges) for ranges in self.backs.values())
+    def decided_first(self) -> None:
+        """What is both decided and given back in these changes stays decided."""
+        if not self.backs:
+            return
+        decided: dict[int, set[int]] = {lease_id: set() for lease_id in self.backs}
+        settled = [(row[0], row[1]) for row in self.outcomes] + [(row[0], row[1]) for row in self.agains]
+        for lease_id, ordinal in settled:
+            if lease_id in decided:
+                decided[lease_id].add(ordinal)
+        left = {lease_id: _without(ranges, decided[lease_id]) for lease_id, ranges in self.backs.items()}
+        self.backs = {lease_id: ranges for lease_id, ranges in left.items() if ranges}
 
     def ordinals(self) -> int:
         """How many ordinals this settles."""
-        back = sum(stop - start for ranges in self.backs.values() for start, stop in ranges)
+        back = sum(stop - start for ranges in self.backs.values() for start, stop in joined(ranges))
         return len(self.outcomes) + len(self.agains) + back
+
+
+def _without(ranges: Sequence[Range], ordinals: set[int]) -> list[Range]:
+    left: list[Range] = []
+    for start, stop in ranges:
+        for ordinal in sorted(ordinal for ordinal in ordinals if start <= ordinal < stop):
+            if start < ordinal:
+                left.append((start, ordinal))
+            start = ordinal + 1
+        if start < stop:
+            left.append((start, stop))
+    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +78,7 @@ class Settled:
 
 async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, now: Now = None) -> Settled:
     """Write the changes of ordinals still leased to this worker; refuse the others."""
+    changes.decided_first()
     cursor = await connection.execute(_SQL["settle_if_leased"], _parameters(worker_id, changes, now))
     row = await cursor.fetchone()
     if row is None:
@@ -62,6 +86,20 @@ async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, n
     outcomes, retries, given_back = row
     fenced = changes.ordinals() - outcomes - retries - given_back
     return Settled(outcomes, retries, given_back, fenced)
+
+
+async def applied(connection: Connection, items: Sequence[Item]) -> int:
+    """How many of these items were settled under the very lease they carry."""
+    cursor = await connection.execute(
+        _SQL["count_applied"],
+        {
+            "leases": Int8Array([item.lease.id for item in items]),
+            "lanes": Int8Array([item.lease.lane_id for item in items]),
+            "ordinals": Int4Array([item.ordinal for item in items]),
+        },
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
 
 
 def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object]:
@@ -98,9 +136,9 @@ def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object
     }
 
 
-def _gone(changes: Changes) -> dict[int, list[tuple[int, int]]]:
+def _gone(changes: Changes) -> dict[int, list[Range]]:
     """Everything that leaves each lease, by lease in ascending id."""
-    gone: dict[int, list[tuple[int, int]]] = {}
+    gone: dict[int, list[Range]] = {}
     for row in changes.outcomes:
         gone.setdefault(row[0], []).append((row[1], row[1] + 1))
     for again_row in changes.agains:
@@ -110,12 +148,17 @@ def _gone(changes: Changes) -> dict[int, list[tuple[int, int]]]:
     return dict(sorted(gone.items()))
 
 
-def as_multirange(ranges: Sequence[tuple[int, int]]) -> str:
-    """The int4multirange literal of some ordinal ranges, neighbours joined."""
-    joined: list[list[int]] = []
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """The same ordinals in as few ranges as can be, ascending."""
+    result: list[Range] = []
     for start, stop in sorted(ranges):
-        if joined and start <= joined[-1][1]:
-            joined[-1][1] = max(stop, joined[-1][1])
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(stop, result[-1][1]))
         else:
-            joined.append([start, stop])
-    return "{" + ",".join(f"[{start},{stop})" for start, stop in joined) + "}"
+            result.append((start, stop))
+    return result
+
+
+def as_multirange(ranges: Iterable[Range]) -> str:
+    """The int4multirange literal of some ordinal ranges."""
+    return "{" + ",".join(f"[{start},{stop})" for start, stop in joined(ranges)) + "}"

@@ -99,9 +99,7 @@ async def read_status(connection: Connection, batch_id: UUID) -> Status:
     cursor = await connection.execute(_SQL["read_status"], {"id": batch_id})
     row = await cursor.fetchone()
     if row is None:
-        raise PenstockError(
-            f"no batch {batch_id}", hint="It may have been deleted, or belong to another database."
-        )
+        raise PenstockError(f"no batch {batch_id}", hint="It may have been deleted, or belong to another database.")
     (found, state, total, created_at, target, _, _, ended_at, *figures, in_flight) = row
     completed, failed, not_found, skipped, retried = figures
     counts = Counts(

@@ -195,6 +195,8 @@ CREATE TABLE penstock.deferrals (
   size      int4 NOT NULL GENERATED ALWAYS AS (penstock.ordinal_count(ordinals)) STORED,
   attempt   int4 NOT NULL,
   reclaims  int4 NOT NULL DEFAULT 0,
+  -- Lost twice: perhaps it kills its workers. Suspects are claimed one at a time per worker.
+  suspect   boolean NOT NULL GENERATED ALWAYS AS (reclaims > 1) STORED,
   reason    text NOT NULL,
   due_at    timestamptz NOT NULL,
   held      boolean NOT NULL DEFAULT false,
@@ -207,7 +209,7 @@ CREATE TABLE penstock.deferrals (
   autovacuum_analyze_scale_factor = 0,
   autovacuum_analyze_threshold = 5000
 );
-CREATE INDEX deferrals_due ON penstock.deferrals (pool, route, due_at, id) WHERE NOT held;
+CREATE INDEX deferrals_due ON penstock.deferrals (pool, route, suspect, due_at, id) WHERE NOT held;
 CREATE INDEX deferrals_of_batch ON penstock.deferrals (batch_id);
 
 -- The terminal record of one (lane, ordinal). Its key is what makes it exactly one.

@@ -1,0 +1,1 @@
+"""How much, how fast: pure functions of what was observed."""

@@ -1,0 +1,28 @@
+"""How long one item takes, and so how many to claim at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.config import ClaimLimits
+
+_WEIGHT = 0.1
+
+
+@dataclass(slots=True)
+class Pace:
+    """A moving average of the time per item; a claim should last for about `claim_slice_s`."""
+
+    limits: ClaimLimits
+    item_s: float | None = None
+
+    def observe(self, seconds: float) -> None:
+        before = self.item_s
+        self.item_s = seconds if before is None else before + _WEIGHT * (seconds - before)
+
+    def claim_size(self, concurrency: int) -> int:
+        limits = self.limits
+        if self.item_s is None:
+            return min(max(limits.claim_min, concurrency), limits.claim_max)
+        size = limits.claim_slice_s / max(self.item_s, 1e-6) * concurrency * limits.claim_safety
+        return int(min(max(size, limits.claim_min, concurrency), limits.claim_max))

@@ -1,0 +1,96 @@
+"""What a worker has in hand: leases with bodies still to read, items that wait or are being called, their bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from penstock.claim.claim import Range, beyond
+from penstock.model import Item, Lease
+
+
+class Hand:
+    """A book kept by one worker. A lease is in it for as long as anything of it is here."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._unread: dict[int, tuple[Lease, list[Range]]] = {}
+        self._items: dict[int, int] = {}
+        self._suspects: set[int] = set()
+        self._room = asyncio.Event()
+        self.bytes = 0
+        """Of the bodies of all items in hand."""
+        self.lanes: set[int] = set()
+        """Lanes that items may be here of; cleared when nothing is."""
+
+    def take(self, lease: Lease) -> None:
+        """A lease was claimed; none of its bodies is read yet."""
+        self._unread[lease.id] = (lease, list(lease.ranges))
+        self.lanes.add(lease.lane_id)
+        if lease.suspect:
+            self._suspects.add(lease.id)
+
+    def unread(self, lease: Lease) -> list[Range]:
+        """The ranges still to be read; empty when all are, or when they were given back."""
+        entry = self._unread.get(lease.id)
+        return entry[1] if entry else []
+
+    def read(self, lease: Lease, items: Collection[Item]) -> None:
+        """These items, the next of the lease's ranges, are in memory now."""
+        last = max(item.ordinal for item in items)
+        left = beyond(self.unread(lease), last)
+        if left:
+            self._unread[lease.id] = (lease, left)
+        else:
+            del self._unread[lease.id]
+        self._items[lease.id] = self._items.get(lease.id, 0) + len(items)
+        self.bytes += sum(len(item.raw) for item in items)
+
+    def release(self, item: Item) -> None:
+        """The item was decided or is given back."""
+        self.bytes -= len(item.raw)
+        self._room.set()
+        lease_id = item.lease.id
+        left = self._items[lease_id] - 1
+        if left:
+            self._items[lease_id] = left
+            return
+        del self._items[lease_id]
+        if lease_id not in self._unread:
+            self._suspects.discard(lease_id)
+
+    def all_unread(self) -> list[tuple[Lease, list[Range]]]:
+        return list(self._unread.values())
+
+    def drop_unread(self, route: str | None = None) -> list[tuple[Lease, list[Range]]]:
+        """Take everything unread, or one route's, out of the book."""
+        dropped = [entry for entry in self.all_unread() if route is None or entry[0].route == route]
+        for lease, _ in dropped:
+            self.drop(lease)
+        return dropped
+
+    def drop(self, lease: Lease) -> list[Range]:
+        """Take what is unread of one lease out of the book."""
+        _, ranges = self._unread.pop(lease.id, (lease, []))
+        if lease.id not in self._items:
+            self._suspects.discard(lease.id)
+        return ranges
+
+    @property
+    def leases(self) -> list[int]:
+        """The ids of all leases of which anything is here."""
+        return list(self._unread.keys() | self._items.keys())
+
+    @property
+    def holds_suspect(self) -> bool:
+        return bool(self._suspects)
+
+    @property
+    def free_bytes(self) -> int:
+        return max(1, self._max_bytes - self.bytes)
+
+    async def wait_for_bytes(self) -> None:
+        """Until the bodies in memory are within their bound."""
+        while self.bytes >= self._max_bytes:
+            self._room.clear()
+            await self._room.wait()

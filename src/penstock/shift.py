@@ -1,0 +1,399 @@
+"""The loop under one identity: claim, dispatch, settle.
+
+    claim ──► read bodies ──► dispatcher (so many calls at a time) ──► buffer ──► settle
+
+The claimer keeps the dispatcher supplied, a little ahead of what it can call; the buffer collects verdicts. Each
+waits for the next stage's room, so a slow database or upstream slows the claims, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from time import monotonic
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+from penstock.adapt.pace import Pace
+from penstock.claim import claim as claims
+from penstock.claim import gates, liveness
+from penstock.claim.heart import Heart
+from penstock.config import Config
+from penstock.db.pool import Connection, Pool, borrowed
+from penstock.dispatch.pool import Dispatcher
+from penstock.hand import Hand
+from penstock.housekeeping import end_batches, reclaim_lost
+from penstock.model import Again, Halt, Item, Lease, Outcome, OutcomeState, Verdict
+from penstock.settle.buffer import SettleBuffer
+from penstock.work import batches
+
+_log = logging.getLogger("penstock.worker")
+
+_READ_ROWS = 500
+_FIRST_POLL_S = 0.005
+_LAST_BACKOFF_S = 5.0
+_ROUND_S = 1.0
+# A route that must wait longer than this gives its items back, so that they are not hostages of this process.
+_HOSTAGE_S = 10.0
+# Retry-After arrives with every refused call; the database needs to hear of it a few times a second at most.
+_GATE_STEP_S = 0.25
+
+
+class LostIdentityError(Exception):
+    """This worker could not check in within the grace: the others may have its work by now."""
+
+
+class Shift:
+    """One worker id, from its registration until it leaves or is lost."""
+
+    def __init__(
+        self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher, halts: dict[str, Halt]
+    ) -> None:
+        self.id: UUID = uuid4()
+        self.trouble = ""
+        self.buffer = SettleBuffer(database, self.id, config.settle, on_pressure=self._press)
+        self._config = config
+        self._database = database
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._halts = halts
+        self._pace = Pace(config.claim)
+        self._hand = Hand(config.claim.ready_max_bytes)
+        self._stopping = asyncio.Event()
+        self._beat = asyncio.Event()
+        self._claiming: asyncio.Task[list[Lease]] | None = None
+        self._gated_until: dict[str, float] = {}
+        self._gate_tasks: set[asyncio.Task[None]] = set()
+        self._touched: set[UUID] = set()
+        self._loop = asyncio.get_running_loop()
+        self._heart = Heart(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
+
+    # -- life
+
+    async def run(self) -> None:
+        """Register, work until `stop`, give back what is left, unregister. Raises LostIdentityError."""
+        await self._register()
+        self._heart.start()
+        settling = asyncio.create_task(self.buffer.run(), name="settle")
+        loops: list[asyncio.Task[Any]] = [
+            asyncio.create_task(loop(), name=name)
+            for name, loop in (
+                ("guard", self._guard_loop),
+                ("claim", self._claim_loop),
+                ("round", self._round_loop),
+                ("stop", self._stopping.wait),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait([*loops, settling], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await self._leave(loops, settling)
+        except BaseException:
+            await self._abandon(loops, settling)
+            raise
+        finally:
+            self._heart.stop()
+
+    def _hear(self) -> None:
+        self._loop.call_soon_threadsafe(self._beat.set)
+
+    async def _register(self) -> None:
+        async with borrowed(self._database) as connection:
+            await liveness.register(connection, self.id, self._pool)
+
+    def stop(self) -> None:
+        """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
+        if self._stopping.is_set():
+            self._give_back_all(self._dispatcher.abort())
+        self._heart.drain()
+        self._stopping.set()
+
+    async def _leave(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
+        """Give back what was not called, wait for what was, write everything down, and go."""
+        guard, *others = loops
+        await _cancelled(others)
+        if self._claiming is not None:
+            await asyncio.wait([self._claiming])
+        self._give_back_unstarted()
+        draining = asyncio.create_task(self._drain(), name="drain")
+        loops.append(draining)
+        done, _ = await asyncio.wait([draining, guard, settling], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        self.buffer.close()
+        done, _ = await asyncio.wait([settling, guard], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        await _cancelled([guard, *self._gate_tasks])
+        with contextlib.suppress(psycopg.Error):
+            async with borrowed(self._database) as connection:
+                await liveness.unregister(connection, self.id)
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.liveness.drain_timeout_s):
+                await self._dispatcher.wait_idle()
+        except TimeoutError:
+            self._give_back_all(self._dispatcher.abort())
+
+    async def _abandon(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
+        """Cut every call short and drop every result: what this identity held is no longer its own."""
+        dropped = len(self._dispatcher.take_back()) + len(self._dispatcher.abort()) + len(self.buffer)
+        if dropped:
+            _log.warning("dropped %d items and results of worker %s", dropped, self.id)
+        await _cancelled([*loops, settling, *self._gate_tasks])
+
+    async def _guard_loop(self) -> None:
+        """Watch the heart. Past `alive_until` the dispatcher starts nothing by itself; this ends the rest."""
+        while True:
+            self._beat.clear()
+            left_s = self._heart.alive_until - monotonic()
+            if self._heart.declared_dead or left_s <= 0:
+                raise LostIdentityError("it was declared dead" if self._heart.declared_dead else "it fell silent")
+            self._dispatcher.start_until(self._heart.alive_until)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._beat.wait()
+
+    # -- claim
+
+    async def _claim_loop(self) -> None:
+        poll_s = _FIRST_POLL_S
+        backoff_s = self._config.claim.claim_poll_s
+        while True:
+            self._dispatcher.low_water = max(1, self._pace.claim_size(self._dispatcher.concurrency) // 2)
+            await self._dispatcher.wait_room()
+            try:
+                # Never cut short: a claim that committed unseen would lie idle until somebody reclaims it.
+                self._claiming = asyncio.create_task(self._claim(), name="one claim")
+                leases = await asyncio.shield(self._claiming)
+                for lease in leases:
+                    await self._supply(lease)
+                if not leases:
+                    await self._finish_touched()
+            except psycopg.Error as error:
+                _log.warning("claim failed, trying again: %s", error)
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
+                backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+                await self._recover()
+                continue
+            backoff_s = self._config.claim.claim_poll_s
+            if leases:
+                poll_s = _FIRST_POLL_S
+                continue
+            await asyncio.sleep(poll_s * random.uniform(0.75, 1))  # noqa: S311 -- jitter
+            poll_s = min(2 * poll_s, self._config.claim.claim_poll_s)
+
+    async def _claim(self) -> list[Lease]:
+        size = self._pace.claim_size(self._dispatcher.concurrency)
+        async with borrowed(self._database) as connection:
+            routes = [
+                route
+                for route in await claims.routes_with_work(connection, self._pool)
+                if route not in self._halts and self._gated_until.get(route, 0) <= monotonic()
+            ]
+            if not routes or not self._heart.alive:
+                return []
+            share = max(1, size // len(routes))
+            leases = await claims.claim(
+                connection,
+                pool=self._pool,
+                wants=dict.fromkeys(routes, share),
+                worker_id=self.id,
+                taper_floor=min(share, max(self._config.claim.claim_min, self._dispatcher.concurrency)),
+                suspect_ok=not self._hand.holds_suspect,
+            )
+        for lease in leases:
+            self._hand.take(lease)
+            self._touched.add(lease.batch_id)
+        return leases
+
+    async def _recover(self) -> None:
+        """After a failed claim or read: give back what could not be read, and what was claimed without our knowing."""
+        for lease, ranges in self._hand.drop_unread():
+            self.buffer.give_back(lease, ranges)
+        with contextlib.suppress(psycopg.Error):
+            async with borrowed(self._database) as connection:
+                for lease in await claims.forgotten(connection, self.id, self._hand.leases):
+                    _log.warning("lease %d was claimed, but the answer was lost: giving it back", lease.id)
+                    self.buffer.give_back(lease, lease.ranges)
+
+    async def _supply(self, lease: Lease) -> None:
+        """Read the lease's bodies, a page at a time, as fast as the dispatcher takes them."""
+        while ranges := self._hand.unread(lease):
+            await self._hand.wait_for_bytes()
+            async with borrowed(self._database) as connection:
+                items = await claims.read_bodies(
+                    connection, lease, ranges, max_rows=_READ_ROWS, max_bytes=self._hand.free_bytes
+                )
+            if not self._hand.unread(lease):
+                # Its route was halted or held during the read, and everything unread has gone back.
+                return
+            if not items:
+                # The lane was closed since the claim: what was not read goes back.
+                self.buffer.give_back(lease, self._hand.drop(lease))
+                return
+            self._hand.read(lease, items)
+            self._dispatcher.offer(items)
+
+    # -- verdicts
+
+    def receive(self, item: Item, verdict: Verdict) -> None:
+        """The dispatcher's sink: the call is over and its slot is free."""
+        self._hand.release(item)
+        self._pace.observe(verdict.duration_ms / 1000)
+        if isinstance(verdict, Outcome):
+            self.trouble = ""
+            self.buffer.decide(item, verdict)
+        elif isinstance(verdict, Again):
+            self.trouble = verdict.error_message
+            self.buffer.decide(item, verdict)
+            if verdict.gate_s > 0:
+                self._hold_route(item.route, verdict)
+        else:
+            self.buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])
+            self._halt_route(item.route, verdict)
+
+    def _press(self, pressed: bool) -> None:
+        if pressed:
+            self._dispatcher.stop_starting()
+        else:
+            self._dispatcher.resume_starting()
+
+    def _hold_route(self, route: str, again: Again) -> None:
+        self._dispatcher.hold(route, again.gate_s)
+        until = monotonic() + again.gate_s
+        if until <= self._gated_until.get(route, 0) + _GATE_STEP_S:
+            return
+        self._gated_until[route] = until
+        self._in_background(
+            lambda connection: gates.hold(
+                connection, self._pool, route, again.gate_s, again.error_code, again.error_message
+            )
+        )
+        if again.gate_s > _HOSTAGE_S:
+            self._give_back_route(route)
+
+    def _halt_route(self, route: str, halt: Halt) -> None:
+        if route in self._halts:
+            return
+        self._halts[route] = halt
+        _log.error("route %s is halted: %s", route, halt.error_message)
+        self._in_background(
+            lambda connection: gates.halt(connection, self._pool, route, halt.error_code, halt.error_message)
+        )
+        self._give_back_route(route)
+
+    def _in_background(self, write: Callable[[Connection], Awaitable[None]]) -> None:
+        async def note() -> None:
+            with contextlib.suppress(psycopg.Error):
+                async with borrowed(self._database) as connection:
+                    await write(connection)
+
+        task = asyncio.create_task(note(), name="gate")
+        self._gate_tasks.add(task)
+        task.add_done_callback(self._gate_tasks.discard)
+
+    # -- giving back
+
+    def _give_back_all(self, items: Iterable[Item]) -> None:
+        for item in items:
+            self._hand.release(item)
+            self.buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])
+
+    def _give_back_route(self, route: str) -> None:
+        self._give_back_all(self._dispatcher.take_back(route))
+        for lease, ranges in self._hand.drop_unread(route):
+            self.buffer.give_back(lease, ranges)
+
+    def _give_back_unstarted(self) -> None:
+        self._give_back_all(self._dispatcher.take_back())
+        for lease, ranges in self._hand.drop_unread():
+            self.buffer.give_back(lease, ranges)
+
+    # -- the round
+
+    async def _round_loop(self) -> None:
+        report_every_s = self._config.liveness.heartbeat_interval_s
+        report_at = monotonic() + report_every_s
+        while True:
+            try:
+                await self._fail_given_up(await reclaim_lost(self._database, self.id, self._config))
+                await end_batches(self._database, self._pool)
+                await self._give_back_closed()
+                if monotonic() >= report_at:
+                    report_at = monotonic() + report_every_s
+                    await self._report_progress()
+            except psycopg.Error as error:
+                _log.warning("housekeeping failed, trying again: %s", error)
+            await asyncio.sleep(_ROUND_S * random.uniform(0.75, 1.25))  # noqa: S311 -- jitter
+
+    async def _report_progress(self) -> None:
+        async with borrowed(self._database) as connection:
+            lost = await liveness.report_progress(connection, self.id, self._hand.leases)
+        # What has left the hand meanwhile was settled, not lost.
+        lost &= set(self._hand.leases)
+        if not lost:
+            return
+        _log.warning("%d leases were taken from this worker: dropping what waits of them", len(lost))
+        waiting = self._dispatcher.take_back()
+        for item in waiting:
+            if item.lease.id in lost:
+                self._hand.release(item)
+        for lease, _ in self._hand.all_unread():
+            if lease.id in lost:
+                self._hand.drop(lease)
+        self._dispatcher.offer([item for item in waiting if item.lease.id not in lost])
+
+    async def _fail_given_up(self, leases: list[Lease]) -> None:
+        """Settle what was lost with its workers too often."""
+        for lease in leases:
+            ranges: list[claims.Range] = list(lease.ranges)
+            while ranges:
+                async with borrowed(self._database) as connection:
+                    items = await claims.read_bodies(connection, lease, ranges, max_rows=_READ_ROWS, max_bytes=1)
+                if not items:
+                    self.buffer.give_back(lease, ranges)
+                    break
+                for item in items:
+                    message = f"its worker was lost {lease.reclaims} times while it was being processed"
+                    outcome = Outcome(OutcomeState.FAILED, error_code="worker_lost", error_message=message)
+                    self.buffer.decide(item, outcome)
+                ranges = claims.beyond(ranges, items[-1].ordinal)
+
+    async def _give_back_closed(self) -> None:
+        """Return waiting items whose lane was paused or cancelled after their bodies were read."""
+        if not self._hand.lanes:
+            return
+        async with borrowed(self._database) as connection:
+            closed = await claims.closed_lanes(connection, self._hand.lanes)
+        if not closed:
+            return
+        self._hand.lanes -= closed
+        waiting = self._dispatcher.take_back()
+        self._give_back_all(item for item in waiting if item.lease.lane_id in closed)
+        self._dispatcher.offer([item for item in waiting if item.lease.lane_id not in closed])
+
+    async def _finish_touched(self) -> None:
+        """Nothing to claim: batches this worker had a hand in may be over."""
+        if not self._touched or self._hand.leases or len(self.buffer):
+            return
+        self._hand.lanes.clear()
+        async with borrowed(self._database) as connection:
+            for batch_id in list(self._touched):
+                if await batches.finish(connection, batch_id):
+                    self._touched.discard(batch_id)
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    # What they still have to say is about an end that has come anyway.
+    await asyncio.gather(*tasks, return_exceptions=True)
