@@ -39,10 +39,10 @@ def page() -> str:
         parts.append(
             f"\n## {TITLES[group]}\n\n| setting | environment | default | range | meaning |\n|---|---|---|---|---|\n"
         )
-        for knob in knobs:
-                parts.append(
-                f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {knob.span} | {knob.about} |\n"
-            )
+        parts += [
+            f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {knob.span} | {knob.about} |\n"
+            for knob in knobs
+        ]
     return "".join(parts)
 
 

@@ -74,7 +74,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 async def await_until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 -- the condition is a figure, not an event
+        while not condition():
             await asyncio.sleep(0.002)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 
 import psycopg
 import pytest
+from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.support.db import pooled
 from tests.support.postgres_proxy import PostgresProxy
@@ -20,24 +22,26 @@ INSERT = "INSERT INTO notes"
 
 
 @pytest.fixture
-def direct(database: str) -> Iterator[psycopg.Connection]:
-    """A connection past the proxy, and a table to write to."""
-    with psycopg.connect(database, autocommit=True) as connection:
+def direct(server: str) -> Iterator[psycopg.Connection]:
+    """A connection past the proxy, and an empty table to write to."""
+    with psycopg.connect(server, autocommit=True) as connection:
+        wait_until(lambda: idle(connection), DEADLINE_S)
         connection.execute("CREATE TABLE notes (id int, body text)")
         yield connection
+        connection.execute("DROP TABLE notes")
 
 
 @pytest.fixture
-def proxy(database: str) -> Iterator[PostgresProxy]:
-    with PostgresProxy(database) as proxy:
+def proxy(server: str) -> Iterator[PostgresProxy]:
+    with PostgresProxy(server) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def address(direct: psycopg.Connection, proxy: PostgresProxy, database: str) -> str:
-    """The database by way of the proxy."""
+def address(direct: psycopg.Connection, proxy: PostgresProxy, server: str) -> str:
+    """The server by way of the proxy."""
     del direct
-    return proxy.proxied(database)
+    return proxy.proxied(server)
 
 
 def ids(direct: psycopg.Connection) -> list[int]:
@@ -59,14 +63,19 @@ def settled(direct: psycopg.Connection) -> list[int]:
     return ids(direct)
 
 
-def test_the_proxy_is_not_noticed(address: str, proxy: PostgresProxy, database: str) -> None:
+def armed(trigger: Trigger) -> bool:
+    """As if nothing had happened to it."""
+    return trigger.armed and trigger.fired == 0
+
+
+def test_the_proxy_is_not_noticed(address: str, proxy: PostgresProxy, server: str) -> None:
     with psycopg.connect(address) as connection:
         assert connection.info.host == "127.0.0.1"
-        assert connection.info.dbname == conninfo_to_dict(database)["dbname"]
+        assert connection.info.dbname == conninfo_to_dict(server)["dbname"]
         connection.execute("INSERT INTO notes VALUES (%s, %s)", [1, "one"])
         connection.commit()
         assert connection.execute("SELECT body FROM notes").fetchone() == ("one",)
-    assert proxy.traffic.statements == 5
+    assert proxy.traffic.statements == 6, "both transactions begin and end"
     assert proxy.traffic.transactions == 2
 
 
@@ -114,10 +123,8 @@ def test_cancels_and_notifications_pass(address: str) -> None:
         assert [note.payload for note in connection.notifies(timeout=DEADLINE_S, stop_after=1)] == ["hello"]
         canceller = threading.Thread(target=connection.cancel_safe)
         canceller.start()
-        try:
+        with contextlib.suppress(psycopg.errors.QueryCanceled):
             connection.execute("SELECT pg_sleep(0.2)")  # the cancel may come before, while or after
-        except psycopg.errors.QueryCanceled:
-            pass
         canceller.join()
 
 
@@ -157,19 +164,22 @@ def test_cut_before_the_statement_there_is_no_row(
     assert trigger.fired == 1
 
 
+def insert_and_commit(address: str) -> None:
+    with psycopg.connect(address) as connection:
+        insert(connection, [1])
+
+
 def test_an_unknown_commit(address: str, proxy: PostgresProxy, direct: psycopg.Connection) -> None:
     proxy.swallow("^COMMIT")
-    with psycopg.connect(address) as connection, pytest.raises(psycopg.OperationalError):
-        insert(connection, [1])
-        connection.commit()
+    with pytest.raises(psycopg.OperationalError):
+        insert_and_commit(address)
     assert ids(direct) == [1]
 
 
 def test_a_commit_that_never_arrived(address: str, proxy: PostgresProxy, direct: psycopg.Connection) -> None:
     proxy.cut_before("^COMMIT")
-    with psycopg.connect(address) as connection, pytest.raises(psycopg.OperationalError):
-        insert(connection, [1])
-        connection.commit()
+    with pytest.raises(psycopg.OperationalError):
+        insert_and_commit(address)
     assert settled(direct) == []
 
 
@@ -177,8 +187,8 @@ def test_a_statement_swallowed_inside_a_transaction_is_rolled_back(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection
 ) -> None:
     proxy.swallow(INSERT)
-    with psycopg.connect(address) as connection, pytest.raises(psycopg.OperationalError):
-        insert(connection, [1])
+    with pytest.raises(psycopg.OperationalError):
+        insert_and_commit(address)
     assert settled(direct) == []
 
 
@@ -204,26 +214,25 @@ def test_a_statement_that_fails_leaves_the_fault_armed(
         for parameters in (["not a number"], [2**40]):
             with pytest.raises(psycopg.DataError):
                 connection.execute("INSERT INTO notes VALUES (%s::text::int)", parameters)
-        assert (trigger.fired, trigger.armed) == (0, True)
+        assert armed(trigger)
         with pytest.raises(psycopg.OperationalError):
             insert(connection, [1])
     assert ids(direct) == [1]
     assert proxy.traffic.errors == 2
 
 
-def test_a_client_that_leaves_first_leaves_the_fault_armed(
+def test_a_connection_that_ends_first_leaves_the_fault_armed(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection
 ) -> None:
     trigger = proxy.swallow(INSERT)
-    with direct.transaction():
+    with direct.transaction(), psycopg.connect(address, autocommit=True) as connection:
         direct.execute("LOCK TABLE notes")
-        connection = psycopg.connect(address, autocommit=True)
         connection.pgconn.send_query(f"{INSERT} VALUES (1)".encode())
         connection.pgconn.flush()
         wait_until(lambda: not trigger.armed, DEADLINE_S)
-        connection.close()
+        proxy.cut()
         wait_until(lambda: proxy.links == 0, DEADLINE_S)
-    assert (trigger.fired, trigger.armed) == (0, True)
+    assert armed(trigger)
 
 
 def test_as_often_as_told(address: str, proxy: PostgresProxy, direct: psycopg.Connection) -> None:
@@ -266,18 +275,20 @@ def test_one_fault_hits_one_of_many(address: str, proxy: PostgresProxy, direct: 
     assert ids(direct) == list(range(8))
 
 
+def insert_three(address: str) -> None:
+    """In one pipeline, with three different texts."""
+    with psycopg.connect(address, autocommit=True) as connection, connection.pipeline():
+        for number in (1, 2, 3):
+            connection.execute(f"INSERT INTO notes VALUES (%s, 'number {number}')".encode(), [number])
+
+
 @pytest.mark.parametrize("matched", [1, 2, 3])
 def test_a_pipeline_shares_the_fate_of_its_transaction(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection, matched: int
 ) -> None:
     trigger = proxy.swallow(rf"\(\$1, 'number {matched}'")
-    with (
-        psycopg.connect(address, autocommit=True) as connection,
-        pytest.raises(psycopg.OperationalError),
-        connection.pipeline(),
-    ):
-        for number in (1, 2, 3):
-            connection.execute(f"INSERT INTO notes VALUES (%s, 'number {number}')".encode(), [number])
+    with pytest.raises(psycopg.OperationalError):
+        insert_three(address)
     assert ids(direct) == [1, 2, 3], "one implicit transaction, committed at its end"
     assert trigger.fired == 1
 
@@ -286,13 +297,8 @@ def test_a_pipeline_is_cut_before_its_second_statement(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection
 ) -> None:
     proxy.cut_before("number 2")
-    with (
-        psycopg.connect(address, autocommit=True) as connection,
-        pytest.raises(psycopg.OperationalError),
-        connection.pipeline(),
-    ):
-        for number in (1, 2, 3):
-            connection.execute(f"INSERT INTO notes VALUES (%s, 'number {number}')".encode(), [number])
+    with pytest.raises(psycopg.OperationalError):
+        insert_three(address)
     assert settled(direct) == [], "what came before was never committed"
 
 
@@ -301,12 +307,21 @@ def test_answers_fetched_within_a_pipeline_arrive_and_its_end_is_swallowed(
 ) -> None:
     trigger = proxy.swallow(INSERT)
     with psycopg.connect(address, autocommit=True) as connection:
-        with pytest.raises(psycopg.OperationalError), connection.pipeline():
-            cursor = connection.execute("INSERT INTO notes VALUES (%s) RETURNING id", [7])
-            assert cursor.fetchone() == (7,), "a flush asks for answers before the transaction ends"
-            assert trigger.fired == 0
+        pipeline = connection.pipeline()
+        pipeline.__enter__()
+        cursor = connection.execute("INSERT INTO notes VALUES (%s) RETURNING id", [7])
+        assert cursor.fetchone() == (7,), "a flush asks for answers before the transaction ends"
+        assert trigger.fired == 0
+        with pytest.raises(psycopg.OperationalError):
+            pipeline.__exit__(None, None, None)
         assert trigger.fired == 1
     assert ids(direct) == [7]
+
+
+def insert_and_fail(connection: psycopg.Connection) -> None:
+    with connection.pipeline():
+        insert(connection, [1])
+        connection.execute("SELECT 1 / %s", [0])
 
 
 def test_an_error_later_in_the_pipeline_leaves_the_fault_armed(
@@ -314,10 +329,9 @@ def test_an_error_later_in_the_pipeline_leaves_the_fault_armed(
 ) -> None:
     trigger = proxy.swallow(INSERT)
     with psycopg.connect(address, autocommit=True) as connection:
-        with pytest.raises(psycopg.errors.DivisionByZero), connection.pipeline():
-            insert(connection, [1])
-            connection.execute("SELECT 1 / %s", [0])
-        assert (trigger.fired, trigger.armed) == (0, True)
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            insert_and_fail(connection)
+        assert armed(trigger)
         assert connection.execute("SELECT 1").fetchone() == (1,), "the connection goes on"
     assert ids(direct) == []
 
@@ -415,10 +429,6 @@ def test_a_copy_cut_after_its_end(
     assert trigger.fired == 1
 
 
-def armed(trigger: Trigger) -> bool:
-    return trigger.armed and trigger.fired == 0
-
-
 def test_a_copy_that_is_too_short_or_fails_or_is_none_leaves_the_fault_armed(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection
 ) -> None:
@@ -431,36 +441,34 @@ def test_a_copy_that_is_too_short_or_fails_or_is_none_leaves_the_fault_armed(
     with psycopg.connect(address, autocommit=True) as connection:
         insert(connection, [2])
     assert armed(trigger)
-    with pytest.raises(RuntimeError), psycopg.connect(address) as connection:  # noqa: PT012
-        with connection.cursor().copy("COPY notes FROM STDIN"):
-            raise RuntimeError("the client changes its mind")
+    with pytest.raises(TypeError):
+        copy_rows(address, "not bytes")  # type: ignore[arg-type]
     assert armed(trigger)
     assert settled(direct) == [1, 2]
 
 
-def test_a_copy_sent_with_the_extended_protocol(
-    address: str, proxy: PostgresProxy, direct: psycopg.Connection
-) -> None:
-    """Then its Sync is sent twice and answered once."""
+def copy_extended(connection: psycopg.Connection) -> None:
+    """As `Cursor.copy` would with parameters: Sync is then sent twice, and answered once."""
+    connection.pgconn.send_query_params(b"COPY notes FROM STDIN", None)
+    (result,) = connection.wait(generators.execute(connection.pgconn))
+    assert result.status == psycopg.pq.ExecStatus.COPY_IN
+    connection.wait(generators.copy_to(connection.pgconn, ROWS))
+    connection.wait(generators.copy_end(connection.pgconn, None))
+
+
+def test_a_copy_sent_with_the_extended_protocol(address: str, proxy: PostgresProxy, direct: psycopg.Connection) -> None:
     with psycopg.connect(address, autocommit=True) as connection:
-        for trigger in (None, proxy.cut_copy("last"), None):
-            pgconn = connection.pgconn
-            pgconn.send_query_params(b"COPY notes FROM STDIN", None)
-            result = pgconn.get_result()
-            assert result is not None
-            assert result.status == psycopg.pq.ExecStatus.COPY_IN
-            pgconn.put_copy_data(ROWS)
-            pgconn.put_copy_end()
-            ended = pgconn.get_result()
-            assert ended is not None
-            if trigger is not None:
-                assert ended.status == psycopg.pq.ExecStatus.FATAL_ERROR
-                assert trigger.fired == 1
-                break
-            assert ended.status == psycopg.pq.ExecStatus.COMMAND_OK
-            assert pgconn.get_result() is None
-            insert(connection, [0])
+        copy_extended(connection)
+        insert(connection, [0])
+        cut = proxy.cut_copy("last")
+        with pytest.raises(psycopg.OperationalError):
+            copy_extended(connection)
     assert len(settled(direct)) == 1_001
+    swallowed = proxy.swallow("^COPY")
+    with psycopg.connect(address, autocommit=True) as connection, pytest.raises(psycopg.OperationalError):
+        copy_extended(connection)
+    assert len(settled(direct)) == 2_001
+    assert cut.fired == swallowed.fired == 1
 
 
 def test_statements_and_transactions_are_counted(address: str, proxy: PostgresProxy) -> None:

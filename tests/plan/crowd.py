@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from tests.support.plans import Session
 
 from penstock.claim import claim as claims
+from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Lease
 from penstock.work import batches
@@ -188,3 +189,10 @@ def make_subject(session: Session, lines: int) -> Subject:
         {"worker": worker, "pool": POOL},
     )
     return Subject(file, batch, lane, source, lines, worker)
+
+
+async def check_in(connection: Connection, worker: UUID) -> bool:
+    """A heartbeat, on a connection of the test's."""
+    parameters = {"id": worker, "draining": False, "now": None}
+    statement = sql.load("penstock.claim", "claim.sql")["heartbeat_if_known"]
+    return await (await connection.execute(statement, parameters)).fetchone() is not None

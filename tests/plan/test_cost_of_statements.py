@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.plan.crowd import DEFERRED_ROUTE, LEASED, POOL, ROUTE, World, Worlds, claim
+from tests.plan.crowd import DEFERRED_ROUTE, LEASED, POOL, ROUTE, World, Worlds, check_in, claim
 from tests.support.plans import Mode, Plan
 
 from penstock.claim import claim as claims
-from penstock.claim import liveness
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
@@ -144,7 +143,7 @@ async def fold_progress(world: World, connection: Connection) -> None:
 
 
 async def heartbeat(world: World, connection: Connection) -> None:
-    assert await liveness.heartbeat(connection, world.subject.worker)
+    assert await check_in(connection, world.subject.worker)
 
 
 async def list_lanes(world: World, connection: Connection) -> None:
@@ -195,12 +194,7 @@ def _explain(world: World, operation: Operation, mode: Mode) -> Plan:
 
 @pytest.mark.parametrize("mode", [Mode.CUSTOM, Mode.CHOSEN], ids=str)
 @pytest.mark.parametrize("operation", [*_HOT, *_OTHERS], ids=lambda operation: operation.__name__)
-def test_cost_follows_the_rows_answered(
-    request: pytest.FixtureRequest, worlds: Worlds, operation: Operation, mode: Mode
-) -> None:
-    if operation is purge_templates and worlds.statistics == "analysed-one-row":
-        reason = "a source that the statistics do not know is read whole for every page of the purge"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_cost_follows_the_rows_answered(worlds: Worlds, operation: Operation, mode: Mode) -> None:
     _check(worlds, operation, mode)
 
 

@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import psycopg
-from tests.plan.crowd import Subject, claim, fresh_database, make_subject
+from tests.plan.crowd import Subject, check_in, claim, fresh_database, make_subject
 from tests.support.plans import Mode, Session
 
 from penstock.claim import claim as claims
-from penstock.claim import liveness
 from penstock.db.pool import Connection
 from penstock.model import Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
@@ -49,7 +48,7 @@ def _work(session: Session, subject: Subject, cycles: int) -> None:
             _settle(session, subject, part)
         if cycle % FOLD_EVERY == 0:
             session.run(lambda connection: batches.tidy(connection, subject.batch))
-            session.run(lambda connection: liveness.heartbeat(connection, subject.worker))
+            session.run(lambda connection: check_in(connection, subject.worker))
 
 
 def _settle(session: Session, subject: Subject, changes: Changes) -> None:
@@ -72,7 +71,7 @@ def _measure_in(mode: Mode, session: Session, subject: Subject) -> dict[str, int
         "read bodies": lambda connection: claims.read_bodies(connection, leases[0], leases[0].ranges, **bounds),
         "settle in part": lambda connection: settle(connection, subject.worker, first),
         "settle": lambda connection: settle(connection, subject.worker, whole),
-        "heartbeat": lambda connection: liveness.heartbeat(connection, subject.worker),
+        "heartbeat": lambda connection: check_in(connection, subject.worker),
     }
     found = {name: session.explain(operation, mode).buffers for name, operation in operations.items()}
     _settle(session, subject, whole)

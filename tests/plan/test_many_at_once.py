@@ -84,7 +84,7 @@ _AGAIN = Again("busy", "try later", 1.0, True)
 
 
 def _check(plan: Plan, ordinals: int) -> None:
-    assert plan.rows_handled <= 30 * ordinals, str(plan)
+    assert plan.rows_handled <= 35 * ordinals, str(plan)
     assert plan.buffers <= 50 * ordinals, str(plan)
 
 
@@ -124,7 +124,10 @@ def test_claim_of_many_retries(any_server: str) -> None:
 def test_reclaim_looks_once_at_every_lease_and_worker(any_server: str, analysed: bool) -> None:
     alive = {"pool": POOL, "workers": 500, "each": 10, "silence": timedelta()}
     silent = {"pool": POOL, "workers": 10, "each": 1, "silence": timedelta(minutes=1)}
-    parameters = {"grace_s": 30.0, "gone": [], "now": None, "limit": 1_000}
+    parameters = {
+        **{"grace_s": 30.0, "stuck_s": 150.0, "gone": [], "now": None, "limit": 1_000},
+        **{"worker": uuid4(), "action": "requeue", "max_reclaims": 5},
+    }
     with fresh_database(any_server) as session:
         session.execute("ANALYZE")
         session.execute(_LEASES, alive)
@@ -135,7 +138,7 @@ def test_reclaim_looks_once_at_every_lease_and_worker(any_server: str, analysed:
             "SELECT (pg_relation_size('penstock.leases') + pg_relation_size('penstock.workers')) / 8192"
         )
         for mode in Mode:
-            plan = session.explain(lambda connection: connection.execute(_CLAIM["reclaim_if_silent"], parameters), mode)
+            plan = session.explain(lambda connection: connection.execute(_CLAIM["reclaim_if_lost"], parameters), mode)
             # Besides the tables: the index in whose order leases may be read, and some pages for each one taken.
             assert plan.buffers <= 1.2 * pages + 30 * 10, f"{mode}\n{plan}"
             assert plan.rows_handled <= 4 * 5_000, f"{mode}\n{plan}"

@@ -255,14 +255,14 @@ WITH lost AS MATERIALIZED (
          l.worker_id,
          %(action)s = 'fail' OR (l.size = 1 AND l.reclaims + 1 >= %(max_reclaims)s::int4) AS given_up
     FROM penstock.leases l
-    LEFT JOIN penstock.workers w ON w.id = l.worker_id
-   WHERE w.id IS NULL
-      OR w.heartbeat_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
-      OR w.id = ANY (%(gone)s::uuid[])
+   WHERE (l.worker_id IN (
+            SELECT w.id FROM penstock.workers w
+             WHERE w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+               AND w.id <> ALL (%(gone)s::uuid[]))) IS NOT TRUE
       OR l.progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s)
    ORDER BY l.id
    LIMIT %(limit)s
-     FOR UPDATE OF l SKIP LOCKED
+     FOR UPDATE SKIP LOCKED
 ),
 fenced AS (
   DELETE FROM penstock.leases WHERE id = ANY (ARRAY(SELECT id FROM lost))
