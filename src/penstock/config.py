@@ -181,6 +181,7 @@ def load(
     toml_path: Path | None = None,
     environ: Mapping[str, str] | None = None,
     overrides: Iterable[tuple[str, str]] = (),
+    flags: Mapping[str, float | None] | None = None,
     database_url: str | None = None,
     data_dir: Path | None = None,
 ) -> Config:
@@ -202,6 +203,9 @@ def load(
         if name not in known:
             raise UsageError(f"--set {name}: unknown setting", hint=_nearest(name, known))
         chosen[name] = (value, f"--set {name}")
+    for name, flag in (flags or {}).items():
+        if flag is not None:
+            chosen[name] = (flag, f"--{name.replace('_', '-')}")
     if database_url is not None:
         chosen["database_url"] = (database_url, "--database-url")
     if data_dir is not None:

@@ -36,6 +36,20 @@ def test_status_changes_nothing(empty: str) -> None:
         assert connection.execute("SELECT to_regnamespace('penstock')").fetchone() == (None,)
 
 
+def test_a_user_who_owns_the_schema_needs_no_more(empty: str) -> None:
+    with psycopg.connect(empty, autocommit=True) as connection:
+        connection.execute("CREATE ROLE plain_user LOGIN")
+        try:
+            with pytest.raises(PenstockError, match="may not create the schema") as caught:
+                migrate(make_conninfo(empty, user="plain_user"))
+            assert caught.value.hint is not None
+            connection.execute("CREATE SCHEMA penstock AUTHORIZATION plain_user")
+            assert migrate(make_conninfo(empty, user="plain_user"))
+        finally:
+            connection.execute("DROP OWNED BY plain_user CASCADE")
+            connection.execute("DROP ROLE plain_user")
+
+
 def test_many_at_once_apply_each_migration_once(empty: str) -> None:
     with ThreadPoolExecutor(6) as threads:
         applied = list(threads.map(migrate, [empty] * 6))

@@ -64,6 +64,12 @@ def test_bad_values_name_the_place_and_the_reason(name: str, value: str, words: 
     assert caught.value.hint
 
 
+def test_an_option_that_names_a_setting_is_named_as_the_option() -> None:
+    with pytest.raises(UsageError, match="--concurrency: 0 is out of range"):
+        config.load(environ={}, flags={"concurrency": 0})
+    assert config.load(environ={}, flags={"concurrency": None}).dispatch.concurrency == 64
+
+
 def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         config.load(environ={}, overrides=[("heartbeat_grace", "3")])

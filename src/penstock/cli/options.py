@@ -55,10 +55,11 @@ def load_config(
         if not equals:
             raise UsageError(f"--set {setting}: expected NAME=VALUE", hint="For example --set max_attempts=3")
         overrides.append((name.strip(), value.strip()))
-    overrides += [(name, str(value)) for name, value in flags.items() if value is not None]
     if toml_path is None:
         import os
 
         found = os.environ.get("PENSTOCK_CONFIG")
         toml_path = Path(found) if found else None
-    return configuration.load(toml_path=toml_path, overrides=overrides, database_url=database_url, data_dir=data_dir)
+    return configuration.load(
+        toml_path=toml_path, overrides=overrides, flags=flags, database_url=database_url, data_dir=data_dir
+    )

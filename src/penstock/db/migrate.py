@@ -24,7 +24,6 @@ _LOCK_KEY = 0x50454E53544F434B
 _NAME = re.compile(r"(\d{4})_\w+_(pre|post)\.sql")
 
 _BOOTSTRAP = b"""
-CREATE SCHEMA IF NOT EXISTS penstock;
 CREATE TABLE IF NOT EXISTS penstock.migrations (
   number      int4 PRIMARY KEY,
   name        text NOT NULL,
@@ -103,6 +102,9 @@ def migrate(conninfo: str, *, on_step: Callable[[Migration], None] = lambda _: N
 
 def _bootstrap(connection: psycopg.Connection) -> None:
     try:
+        # Asked for first: IF NOT EXISTS needs the right to create schemas even where there is nothing to create.
+        if connection.execute("SELECT to_regnamespace('penstock')").fetchone() == (None,):
+            connection.execute("CREATE SCHEMA penstock")
         connection.execute(_BOOTSTRAP)
     except psycopg.errors.InsufficientPrivilege as error:
         raise PenstockError(

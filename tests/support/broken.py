@@ -1,0 +1,84 @@
+"""Deliberately broken variants of the engine, each without one of its guards.
+
+A pytest plugin: `-p tests.support.broken`, with the variant's name in PENSTOCK_BROKEN. Whoever runs a test under it
+expects the test to fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from penstock.db import sql
+
+_parse = sql.parse
+
+
+def _without(name: str, text: str, instead: str = "") -> None:
+    """From now on, statement `name` is loaded with `text` replaced."""
+
+    def parse(place: str, source: str) -> sql.Statements:
+        statements = {statement.name: statement for statement in _parse(place, source)}
+        if name in statements:
+            whole = statements[name].text.decode()
+            if text not in whole:
+                raise AssertionError(f"{name} no longer contains {text!r}: bring this variant up to date")
+            broken = whole.replace(text, instead).encode()
+            statements[name] = sql.Statement(name, statements[name].about, broken)
+        return sql.Statements(place, statements)
+
+    sql.parse = parse
+
+
+def lease_check() -> None:
+    """Whoever knows a lease's id may settle it."""
+    _without("settle_if_leased", " AND worker_id = %(worker)b::uuid")
+
+
+def ordinal_check() -> None:
+    """A lease may settle ordinals it no longer holds."""
+    _without("settle_if_leased", "ON h.id = f.lease_id AND h.ordinals @> f.ordinal", "ON h.id = f.lease_id")
+
+
+def counters_from_input() -> None:
+    """Counters move by what was sent, not by what was written."""
+    _without(
+        "settle_if_leased",
+        "SELECT batch_id, state AS what FROM final",
+        "SELECT (SELECT id FROM penstock.batches LIMIT 1) AS batch_id, s AS what FROM unnest(%(f_state)b::text[]) AS s",
+    )
+
+
+def head_guard() -> None:
+    """A lane hands out its next item while the one before it is still being worked on."""
+    _without("claim_open", "ELSE least(total - next, width - busy) END AS room", "ELSE total - next END AS room")
+
+
+def bisect() -> None:
+    """One row that cannot be stored fails its whole flush."""
+    from penstock.settle import coalesce
+
+    async def refuse(_: object, __: list[object], error: Exception) -> None:
+        raise error
+
+    coalesce.Coalescer._bisect = refuse  # type: ignore[assignment, method-assign]
+
+
+def self_fence() -> None:
+    """A worker that cannot check in goes on as if nothing had happened."""
+    from penstock.claim.heart import Heart
+
+    setattr(Heart, "alive_until", property(lambda _: float("inf"), lambda _, __: None))  # noqa: B010
+
+
+def pause_lock() -> None:
+    """Retries are claimed whatever became of their lane."""
+    _without("claim_open", "WHERE (lane_id IN (SELECT id FROM due_lane)) IS TRUE")
+
+
+VARIANTS: dict[str, Callable[[], None]] = {
+    variant.__name__: variant
+    for variant in (lease_check, ordinal_check, counters_from_input, head_guard, bisect, self_fence, pause_lock)
+}
+
+if "PENSTOCK_BROKEN" in os.environ:
+    VARIANTS[os.environ["PENSTOCK_BROKEN"]]()

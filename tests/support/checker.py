@@ -1,0 +1,395 @@
+"""The history checker: one pure function from what was seen to what must not have been.
+
+    report = check(read_history(directory), bounds=Bounds(finish_s=90), require=("kill", "reclaim", "fence"))
+    assert report.clean, report
+
+Names. A *unit* is what is uploaded at once: a batch, or some requests of a session. A *line* is one input; ids are
+unique over the history. The obvious choice is Penstock's own: a unit is a batch's id, `<unit>-<n>` its n-th line.
+
+Events (`f`), their types, keys and values; a `?` may be missing:
+
+| f | types | key | value |
+|---|---|---|---|
+| upload | invoke, ok, fail, info | unit | lines: ids, or a number n for `<unit>-1` ... `<unit>-<n>`; session?, first?: the place in the session of its first line (also with ok, which is when clients learn it) |
+| dispatch | invoke, ok, fail | Idempotency-Key | as the upstream saw it. n?: the same for both events; line?: the id in the body, else the key; attempt?. With ok: digest of the body sent, status. fail: hung up without an answer |
+| export | invoke, ok, fail, info | unit | read: an id of its own |
+| result | (invoke,) ok | line | state, digest?: of the stored body, lease?, read?: the export it is part of |
+| status | invoke, ok | unit | total and the counts that add up to it: pending, in_flight, completed, failed, not_found, skipped, cancelled, expired |
+| attempt | info | line, or a unit where nobody knows the line | read from the database at the end, in its order. kind: retry, given_back, reclaim, fence, final; lease?; count? |
+| lease | info | line | lease: granted, in order |
+| cancel, delete, purge | invoke, ok, fail, info | unit | |
+| kill, stop, cont, cut, swallow, pg_crash, ... | info | process | a fault |
+| heal | info | | no fault from here to the next |
+| anything else | info | | only counted: already_applied, bisect, head_wait, ... (count?) |
+
+A process does one thing at a time: its `ok` belongs to its last `invoke` of the same f and key. An operation that
+never ended is one whose outcome is unknown.
+
+What each invariant uses, and what it says:
+
+| | events | violated by |
+|---|---|---|
+| I1 | upload, dispatch, result, export | *lost*: an accepted line without a result (nor a cancel, delete, purge of its unit). *unexpected*: a dispatch or a result of a line that was rejected, or never uploaded. *partial*: an unknown upload of which some lines were taken and not all have results. *duplicated*: twice in one export. *two states*: results that differ in state |
+| I2 | result, export, purge | *changed*: reads of one line that differ in bytes or lease. *vanished*: read before, missing from a complete export that began later. *after purge*: read by a read that began after the purge |
+| I3 | result, dispatch | *wrong bytes*: a body that the upstream never sent for this line, or not before it was read. *no bytes*: completed without a body |
+| I4 | dispatch, attempt | *too many dispatches*: more than 1 + retries + give-backs + reclaims. *different key*, *shared key*: not one Idempotency-Key per line |
+| I5 | upload, dispatch, result, attempt | *overtaken*: a later line of the session was dispatched before this one's accepted attempt had ended. *overlap*: other attempts of this line that were not over by then, more than are on record as failed, reclaimed or fenced; *late dispatch*: that began after it, more than are on record as reclaimed or fenced. *out of order*: accepted after another's confirmation, placed before it. *same place* |
+| I6 | lease, attempt, result | *leases not increasing*: in the order granted or on record, the outcome's last. *settled under a lost lease*: one that was fenced, reclaimed, or not granted. *no lease* |
+| I7 | status, upload, result | *counts do not add up*, *count fell* (a terminal one, or the total, between a read and one that began after it), *wrong total*, *counts differ from results* (once nothing is pending) |
+| I8 | dispatch, cancel, delete | *dispatched after cancel*, *dispatched after delete*: begun later than one claim interval after it was confirmed. The interval does not run while a process is stopped |
+| I9 | heal, faults, status, result | *not finished*: `finish_s` after the first heal that left so much time, a unit accepted before it is not shown as finished |
+
+An invariant whose events are absent is skipped, and the report says so. To be absent may also mean that the run was
+hollow: `require` names kinds that must have been seen (see `Report.seen`), else the report is void.
+"""  # noqa: E501 -- tables
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from tests.support.facts import COUNTS, TERMINAL, Dispatch, Facts, Line, Result, Unit
+from tests.support.history import Event
+
+SHOWN_PER_KIND = 20
+_LOST_LEASE = ("reclaim", "fence")
+_NOT_FINAL = ("retry", "given_back", "reclaim")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long things may take."""
+
+    claim_interval_s: float = 1.0
+    finish_s: float = 60.0
+    """The grace, plus one cycle, plus what the work itself takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    invariant: str
+    kind: str
+    key: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant} {self.kind}: {self.key}: {self.detail}"
+
+
+@dataclass(slots=True)
+class Report:
+    violations: list[Violation] = field(default_factory=list)
+    """The first of each kind."""
+    found: Counter[str] = field(default_factory=Counter)
+    """How many there are, by invariant and kind: `I1 lost`."""
+    seen: Counter[str] = field(default_factory=Counter)
+    """How often each kind of thing happened: upload, accepted, rejected, recovered, unknown; dispatch, answer; retry,
+    given_back, reclaim, fence, final; status, export, result; cancel, delete, purge; session; and every other f."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Invariants that this history cannot say anything about, and why."""
+    missing: tuple[str, ...] = ()
+    """What was required and not seen."""
+
+    @property
+    def clean(self) -> bool:
+        return not self.found and not self.missing
+
+    def __str__(self) -> str:
+        lines = [f"void: no {kind} was seen" for kind in self.missing]
+        lines += [f"{count} x {name}" for name, count in sorted(self.found.items())]
+        lines += [f"  {violation}" for violation in self.violations]
+        lines += [f"{name} skipped: {why}" for name, why in sorted(self.skipped.items())]
+        lines.append("seen: " + ", ".join(f"{count} {kind}" for kind, count in sorted(self.seen.items())))
+        return "\n".join([("clean" if self.clean else "NOT CLEAN"), *lines])
+
+
+def check(history: Iterable[Event], *, bounds: Bounds | None = None, require: Iterable[str] = ()) -> Report:
+    """Judge a history. O(n log n) in its events."""
+    facts = Facts(history)
+    report = Report(seen=facts.seen)
+    sessions = facts.sessions()
+    facts.seen["session"] = len(sessions)
+    facts.seen["recovered"] = sum(unit.verdict == "info" and _taken(unit) for unit in facts.units.values())
+    limits = bounds or Bounds()
+    results = "no result was ever read" if not facts.seen["result"] and not facts.seen["export"] else ""
+    dispatches = "no dispatch was seen" if not facts.seen["dispatch"] else ""
+    for invariant, needed, violations in (
+        ("I1", results, _exactly_one(facts)),
+        ("I2", results, _same_bytes(facts)),
+        ("I3", results or dispatches, _bytes_of_upstream(facts)),
+        ("I4", dispatches, _bounded_dispatches(facts)),
+        ("I5", dispatches or ("" if sessions else "no session was seen"), _session_order(facts, sessions)),
+        ("I6", results, _leases(facts)),
+        ("I7", "" if facts.seen["status"] else "no status was ever read", _counts(facts)),
+        ("I8", "" if facts.seen["cancel"] + facts.seen["delete"] else "nothing was cancelled", _endings(facts, limits)),
+        ("I9", "" if facts.heals else "nothing was healed", _finished(facts, limits)),
+    ):
+        if needed:
+            report.skipped[invariant] = needed
+            continue
+        for kind, key, detail in violations:
+            name = f"{invariant} {kind}"
+            report.found[name] += 1
+            if report.found[name] <= SHOWN_PER_KIND:
+                report.violations.append(Violation(invariant, kind, key, detail))
+    report.missing = tuple(kind for kind in require if not facts.seen[kind])
+    return report
+
+
+_Found = Iterator[tuple[str, str, str]]
+"""(kind, key, detail)"""
+
+
+def _taken(unit: Unit) -> bool:
+    return any(line.results or line.dispatches for line in unit.lines)
+
+
+def _exactly_one(facts: Facts) -> _Found:
+    for unit in facts.units.values():
+        verdict = unit.verdict
+        if verdict == "info" and not _taken(unit):
+            continue
+        for line in unit.lines:
+            if verdict == "fail":
+                if line.results or line.dispatches:
+                    yield "unexpected", line.id, f"{unit.key} was rejected"
+            elif not line.results and not unit.excused:
+                yield (
+                    ("lost", line.id, "accepted, without a result")
+                    if verdict == "ok"
+                    else (
+                        *("partial", line.id),
+                        f"{unit.key}, whose acceptance is unknown, was taken, but not this line",
+                    )
+                )
+    for line in facts.lines.values():
+        if line.unit is None:
+            yield "unexpected", line.id, "nobody uploaded it"
+        if len(line.results) < 2:
+            continue
+        reads = [result.read for result in line.results if result.read is not None]
+        if len(set(reads)) < len(reads):
+            yield "duplicated", line.id, f"{len(reads)} times in {len(set(reads))} exports"
+        states = {result.state for result in line.results}
+        if len(states) > 1:
+            yield "two states", line.id, " and ".join(sorted(states))
+
+
+def _same_bytes(facts: Facts) -> _Found:
+    for line in facts.lines.values():
+        if len(line.results) > 1:
+            digests = {result.digest for result in line.results}
+            leases = {result.lease for result in line.results if result.lease is not None}
+            if len(digests) > 1 or len(leases) > 1:
+                yield "changed", line.id, f"bytes {sorted(map(str, digests))}, leases {sorted(leases)}"
+        purged = line.unit.ended("purge") if line.unit else inf
+        if purged < inf and any(result.begun > purged for result in line.results):
+            yield "after purge", line.id, f"purged at {purged}, read again later"
+    for unit in facts.units.values():
+        if unit.endings.get("purge") or unit.endings.get("delete"):
+            continue
+        for name, export in unit.exports.items():
+            if export.ended < inf:
+                yield from _vanished(unit, name, export.begun)
+
+
+def _vanished(unit: Unit, export: str, begun: float) -> _Found:
+    for line in unit.lines:
+        known = line.results and line.results[0].t < begun
+        if known and all(result.read != export for result in line.results):
+            yield "vanished", line.id, f"read at {line.results[0].t}, missing from export {export} begun at {begun}"
+
+
+def _bytes_of_upstream(facts: Facts) -> _Found:
+    for line in facts.lines.values():
+        for result in line.results:
+            if result.digest is None:
+                if result.state == "completed":
+                    yield "no bytes", line.id, "completed without a body"
+                continue
+            sent = min((call.ended for call in line.dispatches if call.digest == result.digest), default=inf)
+            if sent > result.t:
+                said = "never sent" if sent == inf else f"sent at {sent}"
+                yield "wrong bytes", line.id, f"{result.digest} was read at {result.t} and {said}"
+
+
+def _bounded_dispatches(facts: Facts) -> _Found:
+    excess: defaultdict[str, int] = defaultdict(int)
+    users: dict[str, str] = {}
+    for line in facts.lines.values():
+        for key in {call.key for call in line.dispatches}:
+            if users.setdefault(key, line.id) != line.id:
+                yield "shared key", line.id, f"{key} is also that of {users[key]}"
+        keys = {call.key for call in line.dispatches}
+        if len(keys) > 1:
+            yield "different key", line.id, ", ".join(sorted(keys))
+        allowed = 1 + sum(line.records.get(kind, 0) for kind in _NOT_FINAL)
+        if len(line.dispatches) <= allowed:
+            continue
+        if line.unit is not None and line.unit.records:
+            excess[line.unit.key] += len(line.dispatches) - allowed
+        else:
+            yield "too many dispatches", line.id, f"{len(line.dispatches)}, of which {allowed} are on record"
+    for key, surplus in excess.items():
+        spare = sum(facts.units[key].records.get(kind, 0) for kind in _NOT_FINAL)
+        if surplus > spare:
+            yield (
+                "too many dispatches",
+                key,
+                f"{surplus} more than its lines have on record, of which {spare} as a whole",
+            )
+
+
+def _session_order(facts: Facts, sessions: dict[str, list[tuple[int, Line]]]) -> _Found:
+    for session, places in sessions.items():
+        later = inf
+        for at in range(len(places) - 1, -1, -1):
+            place, line = places[at]
+            if at and places[at - 1][0] == place:
+                yield "same place", line.id, f"{places[at - 1][1].id} is also number {place} of {session}"
+            if later < inf:
+                yield from _overtaken(line, later)
+            later = min([later, *(call.begun for call in line.dispatches)])
+    yield from _accepted_in_order(facts)
+
+
+def _overtaken(line: Line, later: float) -> _Found:
+    """`later` is when the first line behind this one was dispatched."""
+    result = line.results[0] if line.results else None
+    accepted = _accepted_attempt(line, result)
+    unsettled = result is None and not (line.unit and line.unit.excused)
+    if unsettled or (accepted is not None and accepted.ended >= later):
+        yield "overtaken", line.id, f"a later line was dispatched at {later}"
+    others = [call for call in line.dispatches if call is not accepted and call.ended > later]
+    lost = _on_record(line, _LOST_LEASE)
+    late = sum(call.begun > later for call in others)
+    if late > lost:
+        yield "late dispatch", line.id, f"{late} began after {later}, {lost} are on record as reclaimed or fenced"
+    # A line that failed had a last attempt too, which nothing but the outcome records.
+    known = _on_record(line, (*_NOT_FINAL, "fence")) + (accepted is None)
+    if len(others) > known:
+        yield "overlap", line.id, f"{len(others)} were not over at {later}, {known} are on record"
+
+
+def _accepted_attempt(line: Line, result: Result | None) -> Dispatch | None:
+    if result is None or result.digest is None:
+        return None
+    return min((call for call in line.dispatches if call.digest == result.digest), key=_end, default=None)
+
+
+def _end(call: Dispatch) -> float:
+    return call.ended
+
+
+def _on_record(line: Line, kinds: Iterable[str]) -> int:
+    whole = line.unit.records if line.unit else {}
+    return sum(line.records.get(kind, 0) + whole.get(kind, 0) for kind in kinds)
+
+
+def _accepted_in_order(facts: Facts) -> _Found:
+    """Whoever was told a place before another asked is before it."""
+    units = [unit for unit in facts.units.values() if unit.session is not None and unit.accepted < inf]
+    highest: defaultdict[str | None, int] = defaultdict(int)
+    moments = [(unit.invoked, 0, unit) for unit in units] + [(unit.accepted, 1, unit) for unit in units]
+    for _, told, unit in sorted(moments, key=lambda moment: moment[:2]):
+        if told:
+            highest[unit.session] = max(highest[unit.session], unit.first + len(unit.lines) - 1)
+        elif unit.first <= highest[unit.session]:
+            yield "out of order", unit.key, f"is number {unit.first}; {highest[unit.session]} was confirmed before"
+
+
+def _leases(facts: Facts) -> _Found:
+    for line in facts.lines.values():
+        outcome = next((result for result in line.results if result.state not in ("cancelled", "expired")), None)
+        last = [outcome.lease] if outcome is not None and outcome.lease is not None else []
+        for leases in (line.granted, line.released + last):
+            if any(after <= before for before, after in zip(leases, leases[1:], strict=False)):
+                yield "leases not increasing", line.id, str(leases)
+        if outcome is None:
+            continue
+        if outcome.lease is None:
+            if facts.seen["lease"] or line.released or line.refused:
+                yield "no lease", line.id, "the outcome names none"
+        elif outcome.lease in line.refused or (line.granted and outcome.lease not in line.granted):
+            yield "settled under a lost lease", line.id, f"{outcome.lease} was fenced or never granted"
+
+
+def _counts(facts: Facts) -> _Found:
+    for unit in facts.units.values():
+        for read in unit.statuses:
+            counts = read.counts
+            total = counts.get("total", 0)
+            if total != sum(counts.get(name, 0) for name in COUNTS):
+                yield "counts do not add up", unit.key, str(counts)
+            if unit.session is None and unit.lines and total != len(unit.lines):
+                yield "wrong total", unit.key, f"{total} of {len(unit.lines)} lines"
+            for name, floor in read.floor.items():
+                if counts.get(name, 0) < floor:
+                    yield "count fell", unit.key, f"{name} was {floor} and is {counts.get(name, 0)} at {read.ended}"
+        if unit.statuses and unit.lines and unit.session is None:
+            yield from _exact(unit, max(unit.statuses, key=lambda read: read.ended).counts)
+
+
+def _exact(unit: Unit, counts: dict[str, int]) -> _Found:
+    if counts.get("pending", 0) or counts.get("in_flight", 0) or not all(line.results for line in unit.lines):
+        return
+    states = Counter(line.results[0].state for line in unit.lines)
+    shown = {name: counts.get(name, 0) for name in TERMINAL if counts.get(name, 0)}
+    if shown != dict(states):
+        yield "counts differ from results", unit.key, f"{shown} against {dict(states)}"
+
+
+def _endings(facts: Facts, bounds: Bounds) -> _Found:
+    for unit in facts.units.values():
+        for how in ("cancel", "delete"):
+            confirmed = unit.ended(how)
+            if confirmed == inf:
+                continue
+            last = _deadline(confirmed, bounds.claim_interval_s, facts.frozen)
+            for line in unit.lines:
+                for call in line.dispatches:
+                    if call.begun > last:
+                        yield f"dispatched after {how}", line.id, f"at {call.begun}, confirmed at {confirmed}"
+
+
+def _deadline(start: float, interval_s: float, frozen: Iterable[tuple[float, float]]) -> float:
+    """When an interval is over that starts anew whenever a process that stood still goes on."""
+    last = start + interval_s
+    for since, until in sorted(frozen):
+        if since <= last and until > start:
+            last = max(last, until + interval_s)
+    return last
+
+
+def _finished(facts: Facts, bounds: Bounds) -> _Found:
+    calm = [
+        heal
+        for heal in facts.heals
+        if bisect_left(facts.faults, heal + bounds.finish_s) == bisect_left(facts.faults, heal)
+    ]
+    for unit in facts.units.values():
+        at = bisect_left(calm, unit.accepted)
+        if unit.verdict != "ok" or unit.excused or at == len(calm):
+            continue
+        finished = min(_shown_finished(unit), _all_read(unit))
+        if finished > calm[at] + bounds.finish_s:
+            said = "never" if finished == inf else f"at {finished}"
+            yield "not finished", unit.key, f"healed at {calm[at]}, {said} seen finished"
+
+
+def _shown_finished(unit: Unit) -> float:
+    return min(
+        (
+            read.ended
+            for read in unit.statuses
+            if not read.counts.get("pending", 0) and not read.counts.get("in_flight", 0) and read.counts.get("total", 0)
+        ),
+        default=inf,
+    )
+
+
+def _all_read(unit: Unit) -> float:
+    return max((line.results[0].t if line.results else inf for line in unit.lines), default=inf)

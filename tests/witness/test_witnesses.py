@@ -1,0 +1,43 @@
+"""Each guard of the engine is missed: without it, a named test fails. With it, the same test passes in this suite."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.broken import VARIANTS
+
+ROOT = Path(__file__).parent.parent.parent
+
+WITNESSES = {
+    "lease_check": "tests/flow/test_fence.py::test_another_worker_cannot_settle[18]",
+    "ordinal_check": "tests/flow/test_fence.py::test_an_ordinal_the_lease_no_longer_holds_is_refused[18]",
+    "counters_from_input": "tests/flow/test_settle_buffer.py::test_results_of_a_lost_lease_are_refused[18]",
+    "head_guard": "tests/flow/test_fence.py::test_a_lane_of_width_one_waits_for_its_head[18]",
+    "bisect": "tests/flow/test_settle_buffer.py::test_one_row_that_cannot_be_stored_fails_alone[18-NUL]",
+    "self_fence": "tests/flow/test_liveness.py::TestWorker::test_silent_past_its_grace_it_fences_itself",
+    "pause_lock": "tests/flow/test_batches.py::test_a_deferral_written_during_a_pause_is_not_claimed",
+}
+
+
+def test_every_variant_has_a_witness() -> None:
+    assert WITNESSES.keys() == VARIANTS.keys()
+
+
+@pytest.mark.parametrize("variant", sorted(WITNESSES))
+def test_without_its_guard_a_named_test_fails(variant: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.broken", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*command, "--timeout=20", WITNESSES[variant]],
+        cwd=ROOT,
+        env={**os.environ, "PENSTOCK_BROKEN": variant},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode == 1, f"the test passed, or did not run, without {variant}:\n{run.stdout}\n{run.stderr}"
+    assert "1 failed" in run.stdout
