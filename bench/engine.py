@@ -32,31 +32,32 @@ BODY = b'{"input": "' + b"x" * 587 + b'"}'
 ANSWER = b'{"output": "' + b"y" * 486 + b'"}'
 POOL, ROUTE = "bench", "model-0"
 CLAIM = 1_000
+PLAN_MODES = ("auto", "force_custom_plan", "force_generic_plan")
+
+Kind = tuple[int, str]
+"""Connections, and their plan_cache_mode."""
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--items", type=int)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
     items = chosen.items or sized(chosen, 200_000, 20_000)
     rounds = 1 if chosen.quick else chosen.rounds
     with server() as conninfo:
-        figures = {count: _median(conninfo, items, count, "auto", rounds) for count in (1, 2)}
+        figures = _take_turns(conninfo, items, rounds, [(1, "auto"), (2, "auto")])
         print_table(
             [f"claim, read, settle, {CLAIM:,} at a time", "items/s", "transactions per item"],
             [
                 [_connections(count), f"{found.rate:,.0f}", f"{found.transactions:.4f}"]
-                for count, found in figures.items()
+                for (count, _), found in figures.items()
             ],
         )
-        modes = {
-            mode: _median(conninfo, items, 1, mode, rounds)
-            for mode in ("auto", "force_custom_plan", "force_generic_plan")
-        }
+        figures = _take_turns(conninfo, items, rounds, [(1, mode) for mode in PLAN_MODES])
         print_table(
             ["plan_cache_mode, one connection", "items/s"],
-            [[mode, f"{found.rate:,.0f}"] for mode, found in modes.items()],
+            [[mode, f"{found.rate:,.0f}"] for (_, mode), found in figures.items()],
         )
         claim_ms, settle_ms = asyncio.run(_planning_ms(conninfo))
         print_table(
@@ -76,9 +77,15 @@ def _connections(count: int) -> str:
     return "1 connection" if count == 1 else f"{count} connections"
 
 
-def _median(conninfo: str, items: int, connections: int, mode: str, rounds: int) -> Figures:
-    found = [_measure(conninfo, items, connections, mode) for _ in range(rounds)]
-    return Figures(median([each.rate for each in found]), median([each.transactions for each in found]))
+def _take_turns(conninfo: str, items: int, rounds: int, kinds: list[Kind]) -> dict[Kind, Figures]:
+    found: dict[Kind, list[Figures]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for (connections, mode), figures in found.items():
+            figures.append(_measure(conninfo, items, connections, mode))
+    return {
+        kind: Figures(median([each.rate for each in figures]), median([each.transactions for each in figures]))
+        for kind, figures in found.items()
+    }
 
 
 def _measure(conninfo: str, items: int, connections: int, mode: str) -> Figures:

@@ -3,52 +3,83 @@
     report = check(read_history(directory), bounds=Bounds(finish_s=90), require=("kill", "reclaim", "fence"))
     assert report.clean, report
 
-Names. A *unit* is what is uploaded at once: a batch, or some requests of a session. A *line* is one input; ids are
-unique over the history. The obvious choice is Penstock's own: a unit is a batch's id, `<unit>-<n>` its n-th line.
+A *unit* is what is uploaded at once: a batch, or some requests of a session. A *line* is one input; ids are unique
+over the history. The obvious choice is Penstock's own: a batch's id in hex, and `<unit>-<n>` for its n-th line.
 
-Events (`f`), their types, keys and values; a `?` may be missing:
+Events: `f`, types; key; value. What is marked ? may be missing.
 
-| f | types | key | value |
-|---|---|---|---|
-| upload | invoke, ok, fail, info | unit | lines: ids, or a number n for `<unit>-1` ... `<unit>-<n>`; session?, first?: the place in the session of its first line (also with ok, which is when clients learn it) |
-| dispatch | invoke, ok, fail | Idempotency-Key | as the upstream saw it. n?: the same for both events; line?: the id in the body, else the key; attempt?. With ok: digest of the body sent, status. fail: hung up without an answer |
-| export | invoke, ok, fail, info | unit | read: an id of its own |
-| result | (invoke,) ok | line | state, digest?: of the stored body, lease?, read?: the export it is part of |
-| status | invoke, ok | unit | total and the counts that add up to it: pending, in_flight, completed, failed, not_found, skipped, cancelled, expired |
-| attempt | info | line, or a unit where nobody knows the line | read from the database at the end, in its order. kind: retry, given_back, reclaim, fence, final; lease?; count? |
-| lease | info | line | lease: granted, in order |
-| cancel, delete, purge | invoke, ok, fail, info | unit | |
-| kill, stop, cont, cut, swallow, pg_crash, ... | info | process | a fault |
-| heal | info | | no fault from here to the next |
-| anything else | info | | only counted: already_applied, bisect, head_wait, ... (count?) |
+| f, types                            | key             | value
+|-------------------------------------|-----------------|-------
+| upload: invoke, ok, fail, info      | unit            | lines: ids, or n for `<unit>-1` ... `<unit>-<n>`; session?;
+|                                     |                 | first?: its first line's place in the session. Also with ok,
+|                                     |                 | which is when clients learn the place
+| dispatch: invoke                    | Idempotency-Key | as the upstream saw it. n?: names the call, also in its end;
+|                                     |                 | line?: the id that the body names, else the key; attempt?
+| dispatch: ok, fail                  | the same        | n?; ok: digest of the body that is about to be sent, status?
+|                                     |                 | fail: it hung up without an answer
+| export: invoke, ok, fail, info      | unit            | read: an id of its own
+| result: (invoke,) ok                | line            | state; digest?: of the stored body; lease?; read?: its export
+| status: invoke, ok                  | unit            | total, and what adds up to it: pending, in_flight, completed,
+|                                     |                 | failed, not_found, skipped, cancelled, expired
+| attempt: info                       | line, or unit   | rows of the database, read at the end in its order. kind:
+|                                     | if none is known| retry, given_back, reclaim, fence or final; lease?; count?
+| lease: info                         | line            | lease: granted, in this order
+| cancel, delete, purge:              | unit            |
+|   invoke, ok, fail, info            |                 |
+| kill, stop, cont, cut, swallow,     | process         | a fault; `facts.FAULTS` has all
+|   pg_crash, ...: info               |                 |
+| heal: info                          |                 | no fault from here to the next
+| anything else, such as bisect: info |                 | only counted. count?
 
-A process does one thing at a time: its `ok` belongs to its last `invoke` of the same f and key. An operation that
-never ended is one whose outcome is unknown.
+A process does one thing at a time: its ok belongs to its last invoke of the same f and key. An operation that never
+ended is one whose outcome is unknown.
 
-What each invariant uses, and what it says:
+Invariants: the events they use, and what violates them.
 
-| | events | violated by |
-|---|---|---|
-| I1 | upload, dispatch, result, export | *lost*: an accepted line without a result (nor a cancel, delete, purge of its unit). *unexpected*: a dispatch or a result of a line that was rejected, or never uploaded. *partial*: an unknown upload of which some lines were taken and not all have results. *duplicated*: twice in one export. *two states*: results that differ in state |
-| I2 | result, export, purge | *changed*: reads of one line that differ in bytes or lease. *vanished*: read before, missing from a complete export that began later. *after purge*: read by a read that began after the purge |
-| I3 | result, dispatch | *wrong bytes*: a body that the upstream never sent for this line, or not before it was read. *no bytes*: completed without a body |
-| I4 | dispatch, attempt | *too many dispatches*: more than 1 + retries + give-backs + reclaims. *different key*, *shared key*: not one Idempotency-Key per line |
-| I5 | upload, dispatch, result, attempt | *overtaken*: a later line of the session was dispatched before this one's accepted attempt had ended. *overlap*: other attempts of this line that were not over by then, more than are on record as failed, reclaimed or fenced; *late dispatch*: that began after it, more than are on record as reclaimed or fenced. *out of order*: accepted after another's confirmation, placed before it. *same place* |
-| I6 | lease, attempt, result | *leases not increasing*: in the order granted or on record, the outcome's last. *settled under a lost lease*: one that was fenced, reclaimed, or not granted. *no lease* |
-| I7 | status, upload, result | *counts do not add up*, *count fell* (a terminal one, or the total, between a read and one that began after it), *wrong total*, *counts differ from results* (once nothing is pending) |
-| I8 | dispatch, cancel, delete | *dispatched after cancel*, *dispatched after delete*: begun later than one claim interval after it was confirmed. The interval does not run while a process is stopped |
-| I9 | heal, faults, status, result | *not finished*: `finish_s` after the first heal that left so much time, a unit accepted before it is not shown as finished |
+| I1 | upload, dispatch, result, export
+|    | lost: an accepted line without a result, its unit neither cancelled, deleted nor purged
+|    | unexpected: a dispatch or result of a line that was rejected or never uploaded
+|    | partial: of an upload with unknown outcome some lines were taken, and this one has no result
+|    | duplicated: twice in one export. two states: results that differ in state
+| I2 | result, export, purge
+|    | changed: reads of one line that differ in bytes or lease
+|    | vanished: read before, and missing from a complete export that began later
+|    | after purge: read by a read that began after the purge was confirmed
+| I3 | result, dispatch
+|    | wrong bytes: a body that the upstream had not sent for this line when it was read
+|    | no bytes: completed without a body
+| I4 | dispatch, attempt
+|    | too many dispatches: more than 1 + retries + give-backs + reclaims on record
+|    | different key, shared key: an Idempotency-Key is not one line's, always
+| I5 | upload, dispatch, result, attempt; for sessions
+|    | overtaken: a later line was dispatched before the accepted attempt of this one had ended
+|    | overlap: more other attempts of it were still going on then than are on record as failed, reclaimed, fenced
+|    | late dispatch: more of them began after that than are on record as reclaimed or fenced
+|    | out of order: accepted after another was confirmed, and placed before it. same place: two lines in one
+| I6 | lease, attempt, result
+|    | leases not increasing: as granted, or as on record with the outcome's last
+|    | settled under a lost lease: one that was fenced or never granted. no lease: the outcome names none
+| I7 | status, upload, result
+|    | counts do not add up. wrong total: not the number of lines uploaded
+|    | count fell: the total or a terminal count, from a read to one that began after it
+|    | counts differ from results: when nothing is pending any more
+| I8 | dispatch, cancel, delete, stop, cont
+|    | dispatched after cancel, dispatched after delete: more than one claim interval after it was confirmed; the
+|    | interval starts anew when a process that stood still goes on
+| I9 | heal, faults, upload, status, result
+|    | not finished: accepted before a heal that left `finish_s` until the next fault, and not seen finished by then
 
-An invariant whose events are absent is skipped, and the report says so. To be absent may also mean that the run was
-hollow: `require` names kinds that must have been seen (see `Report.seen`), else the report is void.
-"""  # noqa: E501 -- tables
+An invariant whose events are absent is skipped, and the report says so. Absence may also mean that a run was hollow:
+`require` names the kinds of `Report.seen` that must have been seen, or the report is void.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect, bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 
 from tests.support.facts import COUNTS, TERMINAL, Dispatch, Facts, Line, Result, Unit
@@ -157,14 +188,8 @@ def _exactly_one(facts: Facts) -> _Found:
                 if line.results or line.dispatches:
                     yield "unexpected", line.id, f"{unit.key} was rejected"
             elif not line.results and not unit.excused:
-                yield (
-                    ("lost", line.id, "accepted, without a result")
-                    if verdict == "ok"
-                    else (
-                        *("partial", line.id),
-                        f"{unit.key}, whose acceptance is unknown, was taken, but not this line",
-                    )
-                )
+                kind = "lost" if verdict == "ok" else "partial"
+                yield kind, line.id, f"without a result, though {unit.key} was accepted"
     for line in facts.lines.values():
         if line.unit is None:
             yield "unexpected", line.id, "nobody uploaded it"
@@ -306,7 +331,7 @@ def _leases(facts: Facts) -> _Found:
         outcome = next((result for result in line.results if result.state not in ("cancelled", "expired")), None)
         last = [outcome.lease] if outcome is not None and outcome.lease is not None else []
         for leases in (line.granted, line.released + last):
-            if any(after <= before for before, after in zip(leases, leases[1:], strict=False)):
+            if any(after <= before for before, after in pairwise(leases)):
                 yield "leases not increasing", line.id, str(leases)
         if outcome is None:
             continue
@@ -365,11 +390,8 @@ def _deadline(start: float, interval_s: float, frozen: Iterable[tuple[float, flo
 
 
 def _finished(facts: Facts, bounds: Bounds) -> _Found:
-    calm = [
-        heal
-        for heal in facts.heals
-        if bisect_left(facts.faults, heal + bounds.finish_s) == bisect_left(facts.faults, heal)
-    ]
+    faults = facts.faults
+    calm = [heal for heal in facts.heals if bisect(faults, heal) == bisect(faults, heal + bounds.finish_s)]
     for unit in facts.units.values():
         at = bisect_left(calm, unit.accepted)
         if unit.verdict != "ok" or unit.excused or at == len(calm):

@@ -247,9 +247,9 @@ BAD_LINES = {
 
 @pytest.mark.parametrize(("line", "field", "code", "text"), BAD_LINES.values(), ids=BAD_LINES.keys())
 def test_a_bad_line_is_named_with_its_field_and_reason(line: bytes, field: str, code: str, text: str) -> None:
-    data = request("first", '{"model": "m"}') + b"\n" + line.rstrip(b"\n") + b"\n" + request("last")
-    bad = only_bad(data)
-    assert (bad.line, bad.field, bad.code) == (3, field, code)
+    before = request("first", '{"model": "m"}') + request("second", '{"model": "m"}')
+    bad = only_bad(before + b"\n" + line.rstrip(b"\n") + b"\n" + request("last"))
+    assert (bad.line, bad.field, bad.code) == (4, field, code)
     assert text in bad.reason
 
 
@@ -432,11 +432,47 @@ def test_any_bytes_are_taken_or_refused_alike_however_they_are_cut(lines: list[b
     ],
 )
 def test_a_line_that_starts_like_the_one_before_is_not_taken_for_it(tail: bytes, body: bytes | None) -> None:
-    data = request("a") + request("b").removesuffix(b"{}}\n") + tail + b"\n" + request("c")
+    data = request("y") + request("z") + request("b").removesuffix(b"{}}\n") + tail + b"\n" + request("c")
     if body is None:
-        assert only_bad(data).line == 2
+        assert only_bad(data).line == 3
     else:
-        assert [row.body for row in parse(data).rows] == [b"{}", body, b"{}"]
+        assert [row.body for row in parse(data).rows] == [b"{}", b"{}", body, b"{}"]
+
+
+@pytest.mark.parametrize("custom_id", ["POST", "url", ":", ", ", "custom_id", URL, "~", "a\\b", 'a"b', "é"])
+def test_ids_that_look_like_other_parts_of_the_line(custom_id: str) -> None:
+    others = [f"{custom_id}{number}" for number in range(3)]
+    for ids in ([custom_id, *others], [*others, custom_id]):
+        for form in (
+            '{{"x": "~", {id}, {url}, {body}}}',
+            "{{{id}, {method}, {url}, {body}}}",
+            "{{{method}, {url}, {id}, {body}}}",
+        ):
+            data = "\n".join(
+                form.format(
+                    id=f'"custom_id": {json.dumps(name)}',
+                    method='"method": "POST"',
+                    url=f'"url": {json.dumps(URL)}',
+                    body='"body": {}',
+                )
+                for name in ids
+            )
+            assert [row.custom_id for row in parse(data.encode()).rows] == ids
+
+
+def test_a_shape_is_only_expected_where_it_fits() -> None:
+    """Every line is like the one before but for a key that changes, then for the url."""
+    lines = [request(f"a{n}", extra=n // 2) for n in range(10)]
+    lines += [request(f"b{n}", url=f"/v1/{n // 3}") for n in range(10)]
+    rows, lanes = parse(b"".join(lines))
+    assert [row.line for row in rows] == list(range(1, 21))
+    assert [(lane.endpoint, lane.total) for lane in lanes] == [
+        (URL, 10),
+        ("/v1/0", 3),
+        ("/v1/1", 3),
+        ("/v1/2", 3),
+        ("/v1/3", 1),
+    ]
 
 
 @st.composite
@@ -483,12 +519,12 @@ def test_a_line_is_judged_alike_alone_and_among_lines_of_its_shape(lines: list[b
             alone[number] = parse(line, limits=limits).rows[0].body
         except IntakeRefused as error:
             alone[number] = error.bad_lines[0].reason
-    # An untouched line first, so that its shape is expected of all the others.
-    data = b"\n".join([request("id").rstrip(b"\n"), *lines])
+    # Two untouched lines first, so that their shape is expected of all the others.
+    data = request("y") + request("z") + b"\n".join(lines)
     try:
-        together = {row.line - 1: row.body for row in parse(data, limits=limits).rows[1:]}
+        together = {row.line - 2: row.body for row in parse(data, limits=limits).rows[2:]}
     except IntakeRefused as error:
-        refused = {bad.line - 1: bad.reason for bad in error.bad_lines if bad.code != "duplicate_custom_id"}
+        refused = {bad.line - 2: bad.reason for bad in error.bad_lines if bad.code != "duplicate_custom_id"}
         assert refused == {number: found for number, found in alone.items() if isinstance(found, str)}
     else:
         assert together == alone

@@ -23,7 +23,8 @@ from penstock.intake.refusal import BadLine, IntakeRefused
 from penstock.intake.unique import UniqueIds
 
 DEFAULT_ROUTE: Final = "default"
-_MAX_INT4 = 2**31 - 1
+_MAX_LINE = 2**31 - 2**28
+"""Line numbers are int4; the rest is room for the lines of one more block."""
 _BOM = b"\xef\xbb\xbf"
 
 # One row of penstock.templates as COPY reads it: a count of fields, then each as length and bytes.
@@ -38,8 +39,8 @@ _MAX_DIGITS = 4300
 _DIGIT_STRIDE = 256
 _DIGITS_SAMPLED = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS // _DIGIT_STRIDE))
 
-# What a custom_id may consist of to mean itself in JSON and stand nowhere between its strings.
-_PLAIN = rb"[A-Za-z0-9_./@#+-]"
+_PLAIN = rb"[ !#-\[\]-~]"
+"""What means itself in a JSON string: printable ASCII but quote and backslash."""
 _CLOSE = ord("}")
 _NOT_DECODED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -98,6 +99,7 @@ class _Shape(NamedTuple):
     same shape differs in custom_id and body alone, and need not be decoded but for its body.
     """
 
+    before_id: bytes
     find: Callable[[bytes], list[tuple[bytes, bytes]]]
     """The custom_id and body of every line of this shape in a block."""
     other_bytes: int
@@ -105,7 +107,8 @@ class _Shape(NamedTuple):
     url: str
 
 
-_NO_SHAPE = _Shape(lambda _: [], 0, "")
+_NO_SHAPE = _Shape(b"", lambda _: [], 0, "")
+_MAX_HEAD_BYTES = 2048
 
 
 class _Found(NamedTuple):
@@ -132,6 +135,7 @@ class JsonlParser:
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._unique = UniqueIds()
         self._shape = _NO_SHAPE
+        self._last_head: tuple[bytes, bytes] | None = None
         self._bad: list[BadLine] = []
         self._held: list[bytes] = []
         """Pieces of the line that has not ended yet."""
@@ -192,7 +196,7 @@ class JsonlParser:
         if not self._started:
             self._started = True
             block = block.removeprefix(_BOM)
-        if b"\r" in block:
+        if b"\r" in block:  # of line ends: a bare one is no part of a valid line
             block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
         return block
 
@@ -219,6 +223,8 @@ class JsonlParser:
         Nearly all lines come this way: what is done here is what intake costs.
         """
         shape, lanes = self._shape, self._lanes
+        if not block.startswith(shape.before_id):
+            return False
         found = shape.find(block)
         new_ids, bodies = [custom_id for custom_id, _ in found], [body for _, body in found]
         size = sum(map(len, new_ids)) + sum(map(len, bodies)) + len(found) * shape.other_bytes - 1
@@ -230,14 +236,8 @@ class JsonlParser:
         except (KeyError, *_NOT_DECODED):
             return False
         ids += new_ids
-        number = self._line
-        for custom_id, body, lane in zip(new_ids, bodies, body_lanes, strict=True):
-            number += 1
-            length = len(custom_id)
-            start = _row_starts[length]
-            rows += (start(lane.row_start, lane.total, 4, number, length, custom_id, _NULL, len(body)), body)
-            lane.total += 1
-        self._line = number
+        _pack_rows(rows, self._line, new_ids, bodies, body_lanes)
+        self._line += len(found)
         return True
 
     def _are_unusual(self, bodies: list[bytes]) -> bool:
@@ -253,29 +253,26 @@ class JsonlParser:
         )
 
     def _take_closely(self, line: bytes, ids: list[bytes], rows: list[bytes]) -> None:
-        self._line += 1
-        custom_id, lane, body = self._look_closely(self._line, line)
+        custom_id, lane, body = self._look_closely(self._line + 1, line)
         ids.append(custom_id)
         if lane is not None:
-            length = len(custom_id)
-            start = _row_starts[length]
-            rows += (start(lane.row_start, lane.total, 4, self._line, length, custom_id, _NULL, len(body)), body)
-            lane.total += 1
+            _pack_rows(rows, self._line, [custom_id], [body], [lane])
+        self._line += 1
 
     def _pass_on(self, rows: list[bytes]) -> None:
         count = len(rows) // _PIECES_PER_ROW
         self.requests += count
-        if self.requests > self._limits.max_lines or self._line > _MAX_INT4:
+        if self.requests > self._limits.max_lines or self._line > _MAX_LINE:
+            found = f"{self._limits.max_lines:,} requests (max_lines)"
+            found = found if self._line <= _MAX_LINE else f"{_MAX_LINE:,} lines"
             raise IntakeRefused(
-                f"{self._name}: more than {min(self._limits.max_lines, _MAX_INT4):,} requests (max_lines)",
-                code="too_many_tasks",
-                hint="Split the file, or raise max_lines.",
+                f"{self._name}: more than {found}", code="too_many_tasks", hint="Split the file into several."
             )
         if count and not self._bad:
             self._sink(b"".join(rows), count)
 
     def _look_closely(self, number: int, line: bytes) -> _Found:
-        """Decide on a line of any shape. The line's own becomes the one that is expected next."""
+        """Decide on a line of any shape."""
         if self.hopeless or explain.is_blank(line):
             return _NOTHING
         try:
@@ -293,23 +290,34 @@ class JsonlParser:
         if isinstance(lane, Fault):
             return self._note(number, lane, request.custom_id)
         found = _Found(request.custom_id.encode(), lane, bytes(request.body))
-        self._shape = self._shape_of(line, found, request.url) or self._shape
+        self._learn_shape(line, found, request.url)
         return found
 
-    def _shape_of(self, line: bytes, found: _Found, url: str) -> _Shape | None:
-        """The shape of a good line, if it has one: the body last, no escapes, and the id only once."""
+    def _learn_shape(self, line: bytes, found: _Found, url: str) -> None:
+        """Expect the shape of a good line of the next ones, if the body comes last."""
         head, quoted = line[: -len(found.body) - 1], b'"%b"' % found.custom_id
         if (
-            not line.endswith(found.body + b"}")
+            len(head) > _MAX_HEAD_BYTES
+            or not line.endswith(found.body + b"}")
             or not re.fullmatch(_PLAIN + b"+", found.custom_id)
-            or b"\\" in head
-            or head.count(quoted) != 1
         ):
-            return None
-        before_id, _, after_id = (re.escape(part) for part in head.partition(quoted))
+            return
+        before_id, _, after_id = head.partition(quoted)
+        # Compiling a pattern takes as long as a hundred lines: it must have been seen twice in a row.
+        if (before_id, after_id) != self._last_head:
+            self._last_head = before_id, after_id
+            return
+        # The same text may stand elsewhere in the head: another one in its place must be the new id.
+        try:
+            other = _decode_line(before_id + b'"%b~"' % found.custom_id + after_id + b"{}}")
+        except _NOT_DECODED:
+            return
+        if other.custom_id.encode() != found.custom_id + b"~" or other.url != url:
+            return
         longest_id = b"%d" % self._limits.max_custom_id_chars
-        pattern = b'^%b"(%b{1,%b})"%b(\\{.*)\\}$' % (before_id, _PLAIN, longest_id, after_id)
-        return _Shape(re.compile(pattern, re.MULTILINE).findall, len(head) - len(found.custom_id) + 2, url)
+        pattern = b'^%b"(%b{1,%b})"%b(\\{.*)\\}$' % (re.escape(before_id), _PLAIN, longest_id, re.escape(after_id))
+        find = re.compile(pattern, re.MULTILINE).findall
+        self._shape = _Shape(before_id, find, len(head) - len(found.custom_id) + 2, url)
 
     def _lane_of(self, url: str, model: str) -> _Lane | Fault:
         lane = self._lanes.get((url, model))
@@ -346,6 +354,16 @@ class JsonlParser:
                 code="empty_file",
                 hint="Expected one JSON object per line, with custom_id, url and body.",
             )
+
+
+def _pack_rows(rows: list[bytes], line: int, ids: list[bytes], bodies: list[bytes], lanes: list[_Lane]) -> None:
+    """Add the rows of the lines after `line`, each at the end of its lane."""
+    for custom_id, body, lane in zip(ids, bodies, lanes, strict=True):
+        line += 1
+        length = len(custom_id)
+        pack_start = _row_starts[length]
+        rows += (pack_start(lane.row_start, lane.total, 4, line, length, custom_id, _NULL, len(body)), body)
+        lane.total += 1
 
 
 def _has_long_number(text: bytes) -> bool:
