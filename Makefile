@@ -16,12 +16,12 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r bootstrap.lock
-	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes bootstrap.lock requirements.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@$(BIN)/uv pip sync --quiet --system-certs --python $(BIN)/python --require-hashes bootstrap.lock requirements.lock
+	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
 lock: ## refresh requirements.lock from pyproject.toml
-	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev pyproject.toml -o requirements.lock --python-version 3.11
+	@$(BIN)/uv pip compile --quiet --system-certs --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev pyproject.toml -o requirements.lock --python-version 3.11
 
 demo: setup ## run 2,000 requests against a mock upstream and look at the result
 	@$(BIN)/python examples/demo.py
