@@ -93,5 +93,10 @@ class Worker:
         return self._shift.buffer.trouble or self._shift.trouble
 
     @property
+    def in_flight(self) -> int:
+        """Calls that have begun and not ended."""
+        return self._dispatcher.in_flight
+
+    @property
     def buffer(self) -> SettleBuffer:
         return self._shift.buffer

@@ -40,6 +40,10 @@ class Fleet(Protocol):
     def trouble(self) -> str:
         """What the workers struggle with, for the display."""
 
+    @property
+    def in_flight(self) -> int | None:
+        """Calls that have begun and not ended; None if only the worker processes know."""
+
     def stop(self) -> None:
         """Let calls in flight end, then leave."""
 
@@ -75,6 +79,10 @@ class Solo:
     @property
     def trouble(self) -> str:
         return self._worker.trouble
+
+    @property
+    def in_flight(self) -> int | None:
+        return self._worker.in_flight
 
     def stop(self) -> None:
         if not self._worker.stopping:
@@ -162,6 +170,10 @@ class Crew:
     @property
     def trouble(self) -> str:
         return f"{self._restarts} worker restarts" if self._restarts else ""
+
+    @property
+    def in_flight(self) -> int | None:
+        return None
 
     def stop(self) -> None:
         self._stopping = True

@@ -89,14 +89,14 @@ class Display:
         rate = self._rate.observe(done)
         self._show(name, done, total, f"{done:,} {unit}  {rate:,.0f}/s")
 
-    def counts(self, counts: Counts, note: str) -> None:
+    def counts(self, counts: Counts, in_flight: int | None, note: str) -> None:
         """Progress of the calls."""
         rate = self._rate.observe(counts.settled)
         left = counts.total - counts.settled
         figures = [f"{counts.settled:,}/{counts.total:,}", f"{rate:,.0f}/s"]
         if rate > 0 and left:
             figures.append(f"ETA {duration(left / rate)}")
-        figures.append(f"{counts.in_flight:,} leased")
+        figures.append(f"{counts.in_flight if in_flight is None else in_flight:,} in flight")
         if counts.retried:
             figures.append(f"{counts.retried:,} retried")
         failed = counts.failed + counts.not_found

@@ -280,7 +280,7 @@ class _Run:
                     return
                 if waits and not note:
                     note = f"waiting: {waits[0].code}"
-                self._display.counts(status.counts, note)
+                self._display.counts(status.counts, fleet.in_flight, note)
             if self._interrupted.is_set():
                 fleet.stop()
             await fleet.wait(_LOOK_EVERY_S)
