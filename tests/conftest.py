@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from tests.support.pooler import pooled
 
 from penstock.db import embedded
 from penstock.db.migrate import migrate
@@ -16,6 +17,21 @@ from penstock.db.migrate import migrate
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
 _names = (f"t{number}" for number in count())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--server",
+        choices=["18", "15", "pooled"],
+        action="append",
+        help="kinds of server to run on (default: 18 and 15); pooled is 18 behind PgBouncer in transaction mode",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server_kind" in metafunc.fixturenames:
+        kinds = metafunc.config.getoption("--server") or ["18", "15"]
+        metafunc.parametrize("server_kind", kinds, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -36,28 +52,42 @@ def _served(data_dir: Path, bin_dir: Path | None) -> Iterator[str]:
         yield server.conninfo
 
 
-@pytest.fixture(params=["18", "15"])
-def server(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="session")
+def pooler(server_18: str) -> Iterator[str]:
+    """PgBouncer in front of the embedded server: its conninfo, without a database."""
+    with pooled(server_18) as conninfo:
+        yield conninfo
+
+
+@pytest.fixture
+def server_kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, server_kind: str) -> str:
     """A server's conninfo: once the embedded PostgreSQL 18, once Debian's 15."""
-    conninfo: str = request.getfixturevalue(f"server_{request.param}")
+    conninfo: str = request.getfixturevalue("server_18" if server_kind == "pooled" else f"server_{server_kind}")
     return conninfo
 
 
 @pytest.fixture
-def database(server: str) -> Iterator[str]:
+def database(request: pytest.FixtureRequest, server: str, server_kind: str) -> Iterator[str]:
     """The conninfo of a database of the test's own, migrated; on each kind of server."""
-    yield from _fresh(server)
+    way: str = request.getfixturevalue("pooler") if server_kind == "pooled" else server
+    yield from _fresh(server, way)
 
 
 @pytest.fixture
 def database_18(server_18: str) -> Iterator[str]:
     """The same on the embedded server alone, for tests that do not depend on the kind."""
-    yield from _fresh(server_18)
+    yield from _fresh(server_18, server_18)
 
 
-def _fresh(server: str) -> Iterator[str]:
+def _fresh(server: str, way: str) -> Iterator[str]:
     name = next(_names)
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE template_penstock")
-        yield make_conninfo(server, dbname=name)
+        yield make_conninfo(way, dbname=name)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 @contextlib.asynccontextmanager
 async def connected(conninfo: str) -> AsyncIterator[Connection]:
-    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
         arrays.register(connection)
         yield connection
 

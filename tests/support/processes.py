@@ -11,6 +11,7 @@ Signals go only to processes started here. Until the end nobody is reaped, so th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -170,5 +171,6 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._all:
-            process.end()
+        with contextlib.ExitStack() as ends:  # one that will not end keeps nobody else
+            for process in self._all:
+                ends.callback(process.end)

@@ -83,12 +83,9 @@ class Heart:
 
     def _beat_while(self, connection: psycopg.Connection) -> None:
         interval_s = self._limits.heartbeat_interval_s
-        # A check-in that hangs is as good as none: end it in time to try another.
-        connection.execute("SELECT set_config('statement_timeout', %s, false)", [f"{int(interval_s * 1000)}ms"])
         while True:
             began = monotonic()
-            parameters = {"id": self._worker_id, "draining": self._draining, "now": None}
-            if connection.execute(_SQL["heartbeat_if_known"], parameters).fetchone() is None:
+            if not self._check_in(connection):
                 self.declared_dead = True
                 self._announce()
                 return
@@ -96,6 +93,15 @@ class Heart:
             self._announce()
             if self._stopped.wait(interval_s * random.uniform(0.9, 1)):  # noqa: S311 -- jitter
                 return
+
+    def _check_in(self, connection: psycopg.Connection) -> bool:
+        timeout = f"{int(self._limits.heartbeat_interval_s * 1000)}ms"
+        with connection.transaction():
+            # A check-in that hangs is as good as none: end it in time to try another. For this transaction alone,
+            # since behind a pooler the session is somebody else's the next moment.
+            connection.execute("SELECT set_config('statement_timeout', %s, true)", [timeout])
+            parameters = {"id": self._worker_id, "draining": self._draining, "now": None}
+            return connection.execute(_SQL["heartbeat_if_known"], parameters).fetchone() is not None
 
     def _announce(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it

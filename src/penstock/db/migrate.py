@@ -74,7 +74,7 @@ def available() -> list[Migration]:
 
 def standing(conninfo: str) -> Standing:
     """Compare the database with this version's migrations, changing nothing."""
-    with psycopg.connect(conninfo, autocommit=True) as connection:
+    with _connect(conninfo) as connection:
         known = connection.execute("SELECT to_regclass('penstock.migrations')").fetchone()
         rows = {}
         if known is not None and known[0] is not None:
@@ -84,9 +84,11 @@ def standing(conninfo: str) -> Standing:
 
 def migrate(conninfo: str, *, on_step: Callable[[Migration], None] = lambda _: None) -> list[Migration]:
     """Bring the database up to this version. Safe to run from many processes at once, and again after a kill."""
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        # A session lock on a connection of its own: it is gone with the process that held it.
-        connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK_KEY])
+    with _connect(conninfo) as lock, _connect(conninfo) as connection:
+        # Held by a transaction that stays open meanwhile, on a connection of its own. A lock of the session would
+        # outlive us behind a pooler, which keeps the session.
+        lock.autocommit = False
+        lock.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
         _bootstrap(connection)
         found = _compare(_applied(connection))
         if found.unknown:
@@ -98,6 +100,10 @@ def migrate(conninfo: str, *, on_step: Callable[[Migration], None] = lambda _: N
             on_step(migration)
             _apply(connection, migration)
         return found.missing
+
+
+def _connect(conninfo: str) -> psycopg.Connection:
+    return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
 
 
 def _bootstrap(connection: psycopg.Connection) -> None:

@@ -167,7 +167,7 @@ def _remove_abandoned(path: Path) -> None:
 
 def _lines(conninfo: str, batch_id: UUID, state: BatchState) -> Iterator[tuple[bool, bytes]]:
     """(belongs in the output, line) in input order."""
-    with psycopg.connect(conninfo) as connection:
+    with psycopg.connect(conninfo, prepare_threshold=None) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         lanes = connection.execute(_SQL["list_lanes"], {"batch": batch_id}).fetchall()
