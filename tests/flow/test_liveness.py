@@ -58,6 +58,8 @@ def test_what_a_silent_worker_held_runs_again_at_once(database: str) -> None:
         assert (await lose(connection, 29)).leases == 0
         lost = await lose(connection, 31)
         assert (lost.leases, lost.ordinals, lost.given_up) == (1, 4, [])
+        noted = "SELECT worker_id, ordinals::text, reclaims FROM penstock.reclaims"
+        assert await one(connection, noted) == (dead, "{[0,4)}", 1)
         again = await take(connection, await registered(connection), 4, NOW + timedelta(seconds=31))
         assert [(lease.ranges, lease.attempt, lease.reclaims) for lease in again] == [(((0, 4),), 1, 1)]
         assert await one(connection, "SELECT count(*) FROM penstock.workers WHERE id = %s", [dead]) == (0,)

@@ -100,7 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.db.execute(
                 "TRUNCATE penstock.files, penstock.file_lanes, penstock.templates, penstock.batches,"
                 " penstock.lanes, penstock.leases, penstock.deferrals, penstock.outcomes, penstock.attempts,"
-                " penstock.progress, penstock.workers, penstock.gates"
+                " penstock.reclaims, penstock.progress, penstock.workers, penstock.gates"
             )
         )
 

@@ -27,7 +27,7 @@ LEASED = 100
 
 TABLES = (
     *("files", "file_lanes", "templates", "batches", "lanes", "leases"),
-    *("deferrals", "outcomes", "attempts", "progress", "workers", "gates"),
+    *("deferrals", "outcomes", "attempts", "reclaims", "progress", "workers", "gates"),
 )
 
 _names = (f"plan{number}" for number in count())

@@ -267,6 +267,13 @@ WITH lost AS MATERIALIZED (
 fenced AS (
   DELETE FROM penstock.leases WHERE id = ANY (ARRAY(SELECT id FROM lost))
 ),
+noted AS (
+  INSERT INTO penstock.reclaims
+    (lane_id, lease_id, batch_id, worker_id, reclaimed_by, ordinals, attempt, reclaims, reclaimed_at)
+  SELECT lane_id, id, batch_id, worker_id, %(worker)s::uuid, ordinals, attempt, reclaims + 1,
+         coalesce(%(now)s::timestamptz, now())
+    FROM lost
+),
 piece AS (
   SELECT lost.*, CASE WHEN reclaims > 0 AND size > 1 THEN penstock.first_ordinals(ordinals, size / 2)
                       ELSE ordinals END AS head

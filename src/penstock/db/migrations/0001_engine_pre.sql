@@ -1,7 +1,7 @@
 -- The lane engine: files and their templates, batches and their lanes, leases, deferrals,
--- outcomes, attempts, progress, workers, gates.
+-- outcomes, attempts, reclaims, progress, workers, gates.
 --
--- Payload tables (templates, outcomes, attempts) are keyed by their source or lane and reference
+-- Payload and history tables (templates, outcomes, attempts, reclaims) are keyed by their source or lane and reference
 -- nothing, so that they can be distributed while the control tables stay on one node.
 
 CREATE TYPE penstock.outcome_state AS ENUM ('completed', 'failed', 'not_found', 'skipped');
@@ -252,6 +252,23 @@ CREATE TABLE penstock.attempts (
   PRIMARY KEY (lane_id, ordinal, id)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 1.0);
 CREATE TRIGGER attempts_are_append_only BEFORE UPDATE ON penstock.attempts
+  FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_update();
+
+-- Every lease that was taken back, and what it still held: with attempts, why an input was called more than once.
+CREATE TABLE penstock.reclaims (
+  lane_id       bigint NOT NULL,
+  id            bigint GENERATED ALWAYS AS IDENTITY,
+  lease_id      bigint NOT NULL,
+  batch_id      uuid NOT NULL,
+  worker_id     uuid NOT NULL,
+  reclaimed_by  uuid NOT NULL,
+  ordinals      int4multirange NOT NULL,
+  attempt       int4 NOT NULL,
+  reclaims      int4 NOT NULL,
+  reclaimed_at  timestamptz NOT NULL,
+  PRIMARY KEY (lane_id, id)
+);
+CREATE TRIGGER reclaims_are_append_only BEFORE UPDATE ON penstock.reclaims
   FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_update();
 
 -- Counters as deltas: each settle appends one row per batch it wrote to, folding sums them up.

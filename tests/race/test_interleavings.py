@@ -1,0 +1,326 @@
+"""Two and three of the engine's moves at once, in every order of their statements and commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from tests.support.engine import make_file
+from tests.support.interleave import Interleaver, Order, Play, Statement, interleaver, named, orders, orders_of_twins
+
+from penstock.claim import claim as claims
+from penstock.claim import liveness
+from penstock.config import LivenessLimits
+from penstock.db import sql
+from penstock.db.pool import Connection
+from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
+from penstock.settle.write import Changes, settle
+from penstock.work import batches
+
+CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
+WORK_SQL = sql.load("penstock.work", "work.sql")
+LIMITS = LivenessLimits(max_reclaims=99)
+DONE = Outcome(OutcomeState.COMPLETED, b"1", 200)
+ROUTES = ("model-0", "model-1")
+
+
+@dataclass
+class Scene:
+    """A batch with work in every place, and who holds what of it."""
+
+    pool: str
+    batch: UUID
+    holder: UUID = field(default_factory=uuid4)
+    claimer: UUID = field(default_factory=uuid4)
+    leases: list[Lease] = field(default_factory=list)
+
+    def held(self) -> list[tuple[Lease, int]]:
+        return [(lease, ordinal) for lease in self.leases for ordinal in claims.first_ordinals(lease.ranges, 99)]
+
+
+# -- the moves: each one statement, as the engine sends it
+
+
+async def take(connection: Connection, scene: Scene, worker: UUID, want: int = 99) -> list[Lease]:
+    wants = dict.fromkeys(ROUTES, want)
+    return await claims.claim(connection, pool=scene.pool, wants=wants, worker_id=worker, taper_floor=99)
+
+
+async def claim(connection: Connection, scene: Scene) -> int:
+    return len(await take(connection, scene, scene.claimer))
+
+
+async def complete(connection: Connection, scene: Scene) -> object:
+    rows = [(lease.id, ordinal, ordinal + 1, "c", DONE) for lease, ordinal in scene.held()]
+    return await settle(connection, scene.holder, Changes(outcomes=rows))
+
+
+async def retry(connection: Connection, scene: Scene) -> object:
+    rows = [(lease.id, ordinal, Again("code", "message", 0.0, True)) for lease, ordinal in scene.held()]
+    return await settle(connection, scene.holder, Changes(agains=rows))
+
+
+async def give_back(connection: Connection, scene: Scene) -> object:
+    changes = Changes()
+    for lease in scene.leases:
+        changes.give_back(lease, lease.ranges)
+    return await settle(connection, scene.holder, changes)
+
+
+async def reclaim(connection: Connection, scene: Scene) -> object:
+    return await liveness.reclaim(connection, scene.claimer, LIMITS, stuck_s=1e6, gone=[scene.holder])
+
+
+async def vouch(connection: Connection, scene: Scene) -> object:
+    return await liveness.report_progress(connection, scene.holder, [lease.id for lease in scene.leases])
+
+
+async def cancel(connection: Connection, scene: Scene) -> object:
+    return await batches.cancel(connection, scene.batch)
+
+
+async def pause(connection: Connection, scene: Scene) -> object:
+    return await batches.pause(connection, scene.batch)
+
+
+async def resume(connection: Connection, scene: Scene) -> object:
+    return await batches.resume(connection, scene.batch)
+
+
+async def _work(connection: Connection, statement: str, scene: Scene) -> bool:
+    parameters = {"id": scene.batch, "batch": scene.batch, "now": None, "limit": 100}
+    cursor = await connection.execute(WORK_SQL[statement], parameters)
+    return cursor.rowcount > 0
+
+
+async def finish_settled(connection: Connection, scene: Scene) -> object:
+    return await _work(connection, "finish_if_settled", scene)
+
+
+async def finish_drained(connection: Connection, scene: Scene) -> object:
+    return await _work(connection, "finish_if_drained", scene)
+
+
+async def fold(connection: Connection, scene: Scene) -> object:
+    return await _work(connection, "fold_progress", scene)
+
+
+async def hold_strays(connection: Connection, scene: Scene) -> object:
+    return await _work(connection, "hold_strays", scene)
+
+
+Move = Callable[[Connection, Scene], Awaitable[object]]
+SETTLES: tuple[Move, ...] = (complete, retry, give_back)
+STEERING: tuple[Move, ...] = (pause, resume, cancel)
+HOUSEKEEPING: tuple[Move, ...] = (reclaim, vouch, finish_settled, finish_drained, fold, hold_strays)
+EVERY: tuple[Move, ...] = (claim, *SETTLES, *STEERING, *HOUSEKEEPING)
+CLOSING = (pause, cancel)
+
+
+# -- the scenes
+
+
+async def running(connection: Connection, scene: Scene) -> None:
+    """Something leased, something deferred and due, something never claimed."""
+    scene.leases = await take(connection, scene, scene.holder, 2)
+    (extra,) = await take(connection, scene, scene.holder, 1)
+    back = Changes()
+    back.give_back(extra, extra.ranges)
+    await settle(connection, scene.holder, back)
+
+
+async def last_item(connection: Connection, scene: Scene) -> None:
+    """All but what is leased has its outcome."""
+    scene.leases = await take(connection, scene, scene.holder, 3)
+    await complete(connection, scene)
+    scene.leases = await take(connection, scene, scene.holder)
+
+
+async def paused(connection: Connection, scene: Scene) -> None:
+    """With one deferral that the pause held, and one written after it."""
+    await running(connection, scene)
+    await batches.pause(connection, scene.batch)
+    (lease,) = scene.leases
+    stray = Changes(agains=[(lease.id, 0, Again("code", "message", 0.0, True))])
+    await settle(connection, scene.holder, stray)
+
+
+async def cancelling(connection: Connection, scene: Scene) -> None:
+    await running(connection, scene)
+    await batches.cancel(connection, scene.batch)
+
+
+async def one_at_a_time(connection: Connection, scene: Scene) -> None:
+    """Lanes of width 1: settling frees their room, so it needs their rows, as steering does."""
+    await connection.execute("UPDATE penstock.lanes SET width = 1 WHERE batch_id = %s", [scene.batch])
+    scene.leases = await take(connection, scene, scene.holder)
+
+
+Setting = Callable[[Connection, Scene], Awaitable[None]]
+
+
+class Stage:
+    """Sets a scene, plays an order in it, and looks at what is left. Batches share their file: only work differs."""
+
+    def __init__(self, turns: Interleaver) -> None:
+        self._turns = turns
+        self.db = turns.observer
+        self._files: dict[tuple[int, ...], UUID] = {}
+        self.plays = 0
+        self.blocked: Counter[str] = Counter()
+
+    async def perform(self, setting: Setting, moves: Sequence[Move], order: Order) -> tuple[Scene, Play]:
+        scene = await self._set(setting)
+        names = [move.__name__ for move in moves]
+        try:
+            play = await self._turns.play(order, [_bound(move, scene) for move in moves])
+            self._note(names, play)
+            self._nothing_is_claimed_of_the_closed(setting, moves, play)
+            await self.check(scene)
+            await batches.tidy(self.db, scene.batch)
+            await self.check(scene, tidied=True)
+        except BaseException as error:
+            error.add_note(f"{setting.__name__}: {named(order, names)}")
+            raise
+        return scene, play
+
+    async def _set(self, setting: Setting) -> Scene:
+        # Reclaiming looks at every lease there is: those of earlier plays must be gone.
+        await self.db.execute("DELETE FROM penstock.leases")
+        totals = (2, 2) if setting is one_at_a_time else (4,)
+        if totals not in self._files:
+            self._files[totals] = await make_file(self.db, totals)
+        pool = f"play-{self.plays}"
+        self.plays += 1
+        batch = await batches.create_batch(self.db, file_id=self._files[totals], owner="local", pool=pool)
+        scene = Scene(pool, batch)
+        await setting(self.db, scene)
+        return scene
+
+    def _note(self, names: Sequence[str], play: Play) -> None:
+        for number, name in enumerate(names):
+            if play.was_blocked(number):
+                assert name != "claim", "a claim waits for nobody"
+                self.blocked[name] += 1
+
+    def _nothing_is_claimed_of_the_closed(self, setting: Setting, moves: Sequence[Move], play: Play) -> None:
+        opened = [n for n, move in enumerate(moves) if move is resume and play.answers[n]]
+        for number, move in enumerate(moves):
+            if move is not claim or not play.answers[number] or opened:
+                continue
+            assert setting not in (paused, cancelling)
+            for other, closing in enumerate(moves):
+                if closing in CLOSING and play.answers[other]:
+                    assert play.at("commit", other) > play.at("start", number), "claimed after the close had committed"
+
+    async def check(self, scene: Scene, *, tidied: bool = False) -> BatchState:
+        """What holds after every order of everything."""
+        status = await batches.read_status(self.db, scene.batch)
+        places = await self._places(scene)
+        _each_ordinal_in_one_place(places, dropped=status.state is BatchState.CANCELLED)
+        await self._figures_are_exact(scene, status, places)
+        _lanes_follow_the_batch(places, status.state)
+        if tidied and not status.state.terminal:
+            wrong = [place["misheld"] for place in places]
+            assert not any(wrong), f"deferrals that no claim will find, or should not: {wrong}"
+        return status.state
+
+    async def _places(self, scene: Scene) -> list[dict[str, Any]]:
+        cursor = await self.db.execute(PLACES, [scene.batch])
+        assert cursor.description is not None
+        names = [column.name for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+
+    async def _figures_are_exact(self, scene: Scene, status: batches.Status, places: list[dict[str, Any]]) -> None:
+        counts = status.counts
+        assert counts.completed == counts.settled == sum(len(place["settled"]) for place in places)
+        assert counts.in_flight == sum(len(place["leased"]) for place in places)
+        assert counts.retried == sum(place["retried"] for place in places)
+        assert counts.settled + counts.in_flight + counts.pending + counts.cancelled == counts.total
+        assert min(counts.pending, counts.cancelled) == 0
+        if status.state is BatchState.COMPLETED:
+            assert counts.settled == counts.total
+        if status.state is BatchState.CANCELLED:
+            assert counts.in_flight == sum(len(place["deferred"]) for place in places) == 0
+
+    async def work_off(self, scene: Scene) -> BatchState:
+        """The rest of the batch's life, by a worker that lives: whatever happened, it comes to an end."""
+        worker = uuid4()
+        await batches.resume(self.db, scene.batch)
+        for _ in range(4):
+            gone = [scene.holder, scene.claimer]
+            await liveness.reclaim(self.db, worker, LIMITS, stuck_s=1e6, gone=gone)
+            await batches.tidy(self.db, scene.batch)
+            mine = Scene(scene.pool, scene.batch, worker, leases=await take(self.db, scene, worker))
+            # The others are not registered, so what this worker claims must be settled before the next reclaim.
+            await complete(self.db, mine)
+            await batches.finish(self.db, scene.batch)
+            state = await self.check(scene, tidied=True)
+            if state.terminal:
+                return state
+        raise AssertionError("this batch never ends")
+
+
+PLACES = """
+SELECT l.next, l.total, l.width, l.busy, l.open,
+       ARRAY(SELECT generate_series(lower(r), upper(r) - 1) FROM penstock.leases x, unnest(x.ordinals) r
+              WHERE x.lane_id = l.id) AS leased,
+       ARRAY(SELECT generate_series(lower(r), upper(r) - 1) FROM penstock.deferrals x, unnest(x.ordinals) r
+              WHERE x.lane_id = l.id) AS deferred,
+       ARRAY(SELECT ordinal FROM penstock.outcomes x WHERE x.lane_id = l.id) AS settled,
+       (SELECT count(*) FROM penstock.deferrals x WHERE x.lane_id = l.id AND x.held = l.open) AS misheld,
+       (SELECT count(*) FROM penstock.attempts x WHERE x.lane_id = l.id) AS retried
+  FROM penstock.lanes l
+ WHERE l.batch_id = %s
+"""
+
+
+def _bound(move: Move, scene: Scene) -> Statement:
+    return lambda connection: move(connection, scene)
+
+
+def _each_ordinal_in_one_place(places: list[dict[str, Any]], *, dropped: bool) -> None:
+    for place in places:
+        everywhere = place["leased"] + place["deferred"] + place["settled"]
+        everywhere += range(place["next"], place["total"])
+        assert len(everywhere) == len(set(everywhere)), place
+        assert dropped or len(everywhere) == place["total"], place
+        if place["width"] is not None and not dropped:
+            assert place["busy"] == len(place["leased"]) + len(place["deferred"]) <= place["width"], place
+
+
+def _lanes_follow_the_batch(places: list[dict[str, Any]], state: BatchState) -> None:
+    opened = {place["open"] for place in places}
+    if state is BatchState.IN_PROGRESS:
+        assert opened == {True}
+    if state in (BatchState.PAUSED, BatchState.CANCELLING, BatchState.CANCELLED):
+        assert opened == {False}
+
+
+def on_stage(conninfo: str, sessions: int, body: Callable[[Stage], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with interleaver(conninfo, sessions) as turns:
+            await body(Stage(turns))
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [running, last_item, paused, cancelling, one_at_a_time])
+def test_any_two_moves_in_any_order(database_18: str, setting: Setting) -> None:
+    async def body(stage: Stage) -> None:
+        for first, second in combinations(EVERY, 2):
+            for order in orders(2):
+                await stage.perform(setting, (first, second), order)
+        for move in EVERY:
+            for order in orders_of_twins():
+                await stage.perform(setting, (move, move), order)
+        assert stage.blocked, "some of these wait for one another, or nothing was tested"
+
+    on_stage(database_18, 2, body)
