@@ -42,8 +42,8 @@ class IntakeLimits:
     max_nesting: int = _knob(128, 4, 512, "deepest JSON nesting in a line")
     max_reported_lines: int = _knob(20, 1, 1000, "bad lines listed before giving up")
     max_compression_ratio: int = _knob(1_000, 2, 100_000, "largest expansion of a .gz or .zst input")
-    copy_batch_rows: int = _knob(5_000, 1, 100_000, "rows per COPY")
-    copy_batch_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "bytes per COPY")
+    copy_batch_rows: int = _knob(50_000, 1, 1_000_000, "rows per COPY, which is one transaction")
+    copy_batch_bytes: int = _knob(32 * MIB, KIB, 256 * MIB, "bytes per COPY; they are streamed, not held")
 
 
 @dataclass(frozen=True, slots=True)

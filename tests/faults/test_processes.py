@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+from tests.support.history import digest_of
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.processes import Process
 from tests.support.proxy_link import Trigger
+from tests.support.upstream import UpstreamProcess
 from tests.support.wait import wait_until
 from tests.support.workbench import (
     CLAIM,
@@ -21,10 +25,15 @@ from tests.support.workbench import (
     SETTLE,
     Bench,
     calls_of,
+    farewell,
     in_flight,
     leave,
+    taking,
+    until_said,
     workbench,
 )
+
+from penstock.mock import Behaviour
 
 LINES = 60
 
@@ -95,3 +104,106 @@ class TestKilledAtAStep:
             assert bench.calls() == LINES + lost
             after = bench.outcomes()
             assert {key: after[key] for key in before} == before
+
+
+# Short enough to wait for, long enough that a busy machine does not look like a dead worker.
+QUICK_LIVENESS = {"heartbeat_interval_s": 0.2, "heartbeat_grace_s": 2}
+
+
+class TestZombie:
+    """R2: a worker is stopped for longer than the grace and continued when others have its work."""
+
+    def stopped(self, bench: Bench) -> Process:
+        """A worker that stands still with its calls in flight; their answers come while it does."""
+        late = bench.upstream("late", taking(1))
+        worker = bench.worker("zombie", late, QUICK_LIVENESS)
+        wait_until(lambda: in_flight(late) == CONCURRENCY, DEADLINE_S)
+        worker.stop()
+        assert bench.ask("SELECT count(*) FROM penstock.outcomes") == 0
+        return worker
+
+    def until_reborn(self, bench: Bench, worker: Process, old: set[UUID]) -> None:
+        until_said(worker, "going on under a new identity")
+        wait_until(lambda: bench.worker_ids(worker) - old, DEADLINE_S)
+
+    def test_wakes_when_everything_is_done(self, tmp_path: Path, database_18: str) -> None:
+        with workbench(tmp_path, database_18, lines=LINES) as bench:
+            zombie = self.stopped(bench)
+            old = bench.worker_ids(zombie)
+            second = bench.worker("second", bench.upstream("prompt"), QUICK_LIVENESS)
+            bench.until_completed()
+            bench.until("SELECT (count(*) = 1)::int FROM penstock.workers")
+            before = bench.outcomes()
+            zombie.cont()
+            self.until_reborn(bench, zombie, old)
+            assert leave(zombie)["lost"] == 1
+            leave(second)
+            assert bench.outcomes() == before
+            bench.check()
+            assert bench.calls() == LINES + CONCURRENCY
+
+    def test_wakes_when_others_are_at_its_work(self, tmp_path: Path, database_18: str) -> None:
+        with workbench(tmp_path, database_18, lines=2 * CONCURRENCY) as bench:
+            zombie = self.stopped(bench)
+            old = bench.worker_ids(zombie)
+            slow = bench.upstream("slow", taking(1.5))
+            second = bench.worker("second", slow, {**QUICK_LIVENESS, "concurrency": 2 * CONCURRENCY})
+            wait_until(lambda: in_flight(slow) == 2 * CONCURRENCY, DEADLINE_S)
+            zombie.cont()
+            self.until_reborn(bench, zombie, old)
+            bench.until_completed()
+            leave(zombie)
+            leave(second)
+            bench.check()
+            theirs = bench.sent(slow)
+            assert all(digest_of(response) in theirs[key] for key, response in bench.outcomes().items())
+            assert bench.calls() == 3 * CONCURRENCY
+
+
+class TestStopped:
+    """R18: SIGTERM under load. Nothing is left for others to find out: no lease, no worker, no charge."""
+
+    def loaded(self, bench: Bench, behaviour: Behaviour, drain_timeout_s: float = 30) -> tuple[Process, UpstreamProcess]:
+        """A worker with all its calls in flight and as many items waiting, so that it asks for no more."""
+        upstream = bench.upstream("first-upstream", behaviour)
+        worker = bench.worker("first", upstream, {"drain_timeout_s": drain_timeout_s})
+        wait_until(lambda: calls_of(upstream) == CONCURRENCY, DEADLINE_S)
+        bench.until(f"SELECT (sum(size) = {2 * CONCURRENCY})::int FROM penstock.leases")
+        return worker, upstream
+
+    def check_left_tidy(self, bench: Bench, done: int) -> None:
+        assert bench.ask("SELECT count(*) FROM penstock.outcomes") == done
+        assert bench.ask("SELECT sum(size) FROM penstock.deferrals") == 2 * CONCURRENCY - done
+        assert bench.ask("SELECT count(*) FROM penstock.deferrals WHERE reason <> 'given_back' OR attempt > 1") == 0
+        for table in ("leases", "workers", "attempts"):
+            assert bench.ask(f"SELECT count(*) FROM penstock.{table}") == 0, table
+
+    def test_its_calls_end_and_are_recorded(self, tmp_path: Path, database_18: str) -> None:
+        with workbench(tmp_path, database_18, lines=LINES) as bench:
+            worker, upstream = self.loaded(bench, taking(1))
+            said = leave(worker)
+            assert (said["outcomes"], said["given_back"], said["fenced"]) == (CONCURRENCY, CONCURRENCY, 0)
+            assert calls_of(upstream) == CONCURRENCY
+            self.check_left_tidy(bench, CONCURRENCY)
+            finish_with_another(bench)
+            assert bench.calls() == LINES
+
+    def test_calls_that_do_not_end_are_cut_at_the_drain_timeout(self, tmp_path: Path, database_18: str) -> None:
+        with workbench(tmp_path, database_18, lines=LINES) as bench:
+            worker, upstream = self.loaded(bench, HELD, 0.5)
+            leave(worker, 15)
+            assert calls_of(upstream) == CONCURRENCY
+            self.check_left_tidy(bench, 0)
+
+    def test_twice_it_waits_for_nothing(self, tmp_path: Path, database_18: str) -> None:
+        with workbench(tmp_path, database_18, lines=LINES) as bench:
+            worker, upstream = self.loaded(bench, HELD, 600)
+            for times in (1, 2):
+                worker.terminate()
+                # Two signals that are pending at once would be one.
+                until_said(worker, "told to stop", times)
+            farewell(worker, 15)
+            assert calls_of(upstream) == CONCURRENCY
+            self.check_left_tidy(bench, 0)
+            finish_with_another(bench)
+            assert bench.calls() == LINES + CONCURRENCY

@@ -99,6 +99,10 @@ async def _work(connection: Connection, statement: str, scene: Scene) -> bool:
     return cursor.rowcount > 0
 
 
+async def finish(connection: Connection, scene: Scene) -> object:
+    return await batches.finish(connection, scene.batch)
+
+
 async def finish_settled(connection: Connection, scene: Scene) -> object:
     return await _work(connection, "finish_if_settled", scene)
 
@@ -176,7 +180,7 @@ class Stage:
         self.blocked: Counter[str] = Counter()
 
     async def perform(self, setting: Setting, moves: Sequence[Move], order: Order) -> tuple[Scene, Play]:
-        scene = await self._set(setting)
+        scene = await self.scene(setting)
         names = [move.__name__ for move in moves]
         try:
             play = await self._turns.play(order, [_bound(move, scene) for move in moves])
@@ -190,7 +194,7 @@ class Stage:
             raise
         return scene, play
 
-    async def _set(self, setting: Setting) -> Scene:
+    async def scene(self, setting: Setting) -> Scene:
         # Reclaiming looks at every lease there is: those of earlier plays must be gone.
         await self.db.execute("DELETE FROM penstock.leases")
         totals = (2, 2) if setting is one_at_a_time else (4,)
@@ -202,6 +206,12 @@ class Stage:
         scene = Scene(pool, batch)
         await setting(self.db, scene)
         return scene
+
+    async def freely(self, moves: Sequence[Move], scene: Scene) -> None:
+        """Some moves one after the other, each its own transaction, beside whatever else goes on."""
+        async with self._turns.spare() as connection:
+            for move in moves:
+                await move(connection, scene)
 
     def _note(self, names: Sequence[str], play: Play) -> None:
         for number, name in enumerate(names):
@@ -324,3 +334,67 @@ def test_any_two_moves_in_any_order(database_18: str, setting: Setting) -> None:
         assert stage.blocked, "some of these wait for one another, or nothing was tested"
 
     on_stage(database_18, 2, body)
+
+
+TRIPLES: list[tuple[Setting, tuple[Move, Move, Move]]] = [
+    (running, (claim, cancel, complete)),
+    (cancelling, (reclaim, complete, finish_drained)),
+    (last_item, (complete, fold, finish_settled)),
+    (paused, (retry, resume, hold_strays)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("setting", "moves"), TRIPLES, ids=lambda value: getattr(value, "__name__", ""))
+def test_three_moves_in_any_order_and_the_batch_still_ends(
+    database_18: str, setting: Setting, moves: tuple[Move, Move, Move]
+) -> None:
+    async def body(stage: Stage) -> None:
+        for order in orders(3):
+            scene, play = await stage.perform(setting, moves, order)
+            cancelled = setting is cancelling or any(
+                answer for move, answer in zip(moves, play.answers, strict=True) if move is cancel
+            )
+            state = await stage.work_off(scene)
+            counts = (await batches.read_status(stage.db, scene.batch)).counts
+            assert state is (BatchState.CANCELLED if cancelled and counts.cancelled else BatchState.COMPLETED)
+
+    on_stage(database_18, 3, body)
+
+
+class TestCancelAgainstTheEnd:
+    """Completion wins if every input has its outcome by then; otherwise the batch is cancelled."""
+
+    async def ends_as(self, stage: Stage, scene: Scene) -> BatchState:
+        await batches.finish(stage.db, scene.batch)
+        state = await stage.check(scene)
+        before = await batches.read_status(stage.db, scene.batch)
+        assert not await batches.cancel(stage.db, scene.batch)
+        assert not await batches.finish(stage.db, scene.batch)
+        assert await batches.read_status(stage.db, scene.batch) == before
+        return state
+
+    def test_in_every_order_of_cancel_completion_and_finish(self, database: str) -> None:
+        async def body(stage: Stage) -> None:
+            for order in orders(3):
+                scene, _ = await stage.perform(last_item, (complete, cancel, finish_settled), order)
+                assert await self.ends_as(stage, scene) is BatchState.COMPLETED
+            for order in orders(2):
+                scene, _ = await stage.perform(last_item, (give_back, cancel), order)
+                assert await self.ends_as(stage, scene) is BatchState.CANCELLED
+                scene, _ = await stage.perform(running, (complete, cancel), order)
+                assert await self.ends_as(stage, scene) is BatchState.CANCELLED
+                assert (await batches.read_status(stage.db, scene.batch)).counts.completed == 2
+
+        on_stage(database, 3, body)
+
+    def test_truly_at_once(self, database: str) -> None:
+        async def body(stage: Stage) -> None:
+            seen: set[BatchState] = set()
+            for number in range(40):
+                scene = await stage.scene(last_item if number % 2 else running)
+                await asyncio.gather(*(stage.freely(mover, scene) for mover in ([complete, finish], [cancel, finish])))
+                seen.add(await self.ends_as(stage, scene))
+            assert seen == {BatchState.COMPLETED, BatchState.CANCELLED}
+
+        on_stage(database, 2, body)

@@ -64,8 +64,17 @@ class Interleaver:
     """Some connections that take turns, and one that watches them."""
 
     def __init__(self, connections: Sequence[Connection], observer: Connection) -> None:
-        self._connections = connections
+        self._connections = list(connections)
         self.observer = observer
+
+    @contextlib.asynccontextmanager
+    async def spare(self) -> AsyncIterator[Connection]:
+        """One of the connections for a while, each statement its own transaction."""
+        connection = self._connections.pop()
+        try:
+            yield connection
+        finally:
+            self._connections.append(connection)
 
     async def play(self, order: Order, statements: Sequence[Statement]) -> Play:
         sessions = [_Session(number, self._connections[number]) for number in range(len(statements))]

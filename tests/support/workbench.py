@@ -43,7 +43,8 @@ from penstock.worker import Worker
 
 DEADLINE_S = 60.0
 POOL = "test"
-CLAIM = r"INTO penstock\.leases"
+# Not the insert into leases: a reclaim has one too.
+CLAIM = r"\bask_lanes\b"
 SETTLE = r"INTO penstock\.outcomes"
 CONCURRENCY = 8
 SETTINGS: dict[str, object] = {
@@ -86,13 +87,18 @@ class Bench:
         return upstream
 
     def worker(
-        self, name: str, upstream: UpstreamProcess, *, conninfo: str | None = None, **settings: object
+        self,
+        name: str,
+        upstream: UpstreamProcess,
+        settings: Mapping[str, object] | None = None,
+        *,
+        conninfo: str | None = None,
     ) -> Process:
         order = {
             "name": name,
             "conninfo": conninfo or self.conninfo,
             "base_url": upstream.base_url,
-            "settings": {**SETTINGS, **settings},
+            "settings": {**SETTINGS, **(settings or {})},
         }
         command = [sys.executable, "-m", "tests.support.workbench", json.dumps(order)]
         return self._processes.start(name, command, cwd=_ROOT)
@@ -193,9 +199,9 @@ def until_said(process: Process, words: str, times: int = 1) -> None:
     """Until a process has logged some words so many times."""
 
     def said() -> bool:
-        assert process.alive, f"{process.name} ended with {process.exit_code}\n{process.tail()}"
         return process.log.read_text().count(words) >= times
 
+    said.__qualname__ = f"{process.name} said '{words}'"
     wait_until(said, DEADLINE_S)
 
 

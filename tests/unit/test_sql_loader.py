@@ -41,7 +41,7 @@ def test_there_is_sql_to_check() -> None:
 def test_every_statement_qualifies_its_tables(path: Path) -> None:
     import re
 
-    tables = "files|file_lanes|templates|batches|lanes|leases|deferrals|outcomes|attempts|reclaims|progress|workers|gates|migrations"
+    tables = "files|file_lanes|templates|batches|lanes|leases|deferrals|outcomes|attempts|reclaims|progress|workers"
     for statement in sql.parse(path.name, path.read_text("utf-8")):
         bare = re.findall(rf"(?:FROM|JOIN|INTO|UPDATE)\s+({tables})\b", statement.text.decode())
         assert not bare, f"{path.name}: {statement.name} names {bare} without its schema"

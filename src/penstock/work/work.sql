@@ -156,10 +156,11 @@ UPDATE penstock.lanes SET open = false
 RETURNING id
 
 -- name: hold_strays
--- Holds deferrals that were written while their batch was being paused or cancelled.
-UPDATE penstock.deferrals SET held = true
- WHERE batch_id = %(id)s AND NOT held
-   AND lane_id = ANY (ARRAY(SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND NOT open))
+-- Holds deferrals that were written while their batch was being paused or cancelled, and releases those that were held
+-- while it was being resumed: this very statement may do that, since it waits for nobody and believes its snapshot.
+UPDATE penstock.deferrals SET held = NOT held
+ WHERE batch_id = %(id)s
+   AND held <> (lane_id IN (SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND NOT open))
 
 -- name: list_unfinished
 -- Batches that have not ended, for the housekeeping round.
