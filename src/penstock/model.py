@@ -175,9 +175,5 @@ def batch_public_id(batch_id: UUID) -> str:
     return f"batch_{batch_id.hex}"
 
 
-def file_public_id(file_id: UUID) -> str:
-    return f"file-{file_id.hex}"
-
-
 def request_public_id(batch_id: UUID, line: int) -> str:
     return f"batch_req_{batch_id.hex}_{line}"

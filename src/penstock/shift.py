@@ -42,6 +42,7 @@ _ROUND_S = 1.0
 _HOSTAGE_S = 10.0
 # Retry-After arrives with every refused call; the database needs to hear of it a few times a second at most.
 _GATE_STEP_S = 0.25
+_CANCEL_AGAIN_S = 1.0
 
 
 class LostIdentityError(Exception):
@@ -67,6 +68,10 @@ class Shift:
         self._stopping = asyncio.Event()
         self._beat = asyncio.Event()
         self._claiming: asyncio.Task[list[Lease]] | None = None
+        self._leasing = asyncio.Lock()
+        """Held while leases come into being other than by a claim, so that none is taken for a forgotten one."""
+        self._condemned: set[int] = set()
+        """Leases of what is to be failed, until it is."""
         self._gated_until: dict[str, float] = {}
         self._gate_tasks: set[asyncio.Task[None]] = set()
         self._touched: set[UUID] = set()
@@ -131,9 +136,20 @@ class Shift:
         for task in done:
             task.result()
         await _cancelled([guard, *self._gate_tasks])
+        self._log_figures()
         with contextlib.suppress(psycopg.Error):
             async with borrowed(self._database) as connection:
                 await liveness.unregister(connection, self.id)
+
+    def _log_figures(self) -> None:
+        figures, tally = self.buffer.figures, self.buffer.tally
+        _log.info(
+            "wrote %d outcomes and %d retries in %d flushes of %.0f on average, p50/p95/p99 %.0f/%.0f/%.0f ms;"
+            " %d fenced, %d already applied, %d repeated",
+            *(tally.outcomes, tally.retries, figures.flushes, figures.mean_size),
+            *(1000 * figures.latency_s(share) for share in (0.5, 0.95, 0.99)),
+            *(tally.fenced, tally.already_applied, figures.repeats),
+        )
 
     async def _drain(self) -> None:
         try:
@@ -148,6 +164,8 @@ class Shift:
         if dropped:
             _log.warning("dropped %d items and results of worker %s", dropped, self.id)
         await _cancelled([*loops, settling, *self._gate_tasks])
+        # Whatever filled the buffer has been dropped with it: the next shift begins with an empty one.
+        self._dispatcher.resume_starting()
 
     async def _guard_loop(self) -> None:
         """Watch the heart. Past `alive_until` the dispatcher starts nothing by itself; this ends the rest."""
@@ -207,7 +225,7 @@ class Shift:
                 wants=dict.fromkeys(routes, share),
                 worker_id=self.id,
                 taper_floor=min(share, max(self._config.claim.claim_min, self._dispatcher.concurrency)),
-                suspect_ok=not self._hand.holds_suspect,
+                suspect_ok=not (self._hand.holds_suspect or self.buffer.holds_suspect),
             )
         for lease in leases:
             self._hand.take(lease)
@@ -219,8 +237,9 @@ class Shift:
         for lease, ranges in self._hand.drop_unread():
             self.buffer.give_back(lease, ranges)
         with contextlib.suppress(psycopg.Error):
-            async with borrowed(self._database) as connection:
-                for lease in await claims.forgotten(connection, self.id, self._hand.leases):
+            async with self._leasing, borrowed(self._database) as connection:
+                known = self.buffer.leases.union(self._hand.leases, self._condemned)
+                for lease in await claims.forgotten(connection, self.id, known):
                     _log.warning("lease %d was claimed, but the answer was lost: giving it back", lease.id)
                     self.buffer.give_back(lease, lease.ranges)
 
@@ -324,7 +343,10 @@ class Shift:
         report_at = monotonic() + report_every_s
         while True:
             try:
-                await self._fail_given_up(await reclaim_lost(self._database, self.id, self._config))
+                async with self._leasing:
+                    given_up = await reclaim_lost(self._database, self.id, self._config)
+                    self._condemned.update(lease.id for lease in given_up)
+                await self._fail_given_up(given_up)
                 await end_batches(self._database, self._pool)
                 await self._give_back_closed()
                 if monotonic() >= report_at:
@@ -366,6 +388,7 @@ class Shift:
                     outcome = Outcome(OutcomeState.FAILED, error_code="worker_lost", error_message=message)
                     self.buffer.decide(item, outcome)
                 ranges = claims.beyond(ranges, items[-1].ordinal)
+            self._condemned.discard(lease.id)
 
     async def _give_back_closed(self) -> None:
         """Return waiting items whose lane was paused or cancelled after their bodies were read."""
@@ -393,7 +416,12 @@ class Shift:
 
 async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
+    going = set(tasks)
+    while going:
+        for task in going:
+            task.cancel()
+        # Where a connection breaks while its statement is being cancelled, psycopg raises that error and the
+        # cancellation is lost: a loop that tries again after errors goes on, and must be told once more.
+        _, going = await asyncio.wait(going, timeout=_CANCEL_AGAIN_S)
     # What they still have to say is about an end that has come anyway.
     await asyncio.gather(*tasks, return_exceptions=True)

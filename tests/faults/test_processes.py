@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from tests.support.cli import check_answers, ids_of, run_cli, write_requests
 from tests.support.history import digest_of
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.processes import Process
@@ -33,6 +34,7 @@ from tests.support.workbench import (
     workbench,
 )
 
+from penstock.errors import ExitCode
 from penstock.mock import Behaviour
 
 LINES = 60
@@ -163,7 +165,9 @@ class TestZombie:
 class TestStopped:
     """R18: SIGTERM under load. Nothing is left for others to find out: no lease, no worker, no charge."""
 
-    def loaded(self, bench: Bench, behaviour: Behaviour, drain_timeout_s: float = 30) -> tuple[Process, UpstreamProcess]:
+    def loaded(
+        self, bench: Bench, behaviour: Behaviour, drain_timeout_s: float = 30
+    ) -> tuple[Process, UpstreamProcess]:
         """A worker with all its calls in flight and as many items waiting, so that it asks for no more."""
         upstream = bench.upstream("first-upstream", behaviour)
         worker = bench.worker("first", upstream, {"drain_timeout_s": drain_timeout_s})
@@ -207,3 +211,31 @@ class TestStopped:
             self.check_left_tidy(bench, 0)
             finish_with_another(bench)
             assert bench.calls() == LINES + CONCURRENCY
+
+
+_POISON = """
+import os
+
+async def work(item):
+    if item.custom_id == "r-20":
+        with open("deaths", "a") as deaths:
+            deaths.write("x")
+        os._exit(9)
+    return "done"
+"""
+
+
+def test_a_request_that_kills_its_workers_fails_alone(tmp_path: Path, database_18: str) -> None:
+    """R21. Its neighbours are narrowed down with it, and their results wait long for company: they must be written
+    before the next suspect is tried, or they would be condemned with it."""
+    (tmp_path / "poison.py").write_text(_POISON)
+    source = write_requests(tmp_path / "requests.jsonl", 40)
+    settings = {"concurrency": 4, "claim_max": 8, "max_reclaims": 2, "settle_interval_s": 0.3}
+    options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    target = ("--processor", "poison:work", "-o", "answers.jsonl", "--database-url", database_18, "--workers", "2")
+    ended = run_cli("run", source, *target, *options, "--json", cwd=tmp_path).expect(ExitCode.FAILED_ROWS)
+    assert (ended.summary["completed"], ended.summary["failed"]) == (39, 1)
+    answers = check_answers(tmp_path / "answers.jsonl", ids_of(40))
+    assert [(line["custom_id"], line["error"]["code"]) for line in answers.bad] == [("r-20", "worker_lost")]
+    # At first all eight of a claim are lost, then halves of them, and at last this one alone.
+    assert len((tmp_path / "deaths").read_text()) <= 5

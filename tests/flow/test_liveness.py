@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 from tests.support.db import connected, one, pooled, with_connection
-from tests.support.engine import make_batch
+from tests.support.engine import make_batch, until
 from tests.support.wait import wait_until
 
 from penstock.claim import claim as claims
@@ -181,16 +181,6 @@ class TestHeart:
 class TestWorker:
     """A worker that loses its identity goes on under a new one, and nothing is recorded twice."""
 
-    @staticmethod
-    async def until(pool: Pool, batch_id: UUID, condition: Callable[[batches.Status], bool]) -> batches.Status:
-        async with asyncio.timeout(60):
-            while True:
-                async with pool.connection() as connection:
-                    status = await batches.read_status(connection, batch_id)
-                if condition(status):
-                    return status
-                await asyncio.sleep(0.01)
-
     def run(self, conninfo: str, body: Callable[[Pool, Connection], Awaitable[None]]) -> None:
         async def opened() -> None:
             async with pooled(conninfo) as pool, connected(conninfo) as connection:
@@ -218,14 +208,14 @@ class TestWorker:
             worker = Worker(QUICK, pool, "test", CoroutineDispatcher(each(call), 8, RetryLimits()))
             first = worker._shift.id
             running = asyncio.create_task(worker.run())
-            await self.until(pool, batch_id, lambda _: len(started) == 8)
+            await until(pool, batch_id, lambda _: len(started) == 8)
             # Somebody else finds this worker silent: its leases go, and so does its row.
             async with connection.transaction():
                 await connection.execute("DELETE FROM penstock.workers WHERE id = %s", [first])
                 assert (await liveness.reclaim(connection, uuid4(), LIMITS, stuck_s=1e6)).leases >= 1
-            await self.until(pool, batch_id, lambda _: worker._shift.id != first)
+            await until(pool, batch_id, lambda _: worker._shift.id != first)
             release.set()
-            status = await self.until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
+            status = await until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
             worker.stop()
             await running
             assert aborted == 8
@@ -260,7 +250,7 @@ class TestWorker:
                 await connection.execute("LOCK TABLE penstock.workers IN ACCESS EXCLUSIVE MODE")
                 await cut.wait()
                 assert await one(connection, "SELECT count(*) > 0 FROM penstock.leases") == (True,)
-            await self.until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
+            await until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
             worker.stop()
             await running
             assert worker.lost_identities >= 1

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,47 @@ class TestSignals:
             assert isinstance(found, Outcome)
             assert (found.state, found.error_code) == (OutcomeState.FAILED, "too_old")
             assert found.error_message == "never"
+
+    @pytest.mark.parametrize(
+        ("signal", "text"),
+        [(Fail(ValueError("x")), "x"), (Fail(123), "123"), (Fail(None), "None")],
+        ids=["error", "number", "none"],
+    )
+    def test_what_is_given_as_a_message_is_taken_as_text(self, signal: Fail, text: str) -> None:
+        def refuse(_: Item) -> None:
+            raise signal
+
+        for fn in both(refuse):
+            found = verdict(fn)
+            assert isinstance(found, Outcome)
+            assert (found.state, found.error_message) == (OutcomeState.FAILED, text)
+
+    def test_after_takes_a_timedelta_and_nothing_odd(self) -> None:
+        found = verdict(lambda _: Retry(after=timedelta(minutes=2)))
+        assert isinstance(found, Again)
+        assert found.delay_s == 120
+
+        def odd(_: Item) -> None:
+            raise Retry(after="soon")  # type: ignore[arg-type]
+
+        for fn in both(odd):
+            found = verdict(fn)
+            assert isinstance(found, Again)
+            assert found.error_code == "processor_error"
+            assert "takes seconds or a timedelta" in found.error_message
+
+    def test_an_exception_that_cannot_say_what_it_is_costs_one_attempt(self) -> None:
+        class MuteError(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no text")
+
+        def mute(_: Item) -> None:
+            raise MuteError
+
+        for fn in both(mute):
+            found = verdict(fn)
+            assert isinstance(found, Again)
+            assert found.error_message.startswith("MuteError")
 
     def test_not_found_is_tried_sparingly(self) -> None:
         def seek(_: Item) -> None:

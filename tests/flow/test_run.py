@@ -196,6 +196,27 @@ def test_passing_errors_are_retried_and_counted(place: Place) -> None:
     assert ended.summary["retried"] == calls - 300 > 0
 
 
+def test_a_deadline_ends_what_is_never_admitted(place: Place) -> None:
+    source = write_requests(place.directory / "requests.jsonl", 10)
+    with start_mock_process("--rate-limit", "1/m") as mock:
+        ended = place.run(source, "--base-url", mock.base_url, "--deadline", "3s", "--json").expect(3)
+    assert (ended.summary["completed"], ended.summary["expired"], ended.summary["state"]) == (1, 9, "expired")
+    reasons = [json.loads(line)["error"]["code"] for line in place.errors.read_text("utf-8").splitlines()]
+    assert reasons == ["batch_expired"] * 9
+
+
+def test_starting_over_cancels_what_was_begun(place: Place) -> None:
+    source = write_requests(place.directory / "requests.jsonl", 10)
+    with start_mock_process("--require-key", "secret") as mock:
+        first = place.run(source, "--base-url", mock.base_url, "--json").expect(4).summary["batch"]
+        second = place.run(source, "--base-url", mock.base_url, "--json", "--new").expect(4).summary["batch"]
+    with psycopg.connect(place.database_url) as connection:
+        rows = connection.execute(
+            "SELECT 'batch_' || replace(id::text, '-', ''), state FROM penstock.batches"
+        ).fetchall()
+    assert dict(rows) == {first: "cancelled", second: "in_progress"}
+
+
 def test_several_worker_processes(place: Place) -> None:
     source = write_requests(place.directory / "requests.jsonl", 2_000, models=("a", "b"))
     with start_mock_process("--latency", "5ms") as mock:

@@ -3,10 +3,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from uuid import UUID
 
 from tests.support.db import one, pooled
-from tests.support.engine import make_batch
+from tests.support.engine import make_batch, until
 
 from penstock.adapt.pace import Pace
 from penstock.claim import gates
@@ -26,16 +25,6 @@ Call = Callable[[Item], Awaitable[Verdict]]
 def worker_of(pool: Pool, call: Call, config: Config = CONFIG, concurrency: int = 8) -> Worker:
     dispatcher = CoroutineDispatcher(each(call), concurrency, RetryLimits())
     return Worker(config, pool, "test", dispatcher)
-
-
-async def until(pool: Pool, batch_id: UUID, condition: Callable[[batches.Status], bool]) -> batches.Status:
-    async with asyncio.timeout(60):
-        while True:
-            async with pool.connection() as connection:
-                status = await batches.read_status(connection, batch_id)
-            if condition(status):
-                return status
-            await asyncio.sleep(0.01)
 
 
 def in_pool(conninfo: str, body: Callable[[Pool, Connection], Awaitable[None]]) -> None:

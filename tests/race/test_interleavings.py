@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, count
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from tests.support.engine import make_file
+from tests.support.db import connected
+from tests.support.engine import make_batch, make_file
 from tests.support.interleave import Interleaver, Order, Play, Statement, interleaver, named, orders, orders_of_twins
 
 from penstock.claim import claim as claims
@@ -20,7 +22,7 @@ from penstock.config import LivenessLimits
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
-from penstock.settle.write import Changes, settle
+from penstock.settle.write import Changes, Settled, settle
 from penstock.work import batches
 
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
@@ -234,7 +236,7 @@ class Stage:
         status = await batches.read_status(self.db, scene.batch)
         places = await self._places(scene)
         _each_ordinal_in_one_place(places, dropped=status.state is BatchState.CANCELLED)
-        await self._figures_are_exact(scene, status, places)
+        _figures_are_exact(status, places)
         _lanes_follow_the_batch(places, status.state)
         if tidied and not status.state.terminal:
             wrong = [place["misheld"] for place in places]
@@ -246,18 +248,6 @@ class Stage:
         assert cursor.description is not None
         names = [column.name for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
-
-    async def _figures_are_exact(self, scene: Scene, status: batches.Status, places: list[dict[str, Any]]) -> None:
-        counts = status.counts
-        assert counts.completed == counts.settled == sum(len(place["settled"]) for place in places)
-        assert counts.in_flight == sum(len(place["leased"]) for place in places)
-        assert counts.retried == sum(place["retried"] for place in places)
-        assert counts.settled + counts.in_flight + counts.pending + counts.cancelled == counts.total
-        assert min(counts.pending, counts.cancelled) == 0
-        if status.state is BatchState.COMPLETED:
-            assert counts.settled == counts.total
-        if status.state is BatchState.CANCELLED:
-            assert counts.in_flight == sum(len(place["deferred"]) for place in places) == 0
 
     async def work_off(self, scene: Scene) -> BatchState:
         """The rest of the batch's life, by a worker that lives: whatever happened, it comes to an end."""
@@ -305,6 +295,19 @@ def _each_ordinal_in_one_place(places: list[dict[str, Any]], *, dropped: bool) -
             assert place["busy"] == len(place["leased"]) + len(place["deferred"]) <= place["width"], place
 
 
+def _figures_are_exact(status: batches.Status, places: list[dict[str, Any]]) -> None:
+    counts = status.counts
+    assert counts.completed == counts.settled == sum(len(place["settled"]) for place in places)
+    assert counts.in_flight == sum(len(place["leased"]) for place in places)
+    assert counts.retried == sum(place["retried"] for place in places)
+    assert counts.settled + counts.in_flight + counts.pending + counts.cancelled == counts.total
+    assert min(counts.pending, counts.cancelled) == 0
+    if status.state is BatchState.COMPLETED:
+        assert counts.settled == counts.total
+    if status.state is BatchState.CANCELLED:
+        assert counts.in_flight == sum(len(place["deferred"]) for place in places) == 0
+
+
 def _lanes_follow_the_batch(places: list[dict[str, Any]], state: BatchState) -> None:
     opened = {place["open"] for place in places}
     if state is BatchState.IN_PROGRESS:
@@ -336,16 +339,24 @@ def test_any_two_moves_in_any_order(database_18: str, setting: Setting) -> None:
     on_stage(database_18, 2, body)
 
 
+def _id(value: Setting | Sequence[Move]) -> str:
+    return "+".join(move.__name__ for move in value) if isinstance(value, tuple) else value.__name__  # type: ignore[union-attr]
+
+
 TRIPLES: list[tuple[Setting, tuple[Move, Move, Move]]] = [
     (running, (claim, cancel, complete)),
     (cancelling, (reclaim, complete, finish_drained)),
     (last_item, (complete, fold, finish_settled)),
     (paused, (retry, resume, hold_strays)),
+    (paused, (resume, cancel, claim)),
+    (running, (pause, resume, claim)),
+    (running, (reclaim, retry, cancel)),
+    (one_at_a_time, (complete, pause, claim)),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("setting", "moves"), TRIPLES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("setting", "moves"), TRIPLES, ids=_id)
 def test_three_moves_in_any_order_and_the_batch_still_ends(
     database_18: str, setting: Setting, moves: tuple[Move, Move, Move]
 ) -> None:
@@ -398,3 +409,123 @@ class TestCancelAgainstTheEnd:
             assert seen == {BatchState.COMPLETED, BatchState.CANCELLED}
 
         on_stage(database, 2, body)
+
+
+@dataclass
+class Sessions:
+    """Some workers over lanes of width 1, and what they did, in the order in which it happened."""
+
+    conninfo: str
+    kept: UUID
+    cancelled: UUID
+    dice: random.Random
+    events: list[tuple[int, str, int, int]] = field(default_factory=list)
+    """(moment, 'dispatch' | 'end', lane, ordinal); an end is that of an accepted attempt."""
+    moments: Iterator[int] = field(default_factory=count)
+    deck: list[str] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    async def work(self) -> None:
+        """One worker: claim, call, settle, until both batches have ended."""
+        async with connected(self.conninfo) as connection:
+            worker = await self._register(connection)
+            while not await self._ended(connection):
+                leases = await claims.claim(connection, pool="test", wants=self._wants(), worker_id=worker)
+                for lease in leases:
+                    self._dispatch(lease)
+                alive = True
+                for lease in leases:
+                    alive = await self._end(connection, worker, lease, alive)
+                if not alive:
+                    worker = await self._register(connection)
+                if len(self.events) > 60 and await batches.cancel(connection, self.cancelled):
+                    self.seen["cancelled"] += 1
+
+    async def _register(self, connection: Connection) -> UUID:
+        worker = uuid4()
+        await liveness.register(connection, worker, "test")
+        return worker
+
+    def _wants(self) -> dict[str, int]:
+        return {f"model-{number}": self.dice.randint(1, 3) for number in self.dice.sample(range(10), 3)}
+
+    async def _ended(self, connection: Connection) -> bool:
+        for batch in (self.kept, self.cancelled):
+            await batches.finish(connection, batch)
+        states = [(await batches.read_status(connection, batch)).state for batch in (self.kept, self.cancelled)]
+        return all(state.terminal for state in states)
+
+    def _dispatch(self, lease: Lease) -> None:
+        ((ordinal, stop),) = lease.ranges
+        assert stop == ordinal + 1, "one at a time"
+        self.events.append((next(self.moments), "dispatch", lease.lane_id, ordinal))
+
+    def _fate(self) -> str:
+        """From a deck, so that no run goes without any of them."""
+        if not self.deck:
+            self.deck = ["completed"] * 14 + ["retried"] * 2 + ["given back"] * 2 + ["lost"] * 2
+            self.dice.shuffle(self.deck)
+        fate = self.deck.pop()
+        self.seen[fate] += 1
+        return fate
+
+    async def _end(self, connection: Connection, worker: UUID, lease: Lease, alive: bool) -> bool:
+        """One call is over; whether the worker still lives then."""
+        fate = self._fate()
+        if fate == "lost":
+            # Everything it held may be somebody else's at once. Its answers come all the same.
+            await liveness.reclaim(connection, uuid4(), LIMITS, stuck_s=1e6, gone=[worker])
+            alive, fate = False, self.dice.choice(["completed", "retried", "given back"])
+        settled = await self._settle(connection, worker, lease, fate)
+        assert (settled.fenced == 0) == alive
+        return alive
+
+    async def _settle(self, connection: Connection, worker: UUID, lease: Lease, fate: str) -> Settled:
+        ordinal = lease.ranges[0][0]
+        changes = Changes()
+        if fate == "completed":
+            changes.outcomes.append((lease.id, ordinal, ordinal + 1, "c", DONE))
+        elif fate == "retried":
+            changes.agains.append((lease.id, ordinal, Again("code", "message", 0.0, True)))
+        else:
+            changes.give_back(lease, lease.ranges)
+        ended = next(self.moments)
+        settled = await settle(connection, worker, changes)
+        if settled.outcomes:
+            self.events.append((ended, "end", lease.lane_id, ordinal))
+        return settled
+
+    def check(self) -> None:
+        ended: dict[int, int] = {}
+        for _, what, lane, ordinal in sorted(self.events):
+            if what == "end":
+                assert ordinal == ended.get(lane, 0), "an earlier item had no outcome yet, or this one had one"
+                ended[lane] = ordinal + 1
+            else:
+                assert ordinal == ended.get(lane, 0), "called before the one ahead of it had ended, or again after"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_lanes_of_width_one_stay_in_order(database_18: str, seed: int) -> None:
+    """Whatever becomes of the calls: retries, give-backs, lost workers and their late answers, a cancel."""
+
+    async def run() -> None:
+        async with connected(database_18) as connection:
+            kept, cancelled = [await make_batch(connection, [4] * 10, width=1) for _ in range(2)]
+            # Two leases on one lane, at any moment, would fail the claim.
+            await connection.execute("CREATE UNIQUE INDEX one_lease_a_lane ON penstock.leases (lane_id)")
+            sessions = Sessions(database_18, kept, cancelled, random.Random(seed))
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                for _ in range(2 + seed % 3):
+                    group.create_task(sessions.work())
+            sessions.check()
+            status = await batches.read_status(connection, kept)
+            assert (status.state, status.counts.completed) == (BatchState.COMPLETED, 40)
+            other = await batches.read_status(connection, cancelled)
+            assert other.counts.completed + other.counts.cancelled == 40
+            ends = sum(what == "end" for _, what, _, _ in sessions.events)
+            assert ends == 40 + other.counts.completed
+            assert all(sessions.seen[fate] for fate in ("completed", "retried", "given back", "lost", "cancelled"))
+
+    asyncio.run(run())

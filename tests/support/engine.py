@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from uuid import UUID, uuid4
 
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, Pool
 from penstock.work import batches
 
 
@@ -48,3 +49,14 @@ async def make_batch(
     if width is not None:
         await connection.execute("UPDATE penstock.lanes SET width = %s WHERE batch_id = %s", [width, batch_id])
     return batch_id
+
+
+async def until(pool: Pool, batch_id: UUID, condition: Callable[[batches.Status], bool]) -> batches.Status:
+    """The batch's status as soon as the condition holds."""
+    async with asyncio.timeout(60):
+        while True:
+            async with pool.connection() as connection:
+                status = await batches.read_status(connection, batch_id)
+            if condition(status):
+                return status
+            await asyncio.sleep(0.01)

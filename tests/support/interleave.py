@@ -102,13 +102,16 @@ class Interleaver:
     async def _come_to_rest(self, sessions: Sequence[_Session], play: Play) -> None:
         """Until every statement under way has ended or waits for another session, and whoever may has committed."""
         while True:
-            moved = [await self._commit(session, play) for session in sessions if _may_commit(session)]
+            ready = [session for session in sessions if _may_commit(session)]
+            for session in ready:
+                await self._commit(session, play)
             under_way = [session for session in sessions if session.task is not None and not session.task.done()]
             blocked = await self._blocked(under_way)
             for session in blocked:
                 if not play.was_blocked(session.number):
                     play.events.append(("blocked", session.number))
-            if not moved and all(session in blocked for session in under_way) and not any(map(_may_commit, sessions)):
+            at_rest = all(session in blocked or _is_idle(session) for session in sessions)
+            if not ready and at_rest:
                 return
 
     async def _commit(self, session: _Session, play: Play) -> None:
@@ -132,6 +135,11 @@ class Interleaver:
             for session in sessions
             if session.connection.info.backend_pid in pids and session.task is not None and not session.task.done()
         ]
+
+
+def _is_idle(session: _Session) -> bool:
+    """It waits for its next turn."""
+    return session.task is None or session.committed or (session.task.done() and not session.to_commit)
 
 
 def _may_commit(session: _Session) -> bool:

@@ -128,21 +128,23 @@ lane_ranked AS (
     FROM lane_room
 ),
 granted AS MATERIALIZED (
-  SELECT id, batch_id, route, endpoint, source_id, source_lane, width IS NOT NULL AS limited, next,
+  SELECT id, batch_id, route, endpoint, source_id, source_lane, width IS NOT NULL AS limited, next, busy,
          least(room, want - before) AS take
     FROM lane_ranked
    WHERE before < want
 ),
--- The grants as two arrays in the order of ids: width_bucket finds a lane's place by halving, so that the update
--- needs no join, whatever the planner believes about the table.
+-- The grants as arrays in the order of ids: width_bucket finds a lane's place by halving, so that the update needs no
+-- join, whatever the planner believes about the table. They carry the values to store, not what to add: an update first
+-- tries the row as its snapshot has it, and a settle that has made room since would make that try break lanes_width.
 grants AS MATERIALIZED (
-  SELECT array_agg(id ORDER BY id) AS lanes, array_agg(take ORDER BY id) AS takes FROM granted
+  SELECT array_agg(id ORDER BY id) AS lanes, array_agg(next + take ORDER BY id) AS nexts,
+         array_agg(busy + CASE WHEN limited THEN take ELSE 0 END ORDER BY id) AS busies
+    FROM granted
 ),
 advanced AS (
   UPDATE penstock.lanes l
-     SET next = l.next + (SELECT takes FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))],
-         busy = l.busy + CASE WHEN l.width IS NULL THEN 0
-                              ELSE (SELECT takes FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))] END
+     SET next = (SELECT nexts FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))],
+         busy = (SELECT busies FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))]
    WHERE l.id = ANY (ARRAY(SELECT id FROM granted))
 ),
 leased AS (
@@ -309,9 +311,15 @@ SELECT (SELECT count(*) FROM lost)::int4 AS lost_leases,
 
 -- name: report_progress
 -- Says of some leases that this worker still knows them: their items wait, or their calls are within their time.
--- Answers with those it still holds.
+-- Answers with those it still holds. Locked in id order, as a settle does, so that the two cannot deadlock.
+WITH mine AS MATERIALIZED (
+  SELECT id FROM penstock.leases
+   WHERE id = ANY (%(leases)s::int8[]) AND worker_id = %(worker)s
+   ORDER BY id
+     FOR UPDATE
+)
 UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
- WHERE id = ANY (%(leases)s::int8[]) AND worker_id = %(worker)s
+ WHERE id = ANY (ARRAY(SELECT id FROM mine))
 RETURNING id
 
 -- name: list_forgotten
@@ -324,11 +332,16 @@ SELECT c.id, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_l
  WHERE c.worker_id = %(worker)s AND c.id <> ALL (%(known)s::int8[])
 
 -- name: remove_silent_workers
--- Forgets workers that are silent past the grace or known to be gone, once nothing is leased to them.
-DELETE FROM penstock.workers w
- WHERE (w.heartbeat_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
-        OR w.id = ANY (%(gone)s::uuid[]))
-   AND NOT EXISTS (SELECT FROM penstock.leases l WHERE l.worker_id = w.id)
+-- Forgets workers that are silent past the grace or known to be gone, once nothing is leased to them. One that was cut
+-- off in the middle of a check-in keeps its row locked for as long as the server waits for it: not worth waiting for.
+DELETE FROM penstock.workers
+ WHERE id = ANY (ARRAY(
+   SELECT w.id
+     FROM penstock.workers w
+    WHERE (w.heartbeat_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+           OR w.id = ANY (%(gone)s::uuid[]))
+      AND NOT EXISTS (SELECT FROM penstock.leases l WHERE l.worker_id = w.id)
+      FOR UPDATE SKIP LOCKED))
 
 -- name: raise_gate
 -- Makes a whole route wait, as the upstream asked. A gate only moves later.
@@ -355,3 +368,9 @@ SELECT route, not_before, halted_at, code, message
 -- name: open_gates
 -- Opens the halted gates of a pool: a person says the reason is gone.
 DELETE FROM penstock.gates WHERE pool = %(pool)s AND halted_at IS NOT NULL
+
+-- name: lower_gates
+-- Shortens the waits of a pool to what is put up with now.
+UPDATE penstock.gates
+   SET not_before = least(not_before, coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s))
+ WHERE pool = %(pool)s AND not_before IS NOT NULL

@@ -42,6 +42,7 @@ async def closed(connection: Connection, pool: str, *, now: Now = None) -> list[
     return [Gate(*row) for row in await cursor.fetchall()]
 
 
-async def reopen(connection: Connection, pool: str) -> None:
-    """A person says that what halted the routes is mended."""
+async def reopen(connection: Connection, pool: str, *, wait_max_s: float = 86_400, now: Now = None) -> None:
+    """A person says that what halted the routes is mended, and how long a wait they will put up with."""
     await connection.execute(_SQL["open_gates"], {"pool": pool})
+    await connection.execute(_SQL["lower_gates"], {"pool": pool, "wait_s": wait_max_s, "now": now})

@@ -104,6 +104,11 @@ def status_command(
     from penstock.db.migrate import standing
 
     config = load_config(database_url, data_dir, toml_path, settings)
+    if config.database_url is None and not (config.data_dir / "pg").is_dir():
+        raise PenstockError(
+            f"{config.data_dir} holds no database yet",
+            hint="The first `penstock run` or `penstock db migrate` makes one.",
+        )
     with reached(config) as conninfo, _plain_errors():
         found = standing(conninfo)
     if as_json:

@@ -11,6 +11,9 @@ from penstock.export.jsonl import draft_of, errors_path
 def check_paths(source: Path, output: Path) -> None:
     """The input is a regular file; the output and its error file can be written and overwrite nothing else."""
     _check_input(source)
+    if str(output.absolute().parent) in ("/dev", "/dev/fd") or output.absolute().is_relative_to("/proc"):
+        # Some of these lead to regular files, such as a redirected output, which the rename would replace.
+        raise UsageError(f"{output} is not a regular file", hint="Name a file for the answers, such as answers.jsonl.")
     targets = [_final(output), _final(errors_path(output))]
     if source.resolve() in targets:
         raise UsageError("the output would overwrite the input", hint="Choose another -o.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -9,6 +11,17 @@ import click
 from penstock.cli.main import report
 from penstock.cli.options import database_options, load_config
 from penstock.errors import PenstockError
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> timedelta | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d{1,6})([smhd])", value.strip())
+    if match is None or int(match[1]) == 0:
+        raise click.BadParameter(f"'{value}' is not a time span. Write 90s, 30m, 2h or 1d.")
+    return timedelta(seconds=int(match[1]) * _UNITS_S[match[2]])
 
 
 @click.command(short_help="Work off a file of requests and write every answer.")
@@ -20,6 +33,12 @@ from penstock.errors import PenstockError
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable of the key.  [default: OPENAI_API_KEY]")
 @click.option("--api-key-file", metavar="PATH", help="File that holds the key.")
+@click.option(
+    "--deadline",
+    metavar="TIME",
+    callback=parse_deadline,
+    help="Give up after this long (90s, 30m, 2h, 1d): what is done is written, the rest goes to the errors.",
+)
 @click.option("--new", "start_anew", is_flag=True, help="Start over, even if this run is known.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; no progress display.")
 @click.option("-v", "--verbose", is_flag=True, help="Log to standard error.")
@@ -33,6 +52,7 @@ def run(
     workers: int,
     api_key_env: str | None,
     api_key_file: str | None,
+    deadline: timedelta | None,
     start_anew: bool,
     as_json: bool,
     verbose: bool,
@@ -62,5 +82,5 @@ def run(
 
     from penstock.cli.running import Plan, execute
 
-    plan = Plan(file, output, target, workers, start_anew=start_anew, as_json=as_json, verbose=verbose)
+    plan = Plan(file, output, target, workers, deadline, start_anew=start_anew, as_json=as_json, verbose=verbose)
     raise SystemExit(execute(plan, config))

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from uuid import UUID, uuid4
@@ -27,11 +28,11 @@ from penstock.cli.database import migrated, reached
 from penstock.cli.fleet import Crew, Fleet, Solo
 from penstock.cli.main import report
 from penstock.cli.paths import check_paths
-from penstock.cli.progress import Display
+from penstock.cli.progress import Display, duration
 from penstock.cli.summary import print_summary
 from penstock.cli.target import Target
 from penstock.config import Config
-from penstock.db.pool import Pool, open_pool
+from penstock.db.pool import Connection, Pool, open_pool
 from penstock.errors import ExitCode, PenstockError
 from penstock.export.jsonl import Exported, export_files
 from penstock.model import BatchState, batch_public_id
@@ -39,6 +40,7 @@ from penstock.work import batches
 
 _OWNER = "local"
 _LOOK_EVERY_S = 0.2
+_ANSWER_WITHIN_S = 5.0
 # The first signal lets calls end, the second cuts them short, and the next does not wait for anything.
 _PATIENCE = 2
 
@@ -51,6 +53,7 @@ class Plan:
     output: Path
     target: Target
     workers: int = 1
+    deadline: timedelta | None = None
     start_anew: bool = False
     as_json: bool = False
     verbose: bool = False
@@ -58,7 +61,8 @@ class Plan:
     @property
     def key(self) -> str:
         """The same for the same command: input, output and target. It is how a run is found again."""
-        parts = [str(self.input.absolute()), str(self.output.absolute()), str(self.target)]
+        output = self.output.parent.resolve() / self.output.name
+        parts = [str(self.input.resolve()), str(output), str(self.target)]
         return "run:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -153,6 +157,8 @@ class _Run:
                 return None
             name = batch_public_id(known.id)
             if self._plan.start_anew:
+                await batches.cancel(connection, known.id)
+                await batches.finish(connection, known.id)
                 await batches.release_key(connection, known.id)
                 return None
             if not await self._unchanged(known):
@@ -165,7 +171,7 @@ class _Run:
                 self._display.say(f"going on with {name}")
                 await self._plan.target.check(self._config)
                 # Whoever runs the command again says that what paused it is mended.
-                await gates.reopen(connection, known.pool)
+                await gates.reopen(connection, known.pool, wait_max_s=self._config.retry.retry_after_max_s)
                 await batches.resume(connection, known.id)
         return known.id
 
@@ -202,8 +208,9 @@ class _Run:
             return await self._create(database, stored.id, origin)
 
     async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
-        batch_id = uuid4()
+        batch_id, window = uuid4(), self._plan.deadline
         async with database.connection() as connection:
+            deadline = await _database_time(connection) + window if window else None
             try:
                 await batches.create_batch(
                     connection,
@@ -215,6 +222,7 @@ class _Run:
                     target=str(self._plan.target),
                     route=self._plan.target.route,
                     metadata=origin,
+                    deadline=deadline,
                 )
             except psycopg.errors.UniqueViolation:
                 known = await batches.find_by_key(connection, _OWNER, self._plan.key)
@@ -261,14 +269,17 @@ class _Run:
 
     async def _watch(self, database: Pool, batch_id: UUID, pool: str, fleet: Fleet) -> None:
         """Until the batch has ended, or nothing can go on without a person."""
+        status: batches.Status | None = None
         while not fleet.stopped:
             note = fleet.trouble
             try:
-                async with database.connection() as connection:
+                async with asyncio.timeout(_ANSWER_WITHIN_S), database.connection() as connection:
                     status = await batches.read_status(connection, batch_id)
                     waits = await gates.closed(connection, pool)
                     halted = {gate.route for gate in waits if gate.halted_at is not None}
                     work = await claims.routes_with_work(connection, pool) if halted else []
+            except TimeoutError:
+                note = "the database does not answer"
             except psycopg.OperationalError as error:
                 note = f"the database is away: {str(error).strip().splitlines()[0]}"
             else:
@@ -278,8 +289,8 @@ class _Run:
                     (halted and halted.issuperset(work)) or status.state is BatchState.PAUSED
                 ):
                     return
-                if waits and not note:
-                    note = f"waiting: {waits[0].code}"
+                note = note or _waiting(waits)
+            if status is not None:
                 self._display.counts(status.counts, fleet.in_flight, note)
             if self._interrupted.is_set():
                 fleet.stop()
@@ -372,6 +383,26 @@ async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:
     return await cursor.fetchone() == (True,)
 
 
+async def _database_time(connection: Connection) -> datetime:
+    """Deadlines are on the database's clock, like everything that is compared with them."""
+    row = await (await connection.execute("SELECT now()")).fetchone()
+    if row is None:
+        raise AssertionError("SELECT always answers one row")
+    moment: datetime = row[0]
+    return moment
+
+
+def _waiting(waits: list[gates.Gate]) -> str:
+    """What the routes wait for, and how long still."""
+    if not waits:
+        return ""
+    gate = waits[0]
+    if gate.not_before is None:
+        return f"waiting: {gate.code}"
+    left_s = (gate.not_before - datetime.now(UTC)).total_seconds()
+    return f"waiting: {gate.code}" + (f" for {duration(left_s)}" if left_s >= 1 else "")
+
+
 def _origin(path: Path) -> dict[str, str]:
     """What tells at a glance that a file is the one that was stored."""
     about = path.stat()
@@ -398,13 +429,13 @@ def _signals(handler: Callable[[], None]) -> Iterator[None]:
 
 
 def _log_to(data_dir: Path, *, verbose: bool) -> None:
-    handler: logging.Handler
+    handler: logging.Handler = logging.NullHandler()
     if verbose:
         handler = logging.StreamHandler(sys.stderr)
-    elif data_dir.is_dir():
-        handler = logging.FileHandler(data_dir / "penstock.log", delay=True)
     else:
-        handler = logging.NullHandler()
-    logging.raiseExceptions = False  # a log that cannot be written must not spoil the display
+        # Opened now: a log that cannot be written must neither end the run nor spoil the display later.
+        with contextlib.suppress(OSError):
+            handler = logging.FileHandler(data_dir / "penstock.log")
+    logging.raiseExceptions = False
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler], force=True)

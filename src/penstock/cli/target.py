@@ -101,7 +101,7 @@ def make_target(
                 f"--base-url {base_url}: not an http(s) URL",
                 hint="For example --base-url http://127.0.0.1:8000/v1",
             )
-        if parts.username or parts.password or parts.query or parts.fragment:
+        if "@" in parts.netloc or parts.query or parts.fragment:
             raise UsageError(
                 "--base-url must not carry credentials, a query or a fragment",
                 hint="The key comes from the environment (--api-key-env) or a file (--api-key-file).",

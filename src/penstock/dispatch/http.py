@@ -162,7 +162,10 @@ def _checked_base(base_url: str) -> str:
     if not valid or re.search(r"[\x00-\x20]", trimmed):
         raise UsageError(f"'{base_url}' is not an http:// or https:// URL", hint="Write it as https://host/v1")
     if parts.username is not None or parts.password is not None:
-        raise UsageError("the base URL contains a user name or password", hint="Give the key as --api-key.")
+        raise UsageError(
+            "the base URL contains a user name or password",
+            hint="The key comes from the environment (--api-key-env) or a file (--api-key-file).",
+        )
     if parts.query or parts.fragment:
         raise UsageError(f"'{base_url}' has a query or a fragment", hint="Write it as https://host/v1")
     return trimmed

@@ -69,7 +69,11 @@ def _import_failed(spec: str, module_name: str, error: BaseException) -> UsageEr
 
 def describe(error: BaseException) -> str:
     """An exception in one line, with the place in the user's code that it came from."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        said = str(error)
+    except Exception:  # an exception's own text is the user's code too
+        said = ""
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         line = (error.text or "").strip()
         return f"SyntaxError: {error.msg} ({Path(error.filename).name}, line {error.lineno}: {line})"

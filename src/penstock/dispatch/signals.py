@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -14,25 +15,29 @@ MAX_CHUNK = 10_000
 class Signal(Exception):  # noqa: N818 -- not an error: an answer
     """The base of the four; raise (or, from a chunk function, return) one of those below."""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, message: object = "") -> None:
+        # Text from the first, whatever was given: `raise Fail(error)` is a natural thing to write.
+        self.message = str(message)
+        super().__init__(self.message)
 
 
 class Retry(Signal):
-    """Try this item again, not before `after` seconds; the attempt is charged to it."""
+    """Try this item again, not before `after` (seconds or a timedelta); the attempt is charged to it."""
 
-    def __init__(self, message: str = "", after: float | None = None) -> None:
+    def __init__(self, message: object = "", after: float | timedelta | None = None) -> None:
         super().__init__(message)
-        self.after = after
+        seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
+        if seconds is not None and not isinstance(seconds, int | float):
+            raise TypeError(f"Retry(after=...) takes seconds or a timedelta, not {after!r}")
+        self.after = seconds
 
 
 class Fail(Signal):
     """This item has failed for good; no further attempt would help."""
 
-    def __init__(self, message: str, code: str = "processor_failed") -> None:
+    def __init__(self, message: object, code: str = "processor_failed") -> None:
         super().__init__(message)
-        self.code = code
+        self.code = str(code)
 
 
 class NotFound(Signal):

@@ -15,8 +15,9 @@ from contextlib import suppress
 from time import monotonic, process_time
 
 from penstock.config import RetryLimits
+from penstock.dispatch.answer import short
 from penstock.dispatch.pool import Pool, Sink
-from penstock.dispatch.retry import judge_timeout
+from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
 
@@ -154,7 +155,7 @@ class ThreadDispatcher(Pool):
         items = self._take(me)
         while items:
             started = monotonic()
-            verdicts = self._run(items)
+            verdicts = self._judged(items)
             ended = monotonic()
             # One visit to the lock per call: end this one, start the next.
             with self._lock:
@@ -170,6 +171,13 @@ class ThreadDispatcher(Pool):
             items = self._take(me)
         self._hand_over()
         return True
+
+    def _judged(self, items: list[Item]) -> Sequence[Verdict]:
+        try:
+            return self._run(items)
+        except BaseException as error:  # a thread that dies would take its slot, and its items' time, with it
+            failure = Failure("processor_error", short(f"its result could not be judged: {type(error).__name__}"))
+            return [judge_failure(failure, item.attempt, self._retry, self._rng) for item in items]
 
     def _take(self, me: threading.Thread) -> list[Item]:
         with self._lock:

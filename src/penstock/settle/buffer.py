@@ -39,6 +39,10 @@ class GivenBack:
 Result = Decided | GivenBack
 
 
+def _lease_of(entry: Result) -> Lease:
+    return entry.item.lease if isinstance(entry, Decided) else entry.lease
+
+
 @dataclass(slots=True)
 class Tally:
     """What was really written, from the database's answers."""
@@ -58,6 +62,8 @@ class Results:
     def __init__(self, worker_id: UUID) -> None:
         self._worker_id = worker_id
         self.tally = Tally()
+        self.suspects: set[Hashable] = set()
+        """Keys of what is not written yet and would be lost with this worker once too often."""
 
     def key(self, entry: Result) -> Hashable:
         if isinstance(entry, Decided):
@@ -87,6 +93,8 @@ class Results:
             # Refused now, and perhaps because the flush whose answer was lost did write them: ask.
             items = [entry.item for entry in entries if isinstance(entry, Decided)]
             known = await applied(connection, items)
+        if self.suspects:
+            self.suspects.difference_update(map(self.key, entries))
         self._count(settled.outcomes, settled.retries, settled.given_back, settled.fenced - known, known)
 
     def _count(self, outcomes: int, retries: int, given_back: int, fenced: int, known: int) -> None:
@@ -95,6 +103,8 @@ class Results:
         tally.retries += retries
         tally.given_back += given_back
         tally.already_applied += known
+        if known:
+            _log.warning("%d results were already applied: only the answer had been lost", known)
         if fenced > 0:
             tally.fenced += fenced
             _log.warning("refused %d results: their lease was taken back", fenced)
@@ -132,6 +142,21 @@ class SettleBuffer(Coalescer[Result]):
     @property
     def tally(self) -> Tally:
         return self._results.tally
+
+    @property
+    def holds_suspect(self) -> bool:
+        """Something of a suspect lease waits to be written: another suspect must not take it along."""
+        return bool(self._results.suspects)
+
+    @property
+    def leases(self) -> set[int]:
+        """The ids of all leases of which something waits to be written."""
+        return {_lease_of(entry).id for entry in self.unwritten}
+
+    def put(self, entry: Result) -> None:
+        if _lease_of(entry).suspect:
+            self._results.suspects.add(self._results.key(entry))
+        super().put(entry)
 
     def decide(self, item: Item, verdict: Outcome | Again) -> None:
         """Take one result. The same item twice keeps the later one."""

@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
@@ -99,6 +99,7 @@ class Coalescer(Generic[Entry]):
         self._limits = limits
         self._on_pressure = on_pressure
         self._entries: dict[Hashable, Entry] = {}
+        self._writing: Sequence[Entry] = ()
         self._bytes = 0
         self._pressed = False
         self._alerted = False
@@ -113,6 +114,11 @@ class Coalescer(Generic[Entry]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def unwritten(self) -> Iterator[Entry]:
+        """What was put and is not known to be written."""
+        return itertools.chain(self._writing, self._entries.values())
 
     @property
     def fill(self) -> float:
@@ -157,7 +163,9 @@ class Coalescer(Generic[Entry]):
                 await self._company()
             entries = self._take()
             if entries:
+                self._writing = entries
                 await self._flush(entries)
+                self._writing = ()
             self._relax()
             if not self._entries:
                 self._some.clear()

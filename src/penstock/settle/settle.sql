@@ -83,10 +83,17 @@ room AS MATERIALIZED (
   SELECT array_agg(lane_id ORDER BY lane_id) AS lanes, array_agg(count ORDER BY lane_id) AS counts
     FROM (SELECT lane_id, count(*)::int4 FROM final WHERE limited GROUP BY lane_id) AS n
 ),
+-- In id order, as whoever pauses or cancels takes them.
+roomy AS MATERIALIZED (
+  SELECT id FROM penstock.lanes
+   WHERE id = ANY (ARRAY(SELECT lane_id FROM final WHERE limited))
+   ORDER BY id
+     FOR UPDATE
+),
 freed AS (
   UPDATE penstock.lanes
      SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))]
-   WHERE id = ANY (ARRAY(SELECT lane_id FROM final WHERE limited))
+   WHERE id = ANY (ARRAY(SELECT id FROM roomy))
 ),
 counted AS (
   INSERT INTO penstock.progress (batch_id, completed, failed, not_found, skipped, retried)

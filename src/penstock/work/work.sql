@@ -52,14 +52,18 @@ SELECT b.id, b.state, b.total, b.created_at, b.target, b.paused_at, b.cancelling
  WHERE b.id = %(id)s AND b.deleted_at IS NULL
 
 -- name: pause_if_running
--- Closes the lanes and holds the deferrals. What is in flight finishes.
+-- Closes the lanes and holds the deferrals. What is in flight finishes. Whoever needs several lanes and waits for them
+-- takes them in id order: steering here, and settles that make room.
 WITH batch AS (
   UPDATE penstock.batches SET paused_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = %(id)s AND state = 'in_progress' AND deleted_at IS NULL
   RETURNING id
 ),
+lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch) ORDER BY id FOR UPDATE
+),
 closed AS (
-  UPDATE penstock.lanes SET open = false WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
+  UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
 parked AS (
   UPDATE penstock.deferrals SET held = true WHERE batch_id = %(id)s AND NOT held AND EXISTS (SELECT FROM batch)
@@ -73,8 +77,11 @@ WITH batch AS (
    WHERE id = %(id)s AND state = 'paused' AND deleted_at IS NULL
   RETURNING id
 ),
+lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch) ORDER BY id FOR UPDATE
+),
 opened AS (
-  UPDATE penstock.lanes SET open = true WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
+  UPDATE penstock.lanes SET open = true WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
 released AS (
   UPDATE penstock.deferrals SET held = false WHERE batch_id = %(id)s AND held AND EXISTS (SELECT FROM batch)
@@ -88,8 +95,11 @@ WITH batch AS (
    WHERE id = %(id)s AND state IN ('in_progress', 'paused') AND deleted_at IS NULL
   RETURNING id
 ),
+lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch) ORDER BY id FOR UPDATE
+),
 closed AS (
-  UPDATE penstock.lanes SET open = false WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
+  UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
 parked AS (
   UPDATE penstock.deferrals SET held = true WHERE batch_id = %(id)s AND NOT held AND EXISTS (SELECT FROM batch)
@@ -151,8 +161,14 @@ SELECT id FROM batch
 
 -- name: close_if_past_deadline
 -- Closes the lanes of a batch whose deadline has passed.
+WITH lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes
+   WHERE batch_id = %(id)s AND open AND deadline <= coalesce(%(now)s::timestamptz, now())
+   ORDER BY id
+     FOR UPDATE
+)
 UPDATE penstock.lanes SET open = false
- WHERE batch_id = %(id)s AND open AND deadline <= coalesce(%(now)s::timestamptz, now())
+ WHERE id = ANY (ARRAY(SELECT id FROM lane))
 RETURNING id
 
 -- name: hold_strays
