@@ -190,6 +190,7 @@ class Shift:
             try:
                 # Never cut short: a claim that committed unseen would lie idle until somebody reclaims it.
                 self._claiming = asyncio.create_task(self._claim(), name="one claim")
+                self._claiming.add_done_callback(_heard)
                 leases = await asyncio.shield(self._claiming)
                 for lease in leases:
                     await self._supply(lease)
@@ -412,6 +413,12 @@ class Shift:
             for batch_id in list(self._touched):
                 if await batches.finish(connection, batch_id):
                     self._touched.discard(batch_id)
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    """Take note of how a task ended: one that fails while its shift is leaving has nobody else to tell."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:

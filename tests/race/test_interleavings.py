@@ -188,7 +188,6 @@ class Stage:
             play = await self._turns.play(order, [_bound(move, scene) for move in moves])
             self._note(names, play)
             self._nothing_is_claimed_of_the_closed(setting, moves, play)
-            await self.check(scene)
             await batches.tidy(self.db, scene.batch)
             await self.check(scene, tidied=True)
         except BaseException as error:
