@@ -15,12 +15,13 @@ from penstock.cli.target import Target
 from penstock.config import Config
 from penstock.db.pool import Pool
 from penstock.dispatch.pool import Dispatcher
-from penstock.errors import PenstockError
+from penstock.errors import ExitCode, PenstockError
 from penstock.worker import Worker
 
 _log = logging.getLogger("penstock.fleet")
 
-_RESTARTS = 5
+# Per worker. Finding the one request of a large claim that kills its workers takes as many deaths as halvings.
+_RESTARTS = 20
 
 
 class Fleet(Protocol):
@@ -149,7 +150,7 @@ class Crew:
                 return
             self._restarts += 1
             _log.warning("a worker process ended with code %d", code)
-            if self._restarts > _RESTARTS * self._size:
+            if code == ExitCode.USAGE or self._restarts > _RESTARTS * self._size:
                 raise PenstockError(
                     f"worker processes keep ending (last exit code {code})",
                     hint="Run with --workers 1 -v to see why.",

@@ -20,7 +20,7 @@ Pool = AsyncConnectionPool[Connection]
 Now = datetime | None
 """The time a statement takes as now: None is the database's clock; tests pass their own."""
 
-# The server notices a vanished client, and the client a vanished server, within half a minute.
+# A server that has vanished without a word is noticed within half a minute.
 KEEPALIVE: dict[str, Any] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,

@@ -149,6 +149,8 @@ batch AS (
      AND (b.state = 'cancelling' OR b.state IN ('in_progress', 'paused') AND b.deadline <= coalesce(%(now)s::timestamptz, now()))
      AND NOT EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND open)
      AND NOT EXISTS (SELECT FROM penstock.leases WHERE batch_id = b.id)
+     -- Settled since finish_if_settled looked: then it is completed, the next time.
+     AND s.completed + s.failed + s.not_found + s.skipped < b.total
   RETURNING b.id
 ),
 dropped AS (
