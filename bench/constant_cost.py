@@ -15,7 +15,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 import uvloop
-from tests.support.engine import make_file
 
 from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized
 from penstock.claim import claim as claims
@@ -25,6 +24,7 @@ from penstock.db.pool import Connection
 from penstock.model import Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
+from tests.support.engine import make_file
 
 BODY = b'{"input": "' + b"x" * 587 + b'"}'
 ROUTE = "model-0"

@@ -17,8 +17,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 import uvloop
-from tests.support.engine import make_batch
-from tests.support.plans import ExplainingConnection, Mode
 
 from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized
 from penstock.claim import claim as claims
@@ -27,6 +25,8 @@ from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.model import Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
+from tests.support.engine import make_batch
+from tests.support.plans import ExplainingConnection, Mode
 
 BODY = b'{"input": "' + b"x" * 587 + b'"}'
 ANSWER = b'{"output": "' + b"y" * 486 + b'"}'

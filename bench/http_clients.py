@@ -27,7 +27,6 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.aiohttp_transport import AiohttpTransport
-
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.http import HttpProcessor
 from penstock.dispatch.transport import PyreqwestTransport, Transport

@@ -22,7 +22,6 @@ from uuid import UUID
 
 import psycopg
 import uvloop
-from tests.support.engine import make_file
 
 from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized
 from penstock.config import Config
@@ -31,6 +30,7 @@ from penstock.dispatch.python import PythonProcessor
 from penstock.model import Item
 from penstock.work import batches
 from penstock.worker import Worker
+from tests.support.engine import make_file
 
 BODY = b'{"input": "' + b"x" * 587 + b'"}'
 ANSWER = b'{"output": "' + b"y" * 486 + b'"}'

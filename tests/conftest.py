@@ -9,10 +9,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
-from tests.support.pooler import pooled
 
 from penstock.db import embedded
 from penstock.db.migrate import migrate
+from tests.support.pooler import pooled
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from penstock.errors import ExitCode
 from tests.support.cli import write_requests
 from tests.support.processes import Process, Processes
-
-from penstock.errors import ExitCode
 
 _DONE = (ExitCode.OK, ExitCode.FAILED_ROWS)
 _RESTART_PAUSE_S = 0.2

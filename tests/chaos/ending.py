@@ -9,10 +9,10 @@ from uuid import UUID
 
 import msgspec
 import psycopg
-from tests.support.history import HistoryWriter, digest_of
 
 from penstock.export.jsonl import errors_path, export_files
 from penstock.model import BatchState
+from tests.support.history import HistoryWriter, digest_of
 
 _FENCED = re.compile(rb"penstock\.settle: refused (\d+) results")
 _APPLIED = re.compile(rb"penstock\.settle: (\d+) results were already applied")

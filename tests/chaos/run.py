@@ -12,6 +12,12 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import psycopg
+
+from penstock.db import embedded
+from penstock.db.cluster import PGDATA
+from penstock.db.keeper import find_postmaster
+from penstock.db.migrate import migrate
+from penstock.mock import Behaviour, Latency
 from tests.chaos.crew import Crew, Files
 from tests.chaos.ending import Reader, note_logs, note_records, tracebacks
 from tests.chaos.plan import Act, Action, Plan
@@ -24,12 +30,6 @@ from tests.support.processes import Processes
 from tests.support.proxy import TcpProxy
 from tests.support.upstream import start_upstream
 from tests.support.wait import wait_until
-
-from penstock.db import embedded
-from penstock.db.cluster import PGDATA
-from penstock.db.keeper import find_postmaster
-from penstock.db.migrate import migrate
-from penstock.mock import Behaviour, Latency
 
 _SETTLE = r"INTO penstock\.outcomes"
 _CLAIM = r"(?s)UPDATE penstock\.lanes.*INTO penstock\.leases"

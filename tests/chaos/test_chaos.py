@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.chaos.plan import Act, make_plan
 from tests.chaos.run import Settings, run
 from tests.chaos.table import table

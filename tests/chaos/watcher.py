@@ -10,10 +10,10 @@ from typing import Self
 from uuid import UUID
 
 import psycopg
-from tests.support.history import HistoryWriter
 
 from penstock.db.pool import Connection
 from penstock.work import batches
+from tests.support.history import HistoryWriter
 
 _EVERY_S = 0.2
 _DEADLINE_S = 30.0

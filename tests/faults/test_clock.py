@@ -11,6 +11,14 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+
+from penstock.claim import claim as claims
+from penstock.claim import liveness
+from penstock.config import LivenessLimits
+from penstock.db.pool import Connection
+from penstock.model import Outcome, OutcomeState
+from penstock.settle.write import Changes, settle
+from penstock.work import batches
 from tests.support.cli import (
     DEADLINE_S,
     ask,
@@ -26,14 +34,6 @@ from tests.support.cli import (
 from tests.support.db import connected, one, with_connection
 from tests.support.engine import make_batch
 from tests.support.mock_process import MockProcess, start_mock_process
-
-from penstock.claim import claim as claims
-from penstock.claim import liveness
-from penstock.config import LivenessLimits
-from penstock.db.pool import Connection
-from penstock.model import Outcome, OutcomeState
-from penstock.settle.write import Changes, settle
-from penstock.work import batches
 
 LINES = 120
 LIMITS = LivenessLimits()

@@ -18,6 +18,17 @@ from uuid import UUID
 
 import psycopg
 import pytest
+
+from penstock.config import ClaimLimits, Config, LivenessLimits, RetryLimits, SettleLimits
+from penstock.db import embedded
+from penstock.db.cluster import PGDATA
+from penstock.db.keeper import find_postmaster
+from penstock.db.migrate import migrate
+from penstock.db.pool import Connection, Pool
+from penstock.dispatch.coroutines import CoroutineDispatcher, each
+from penstock.model import Item, Outcome, OutcomeState, Verdict
+from penstock.work import batches
+from penstock.worker import Worker
 from tests.support.db import connected, one, pooled
 from tests.support.engine import make_batch
 from tests.support.postgres_proxy import PostgresProxy
@@ -36,17 +47,6 @@ from tests.support.workbench import (
     until_said,
     workbench,
 )
-
-from penstock.config import ClaimLimits, Config, LivenessLimits, RetryLimits, SettleLimits
-from penstock.db import embedded
-from penstock.db.cluster import PGDATA
-from penstock.db.keeper import find_postmaster
-from penstock.db.migrate import migrate
-from penstock.db.pool import Connection, Pool
-from penstock.dispatch.coroutines import CoroutineDispatcher, each
-from penstock.model import Item, Outcome, OutcomeState, Verdict
-from penstock.work import batches
-from penstock.worker import Worker
 
 DEADLINE_S = 60.0
 CONCURRENCY = 8

@@ -11,6 +11,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+
+from penstock.errors import ExitCode
+from penstock.mock import Behaviour
 from tests.support.cli import check_answers, ids_of, run_cli, write_requests
 from tests.support.history import digest_of
 from tests.support.postgres_proxy import PostgresProxy
@@ -33,9 +36,6 @@ from tests.support.workbench import (
     until_said,
     workbench,
 )
-
-from penstock.errors import ExitCode
-from penstock.mock import Behaviour
 
 LINES = 60
 

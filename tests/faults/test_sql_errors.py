@@ -12,8 +12,6 @@ from uuid import UUID
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
-from tests.support.db import connected, one
-from tests.support.engine import make_batch
 
 from penstock.config import ClaimLimits, Config, DatabaseLimits, LivenessLimits, RetryLimits, SettleLimits
 from penstock.db.pool import Connection, Pool, open_pool
@@ -21,6 +19,8 @@ from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import BatchState, Item, Outcome, OutcomeState, Verdict
 from penstock.work import batches
 from penstock.worker import Worker
+from tests.support.db import connected, one
+from tests.support.engine import make_batch
 
 DEADLINE_S = 60.0
 PER_PHASE = 30

@@ -6,8 +6,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from tests.support.db import connected, one, with_connection
-from tests.support.engine import make_batch, make_file
 
 from penstock.claim import claim as claims
 from penstock.claim import gates
@@ -16,6 +14,8 @@ from penstock.errors import PenstockError
 from penstock.model import BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
+from tests.support.db import connected, one, with_connection
+from tests.support.engine import make_batch, make_file
 
 WORKER = uuid4()
 

@@ -20,12 +20,12 @@ from typing import Self
 import psutil
 import psycopg
 import pytest
-from tests.support.wait import wait_until
 
 from penstock.db import embedded
 from penstock.db.cluster import Cluster
 from penstock.db.keeper import find_postmaster, try_lock
 from penstock.errors import PenstockError
+from tests.support.wait import wait_until
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 

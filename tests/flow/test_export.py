@@ -6,8 +6,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from tests.support.db import with_connection
-from tests.support.engine import make_batch
 
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
@@ -16,6 +14,8 @@ from penstock.export.jsonl import errors_path, export_files
 from penstock.model import BatchState, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
+from tests.support.db import with_connection
+from tests.support.engine import make_batch
 
 COMPLETED, FAILED = OutcomeState.COMPLETED, OutcomeState.FAILED
 

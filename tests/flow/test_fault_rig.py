@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import psycopg
+
+from penstock.mock import Behaviour, Latency
 from tests.support.checker import check
 from tests.support.cli import write_requests
 from tests.support.history import HistoryWriter, digest_of, read_history
@@ -13,8 +15,6 @@ from tests.support.processes import Process, Processes
 from tests.support.proxy import TcpProxy
 from tests.support.upstream import start_upstream
 from tests.support.wait import wait_until
-
-from penstock.mock import Behaviour, Latency
 
 LINES = 600
 DEADLINE_S = 60.0

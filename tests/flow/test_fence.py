@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
-from tests.support.db import one, with_connection
-from tests.support.engine import make_batch
-
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
@@ -14,6 +11,8 @@ from penstock.db.pool import Connection
 from penstock.model import Again, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, settle
 from penstock.work import batches
+from tests.support.db import one, with_connection
+from tests.support.engine import make_batch
 
 
 async def leased(connection: Connection, worker: UUID, want: int = 4) -> Lease:

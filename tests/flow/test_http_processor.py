@@ -15,9 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support import hostile
-from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, answer
-from tests.support.items import make_item
 
 from penstock import __version__
 from penstock.config import KIB, MIB, DispatchLimits, RetryLimits
@@ -25,6 +22,9 @@ from penstock.dispatch.http import HttpProcessor
 from penstock.dispatch.transport import PyreqwestTransport, Transport
 from penstock.errors import PenstockError, UsageError
 from penstock.model import Again, Halt, Item, Outcome, OutcomeState, Verdict
+from tests.support import hostile
+from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, answer
+from tests.support.items import make_item
 
 LIMITS = DispatchLimits(
     connect_timeout_s=2,

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
+from penstock.db import embedded
+from penstock.db.cluster import PGDATA
+from penstock.db.keeper import find_postmaster
 from tests.support.cli import (
     Finished,
     ask,
@@ -30,10 +34,6 @@ from tests.support.cli import (
 )
 from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.wait import wait_until
-
-from penstock.db import embedded
-from penstock.db.cluster import PGDATA
-from penstock.db.keeper import find_postmaster
 
 CONCURRENCY = 32
 # Results that are answered and not yet recorded are bounded too: one flush on its way, and a buffer behind it.

@@ -7,9 +7,6 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import psycopg
-from tests.support.db import connected, one, pooled, with_connection
-from tests.support.engine import make_batch, until
-from tests.support.wait import wait_until
 
 from penstock.claim import claim as claims
 from penstock.claim import liveness
@@ -21,6 +18,9 @@ from penstock.model import BatchState, Item, Lease, Outcome, OutcomeState, Verdi
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
 from penstock.worker import Worker
+from tests.support.db import connected, one, pooled, with_connection
+from tests.support.engine import make_batch, until
+from tests.support.wait import wait_until
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 LIMITS = LivenessLimits(heartbeat_grace_s=30, max_reclaims=3)

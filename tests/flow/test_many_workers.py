@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
 from tests.support.cli import (
     ask,
     calls_by_key,

@@ -16,11 +16,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.support.mock_process import spawn_mock, start_mock_process
 
 from penstock.mock import Behaviour, Latency, MockUpstream, RateLimit
 from penstock.mock.answers import digest_of
 from penstock.mock.wire import WireLimits
+from tests.support.mock_process import spawn_mock, start_mock_process
 
 DEADLINE_S = 20.0
 LONG = Latency(600.0, 600.0)

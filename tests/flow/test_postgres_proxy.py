@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from tests.support.db import pooled
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.postgres_wire import CopyPoint

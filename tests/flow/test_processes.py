@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from tests.support.history import HistoryWriter, read_history
 from tests.support.processes import Process, Processes
 from tests.support.wait import wait_until

@@ -12,6 +12,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+
 from tests.support.history import HistoryWriter, read_history
 from tests.support.mock_process import start_mock_process
 from tests.support.proxy import TcpProxy

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.items import make_item, make_items
 
 from penstock import Fail, NotFound, Retry, Skip, chunk
 from penstock.config import DispatchLimits, RetryLimits
@@ -24,6 +23,7 @@ from penstock.dispatch.pool import Dispatcher
 from penstock.dispatch.python import PythonProcessor, chunk_size_of, load_processor
 from penstock.errors import PenstockError, UsageError
 from penstock.model import Again, Item, Outcome, OutcomeState, Verdict
+from tests.support.items import make_item, make_items
 
 RETRY = RetryLimits()
 

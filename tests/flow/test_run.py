@@ -19,6 +19,7 @@ import psycopg
 import pytest
 import zstandard
 from psycopg.conninfo import make_conninfo
+
 from tests.support.cli import (
     PENSTOCK,
     Finished,

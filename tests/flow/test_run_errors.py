@@ -15,6 +15,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+
+from penstock.cli.paths import check_paths
+from penstock.db import embedded
+from penstock.errors import UsageError
 from tests.support.cli import (
     Finished,
     ask,
@@ -33,10 +37,6 @@ from tests.support.cli import (
 )
 from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.wait import wait_until
-
-from penstock.cli.paths import check_paths
-from penstock.db import embedded
-from penstock.errors import UsageError
 
 MIB = 1024 * 1024
 MIGRATION_LOCK = 0x50454E53544F434B

@@ -9,14 +9,14 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from tests.support.db import connected, one, pooled
-from tests.support.engine import make_batch
 
 from penstock.claim import claim as claims
 from penstock.config import SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.model import Again, Item, Outcome, OutcomeState
 from penstock.settle.buffer import SettleBuffer
+from tests.support.db import connected, one, pooled
+from tests.support.engine import make_batch
 
 LIMITS = SettleLimits(settle_max_rows=10, settle_interval_s=0.005)
 

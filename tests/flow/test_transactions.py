@@ -6,8 +6,6 @@ import asyncio
 from dataclasses import replace
 
 import psycopg
-from tests.support.db import connected, pooled
-from tests.support.engine import make_batch
 
 from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
 from penstock.db.pool import Pool
@@ -15,6 +13,8 @@ from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Item, Outcome, OutcomeState, Verdict
 from penstock.work import batches
 from penstock.worker import Worker
+from tests.support.db import connected, pooled
+from tests.support.engine import make_batch
 
 LINES = 3_000
 COALESCED = Config(claim=ClaimLimits(claim_max=500))

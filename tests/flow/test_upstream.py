@@ -9,6 +9,8 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+
+from penstock.mock import Behaviour, Latency
 from tests.support.checker import check
 from tests.support.history import Event, digest_of, read_history
 from tests.support.processes import Processes
@@ -16,8 +18,6 @@ from tests.support.proxy import TcpProxy
 from tests.support.proxy_link import Way
 from tests.support.upstream import line_of, start_upstream, upstream_serving
 from tests.support.wait import wait_until
-
-from penstock.mock import Behaviour, Latency
 
 DEADLINE_S = 20.0
 

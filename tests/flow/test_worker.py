@@ -4,9 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from tests.support.db import one, pooled
-from tests.support.engine import make_batch, until
-
 from penstock.adapt.pace import Pace
 from penstock.claim import gates
 from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
@@ -15,6 +12,8 @@ from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Again, BatchState, Halt, Item, Outcome, OutcomeState, Verdict
 from penstock.work import batches
 from penstock.worker import Worker
+from tests.support.db import one, pooled
+from tests.support.engine import make_batch, until
 
 CONFIG = Config(claim=ClaimLimits(claim_poll_s=0.01), settle=SettleLimits(settle_interval_s=0.005))
 DONE = Outcome(OutcomeState.COMPLETED, b'"done"', 200, duration_ms=1)

@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.support.engine import make_batch
 
 from penstock.claim import claim as claims
 from penstock.claim import liveness
@@ -32,6 +31,7 @@ from penstock.db import arrays, sql
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
+from tests.support.engine import make_batch
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=4)

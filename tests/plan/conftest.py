@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+
 from tests.plan.crowd import World, Worlds, fill, fresh_database, populate
 
 SMALL, LARGE = 1_000, 100_000

@@ -10,13 +10,13 @@ from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.conninfo import make_conninfo
-from tests.support.plans import Session
 
 from penstock.claim import claim as claims
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Lease
 from penstock.work import batches
+from tests.support.plans import Session
 
 POOL = "plans"
 ROUTE = "model-busy"

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.plan.crowd import DEFERRED_ROUTE, LEASED, POOL, ROUTE, World, Worlds, check_in, claim
-from tests.support.plans import Mode, Plan
 
 from penstock.claim import claim as claims
 from penstock.db import sql
@@ -15,6 +13,8 @@ from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
+from tests.plan.crowd import DEFERRED_ROUTE, LEASED, POOL, ROUTE, World, Worlds, check_in, claim
+from tests.support.plans import Mode, Plan
 
 Operation = Callable[[World, Connection], Awaitable[object]]
 

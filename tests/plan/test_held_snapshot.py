@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import psycopg
-from tests.plan.crowd import Subject, check_in, claim, fresh_database, make_subject
-from tests.support.plans import Mode, Session
 
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.model import Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
+from tests.plan.crowd import Subject, check_in, claim, fresh_database, make_subject
+from tests.support.plans import Mode, Session
 
 CLAIM = 4
 CYCLES = 1_000

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from tests.plan.crowd import POOL, fresh_database, make_subject
-from tests.support.plans import Mode, Plan, Session
 
 from penstock.claim import claim as claims
 from penstock.db import sql
@@ -16,6 +14,8 @@ from penstock.db.pool import Connection
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
+from tests.plan.crowd import POOL, fresh_database, make_subject
+from tests.support.plans import Mode, Plan, Session
 
 SESSIONS = 400
 ROUTE = "model-session"

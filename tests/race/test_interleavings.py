@@ -12,9 +12,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from tests.support.db import connected
-from tests.support.engine import make_batch, make_file
-from tests.support.interleave import Interleaver, Order, Play, Statement, interleaver, named, orders, orders_of_twins
 
 from penstock.claim import claim as claims
 from penstock.claim import liveness
@@ -24,6 +21,9 @@ from penstock.db.pool import Connection
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, settle
 from penstock.work import batches
+from tests.support.db import connected
+from tests.support.engine import make_batch, make_file
+from tests.support.interleave import Interleaver, Order, Play, Statement, interleaver, named, orders, orders_of_twins
 
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
 WORK_SQL = sql.load("penstock.work", "work.sql")

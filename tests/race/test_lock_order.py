@@ -12,9 +12,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from tests.support.db import connected
-from tests.support.engine import make_batch
-from tests.support.interleave import Interleaver, interleaver
 
 from penstock.claim import claim as claims
 from penstock.claim import liveness
@@ -23,6 +20,9 @@ from penstock.db.pool import Connection
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
+from tests.support.db import connected
+from tests.support.engine import make_batch
+from tests.support.interleave import Interleaver, interleaver
 
 _T = TypeVar("_T")
 

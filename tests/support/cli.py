@@ -17,10 +17,10 @@ from urllib.request import Request, urlopen
 
 import psutil
 import psycopg
-from tests.support.mock_process import MockProcess
 
 from penstock.db import embedded
 from penstock.export.jsonl import errors_path
+from tests.support.mock_process import MockProcess
 
 DEADLINE_S = 90.0
 PENSTOCK = (sys.executable, "-m", "penstock.cli.main")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 import msgspec
+
 from tests.support.history import BrokenHistoryError, Event, Value, in_order
 
 COUNTS = ("pending", "in_flight", "completed", "failed", "not_found", "skipped", "cancelled", "expired")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.wait import wait_until
 

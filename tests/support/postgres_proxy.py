@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from tests.support.history import HistoryWriter
 from tests.support.postgres_wire import Conversation, CopyPoint, Moment, Rule, Traffic
 from tests.support.proxy import Target, TcpProxy

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 import psutil
+
 from tests.support.cli import PENSTOCK, environment
 from tests.support.history import HistoryWriter
 from tests.support.wait import wait_until

@@ -19,14 +19,14 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import msgspec
-from tests.support.history import HistoryWriter, digest_of
-from tests.support.processes import Process, Processes
-from tests.support.wait import wait_until
 
 from penstock.mock.behaviour import Behaviour
 from penstock.mock.server import MockUpstream
 from penstock.mock.service import Answer, Call, Service
 from penstock.mock.wire import Request
+from tests.support.history import HistoryWriter, digest_of
+from tests.support.processes import Process, Processes
+from tests.support.wait import wait_until
 
 _START_DEADLINE_S = 20.0
 _ROOT = Path(__file__).parents[2]

@@ -27,6 +27,12 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+
+from penstock import config as configuration
+from penstock.cli.target import Target
+from penstock.db.pool import open_pool
+from penstock.mock import Behaviour, Latency
+from penstock.worker import Worker
 from tests.support.cli import ask, check_agreement
 from tests.support.db import with_connection
 from tests.support.engine import make_batch
@@ -34,12 +40,6 @@ from tests.support.history import digest_of, read_history
 from tests.support.processes import Process, Processes
 from tests.support.upstream import UpstreamProcess, start_upstream
 from tests.support.wait import wait_until
-
-from penstock import config as configuration
-from penstock.cli.target import Target
-from penstock.db.pool import open_pool
-from penstock.mock import Behaviour, Latency
-from penstock.worker import Worker
 
 DEADLINE_S = 60.0
 POOL = "test"

@@ -9,6 +9,7 @@ import random
 from time import process_time
 
 import pytest
+
 from tests.support.checker import SHOWN_PER_KIND, check
 from tests.support.history import BrokenHistoryError, Event
 from tests.support.random_history import long_history

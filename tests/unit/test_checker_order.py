@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.support import checker
 from tests.support.checker import Bounds, check
 from tests.support.story import Shelf, Story, finished, row, rows, served

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from tests.support.checker import Bounds, check
 from tests.support.history import Event
 from tests.support.random_history import good_history

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from tests.support.history import BrokenHistoryError, Event, HistoryWriter, digest_of, in_order, read_history
 from tests.support.wait import wait_until
 

@@ -7,6 +7,7 @@ from struct import pack
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.support.postgres_wire import Conversation, CopyPoint, Frames, Moment, Rule, Traffic
 from tests.support.proxy_link import Back, Cut, Step, Trigger
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.support.schedule import Event, Fault, Rhythm, calms, make_schedule, play
 
 FAULTS = tuple(fault for fault in Fault if fault is not Fault.HEAL)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.support.broken import VARIANTS
 
 ROOT = Path(__file__).parent.parent.parent
