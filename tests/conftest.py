@@ -8,11 +8,16 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg.conninfo import make_conninfo
 
 from penstock.db import embedded
 from penstock.db.migrate import migrate
 from tests.support.pooler import pooled
+
+# How long an example takes says something about the machine, nothing about the code.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
