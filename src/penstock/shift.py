@@ -298,7 +298,7 @@ class Shift:
             )
         )
         if again.gate_s > _HOSTAGE_S:
-            self._give_back_route(route)
+            self._give_back_unstarted(route)
 
     def _halt_route(self, route: str, halt: Halt) -> None:
         if route in self._halts:
@@ -308,7 +308,7 @@ class Shift:
         self._in_background(
             lambda connection: gates.halt(connection, self._pool, route, halt.error_code, halt.error_message)
         )
-        self._give_back_route(route)
+        self._give_back_unstarted(route)
 
     def _in_background(self, write: Callable[[Connection], Awaitable[None]]) -> None:
         async def note() -> None:
@@ -327,14 +327,10 @@ class Shift:
             self._hand.release(item)
             self.buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])
 
-    def _give_back_route(self, route: str) -> None:
+    def _give_back_unstarted(self, route: str | None = None) -> None:
+        """Return what was not called yet: everything, or one route's."""
         self._give_back_all(self._dispatcher.take_back(route))
         for lease, ranges in self._hand.drop_unread(route):
-            self.buffer.give_back(lease, ranges)
-
-    def _give_back_unstarted(self) -> None:
-        self._give_back_all(self._dispatcher.take_back())
-        for lease, ranges in self._hand.drop_unread():
             self.buffer.give_back(lease, ranges)
 
     # -- the round
