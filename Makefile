@@ -49,10 +49,13 @@ chaos: setup ## a seeded run of faults, checked: make chaos SEED=1 MINUTES=10
 replay: setup ## the same faults once more, everything kept: make replay SEED=1
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10) --keep
 
+conformance: setup ## the official clients in every major version, and litellm, against a server
+	@$(BIN)/python -m tests.conformance
+
 docs: setup ## write the pages that are made from the source
 	@$(BIN)/python scripts/configuration_page.py
 
 clean: ## remove the environment and what the demo wrote
 	@rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup lock demo test check format bench chaos replay docs clean
+.PHONY: help setup lock demo test check format bench chaos replay conformance docs clean

@@ -30,6 +30,10 @@ QUICK: Mapping[str, Sequence[str]] = {
     "dispatch_overhead": ["--items", "20000", "--rounds", "1"],
     "http_clients": ["--requests", "1000", "--rounds", "1"],
     "kill_resume": ["--lines", "3000", "--kills", "1"],
+    "lost_worker": ["--quick"],
+    "upload": ["--quick"],
+    "erase": ["--quick"],
+    "followers": ["--quick"],
 }
 
 

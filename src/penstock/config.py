@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.providers import Provider
+    from penstock.sinks import Sink
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -35,6 +41,12 @@ class IntakeLimits:
     """What a file may contain, and how it is read."""
 
     max_file_bytes: int = _knob(64 * GIB, 1, 1024 * GIB, "largest input after decompression")
+    max_upload_bytes: int = _knob(8 * GIB, 1, 1024 * GIB, "largest file that can be uploaded")
+    max_part_bytes: int = _knob(64 * MIB, 1, 4 * GIB, "largest part of an upload in parts")
+    max_upload_parts: int = _knob(10_000, 1, 100_000, "most parts of one upload")
+    upload_ttl_s: float = _knob(3_600, 1, 7 * 86_400, "how long an upload in parts can be completed")
+    max_message_batch_bytes: int = _knob(256 * MIB, KIB, 64 * GIB, "largest body that creates a message batch")
+    max_message_batch_requests: int = _knob(100_000, 1, 10_000_000, "most requests in one message batch")
     max_line_bytes: int = _knob(16 * MIB, 64, 256 * MIB, "longest line of a JSONL file")
     max_lines: int = _knob(100_000_000, 1, 2_000_000_000, "most requests in one file")
     max_routes_per_file: int = _knob(1_000, 1, 100_000, "most different models and urls in one file")
@@ -105,6 +117,7 @@ class LivenessLimits:
     stuck_buffer_s: float = _knob(30, 0.1, 3_600, "added to attempt_timeout_s before an idle lease is reclaimed")
     reclaim_action: str = _choice("requeue", ("requeue", "fail"), "what becomes of items whose worker was lost")
     max_reclaims: int = _knob(5, 1, 100, "worker losses before an input fails as worker_lost; the last one alone")
+    leader_grace_s: float = _knob(10, 0.5, 300, "silence after which another server leads the periodic work")
     drain_timeout_s: float = _knob(30, 0.1, 3_600, "how long a stopping worker waits for calls in flight")
 
 
@@ -118,6 +131,53 @@ class DatabaseLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookLimits:
+    """How events are told to those who asked for them."""
+
+    webhook_timeout_s: float = _knob(15, 0.1, 120, "whole time of one webhook delivery")
+    webhook_retry_base_s: float = _knob(5, 0.01, 3_600, "first wait after a failed delivery; then doubled, jittered")
+    webhook_retry_cap_s: float = _knob(21_600, 1, 86_400, "longest wait between deliveries of one event")
+    webhook_give_up_s: float = _knob(259_200, 1, 2_592_000, "age at which an undelivered event is given up")
+    webhook_keep_s: float = _knob(2_592_000, 60, 315_360_000, "how long the record of a delivery is kept")
+    webhook_batch: int = _knob(64, 1, 1_000, "deliveries taken at once")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLimits:
+    """The HTTP server's bounds."""
+
+    api_pool_max: int = _knob(10, 2, 200, "database connections of the API")
+    max_connections: int = _knob(10_000, 10, 1_000_000, "clients connected at once; more are answered 503")
+    max_head_bytes: int = _knob(64 * KIB, 4 * KIB, MIB, "largest request line and headers")
+    max_json_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "largest JSON body of a request; files are not bound by it")
+    head_timeout_s: float = _knob(20, 0.1, 600, "time for a request's line and headers to arrive")
+    body_idle_timeout_s: float = _knob(30, 0.1, 600, "longest silence inside a request's body")
+    body_min_bytes_per_s: int = _knob(1_024, 1, 1_000_000_000, "slower bodies are cut off, after body_idle_timeout_s")
+    send_timeout_s: float = _knob(120, 0.1, 3_600, "longest a client may leave an answer unread")
+    keep_alive_s: float = _knob(15, 0.1, 3_600, "how long an idle connection is kept")
+    key_cache_s: float = _knob(5, 0, 300, "how long a key's state is remembered: a revoked one works no longer")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """How long the callers of sessions wait, and how much may wait with them."""
+
+    session_wait_timeout_s: float = _knob(120, 0.1, 3_600, "longest a caller waits for its answer; then 503")
+    session_max_queued: int = _knob(10_000, 1, 10_000_000, "requests that wait in one session; more are answered 429")
+    session_max_body_bytes: int = _knob(8 * MIB, KIB, 128 * MIB, "largest body of a request queued or passed on")
+    session_accept_max: int = _knob(10_000, 1, 1_000_000, "requests waiting to be stored; more are answered 503")
+
+
+@dataclass(frozen=True, slots=True)
+class EraseLimits:
+    """How deleted data is removed."""
+
+    purge_batch_size: int = _knob(1_000, 1, 100_000, "rows removed per statement")
+    purge_throttle_ms: int = _knob(100, 0, 60_000, "rest between two statements")
+    purge_interval_ms: int = _knob(3_600_000, 100, 86_400_000, "how often a server looks for what is left to remove")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     claim: ClaimLimits = field(default_factory=ClaimLimits)
@@ -126,6 +186,18 @@ class Config:
     retry: RetryLimits = field(default_factory=RetryLimits)
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     database: DatabaseLimits = field(default_factory=DatabaseLimits)
+    webhooks: WebhookLimits = field(default_factory=WebhookLimits)
+    serve: ServeLimits = field(default_factory=ServeLimits)
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    erase: EraseLimits = field(default_factory=EraseLimits)
+    providers: tuple[Provider, ...] = ()
+    sinks: tuple[Sink, ...] = ()
+    public_url: str | None = None
+    """Where clients reach the server, if that is not where it listens."""
+    root_path: str = ""
+    """What a proxy puts before every path."""
+    webhook_allow: tuple[str, ...] = ()
+    """Networks and host names that webhooks may go to although they are not public."""
     database_url: str | None = None
     data_dir: Path = Path(".penstock")
 
@@ -162,6 +234,10 @@ _GROUPS: dict[str, type[Any]] = {
     "retry": RetryLimits,
     "liveness": LivenessLimits,
     "database": DatabaseLimits,
+    "webhooks": WebhookLimits,
+    "serve": ServeLimits,
+    "sessions": SessionLimits,
+    "erase": EraseLimits,
 }
 
 
@@ -173,7 +249,8 @@ def knobs() -> Iterator[Knob]:
             yield Knob(entry.name, group, kind, entry.default, **entry.metadata)
 
 
-_TEXT_SETTINGS = ("database_url", "data_dir")
+_OTHER_SETTINGS = ("database_url", "data_dir", "public_url", "root_path", "webhook_allow")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
 def load(
@@ -184,18 +261,25 @@ def load(
     flags: Mapping[str, float | None] | None = None,
     database_url: str | None = None,
     data_dir: Path | None = None,
+    root_path: str | None = None,
+    public_url: str | None = None,
 ) -> Config:
     """Read file, environment and command line into one checked configuration."""
     environ = os.environ if environ is None else environ
     known = {knob.name: knob for knob in knobs()}
     chosen: dict[str, tuple[Any, str]] = {}
 
+    tables: dict[str, tuple[Any, ...]] = {}
+
     if toml_path is not None:
         for name, value in _read_toml(toml_path).items():
-            if name not in known and name not in _TEXT_SETTINGS:
+            if name in ("providers", "sinks"):
+                tables[name] = _parse_tables(name, value, str(toml_path))
+                continue
+            if name not in known and name not in _OTHER_SETTINGS:
                 raise UsageError(f"{toml_path}: unknown setting '{name}'", hint=_nearest(name, known))
             chosen[name] = (value, f"{toml_path}: {name}")
-    for name in (*known, *_TEXT_SETTINGS):
+    for name in (*known, *_OTHER_SETTINGS):
         variable = f"PENSTOCK_{name.upper()}"
         if variable in environ:
             chosen[name] = (environ[variable], variable)
@@ -206,10 +290,10 @@ def load(
     for name, flag in (flags or {}).items():
         if flag is not None:
             chosen[name] = (flag, f"--{name.replace('_', '-')}")
-    if database_url is not None:
-        chosen["database_url"] = (database_url, "--database-url")
-    if data_dir is not None:
-        chosen["data_dir"] = (str(data_dir), "--data-dir")
+    texts = {"database_url": database_url, "data_dir": data_dir, "root_path": root_path, "public_url": public_url}
+    for name, text in texts.items():
+        if text is not None:
+            chosen[name] = (str(text), f"--{name.replace('_', '-')}")
 
     grouped: dict[str, dict[str, Any]] = {}
     for name, (value, place) in chosen.items():
@@ -218,6 +302,11 @@ def load(
     groups = {name: limits(**grouped.get(name, {})) for name, limits in _GROUPS.items()}
     config = Config(
         **groups,
+        providers=tables.get("providers", ()),
+        sinks=tables.get("sinks", ()),
+        public_url=_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
+        root_path=_root_path(*chosen["root_path"]) if "root_path" in chosen else "",
+        webhook_allow=_entries(*chosen["webhook_allow"]) if "webhook_allow" in chosen else (),
         database_url=str(chosen["database_url"][0]) if "database_url" in chosen else None,
         data_dir=Path(str(chosen["data_dir"][0])) if "data_dir" in chosen else Path(".penstock"),
     )
@@ -234,6 +323,24 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not valid TOML: {error}") from error
 
 
+def _parse_tables(name: str, value: Any, file: str) -> tuple[Any, ...]:
+    if name == "providers":
+        from penstock.providers import parse
+
+        return parse(value, file)
+    from penstock import sinks
+
+    return sinks.parse(value, file)
+
+
+def _entries(value: Any, place: str) -> tuple[str, ...]:
+    """A list, as TOML has it or separated by commas."""
+    entries = value.split(",") if isinstance(value, str) else value
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise UsageError(f"{place}: not a list of texts", hint='Write ["10.1.0.0/16", "hooks.example.net"].')
+    return tuple(entry.strip() for entry in entries if entry.strip())
+
+
 def _value(knob: Knob, value: Any, place: str) -> float | str:
     if knob.choices:
         if value not in knob.choices:
@@ -247,6 +354,25 @@ def _value(knob: Knob, value: Any, place: str) -> float | str:
     if not knob.low <= number <= knob.high:
         raise UsageError(f"{place}: {value} is out of range", hint=_range_hint(knob))
     return number
+
+
+def _root_path(value: Any, place: str) -> str:
+    path = str(value).rstrip("/")
+    if path and not _ROOT_PATH.fullmatch(path):
+        raise UsageError(f"{place}: '{value}' is not a path", hint="For example /penstock")
+    return path
+
+
+def _public_url(value: Any, place: str) -> str:
+    try:
+        parts = urlsplit(str(value))
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+        _ = parts.port
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment:
+        raise UsageError(f"{place}: not the URL of a server", hint="For example https://batch.example.org/penstock")
+    return str(value).rstrip("/")
 
 
 def _range_hint(knob: Knob) -> str:

@@ -57,7 +57,7 @@ class Hand:
             return
         del self._items[lease_id]
         if lease_id not in self._unread:
-            self._suspects.discard(lease_id)
+            self._forget(item.lease)
 
     def all_unread(self) -> list[tuple[Lease, list[Range]]]:
         return list(self._unread.values())
@@ -73,8 +73,14 @@ class Hand:
         """Take what is unread of one lease out of the book."""
         _, ranges = self._unread.pop(lease.id, (lease, []))
         if lease.id not in self._items:
-            self._suspects.discard(lease.id)
+            self._forget(lease)
         return ranges
+
+    def _forget(self, lease: Lease) -> None:
+        self._suspects.discard(lease.id)
+        if lease.session:
+            # It has one lease at a time, and there may be any number of sessions.
+            self.lanes.discard(lease.lane_id)
 
     @property
     def leases(self) -> list[int]:

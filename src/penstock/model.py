@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import secrets
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,6 +25,9 @@ class OutcomeState(StrEnum):
 class BatchState(StrEnum):
     """A batch's state; a generated column derives it from the batch's timestamps."""
 
+    VALIDATING = "validating"
+    FAILED = "failed"
+    """It cannot run at all: nothing of it was started. Failed requests do not make a failed batch."""
     IN_PROGRESS = "in_progress"
     PAUSED = "paused"
     CANCELLING = "cancelling"
@@ -31,7 +37,7 @@ class BatchState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self in (BatchState.COMPLETED, BatchState.CANCELLED, BatchState.EXPIRED)
+        return self in (BatchState.COMPLETED, BatchState.FAILED, BatchState.CANCELLED, BatchState.EXPIRED)
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -50,6 +56,8 @@ class Lease:
     """Half-open ordinal ranges, ascending."""
     reclaims: int = 0
     """How often these ordinals were lost with their worker."""
+    session: bool = False
+    """Its one ordinal is a session's request; `batch_id` is the session's id."""
 
     @property
     def suspect(self) -> bool:
@@ -61,17 +69,41 @@ class Lease:
         return sum(stop - start for start, stop in self.ranges)
 
 
+@dataclass(slots=True, frozen=True)
+class SessionRequest:
+    """What a session's request says of itself besides its body."""
+
+    id: UUID
+    endpoint: str
+    stream: bool
+    """The caller wants the answer in pieces."""
+    waited: bool
+    """Somebody waits for the answer: it is recorded at once, and rung."""
+    cancelled: bool
+    """It is not to be sent."""
+
+
 class Item:
     """One input, as a processor sees it."""
 
-    __slots__ = ("_body", "custom_id", "lease", "line", "ordinal", "raw")
+    __slots__ = ("_body", "custom_id", "lease", "line", "ordinal", "raw", "request")
 
-    def __init__(self, lease: Lease, ordinal: int, line: int, custom_id: str, raw: bytes) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        ordinal: int,
+        line: int,
+        custom_id: str,
+        raw: bytes,
+        request: SessionRequest | None = None,
+    ) -> None:
         self.lease = lease
         self.ordinal = ordinal
         self.line = line
         self.custom_id = custom_id
         self.raw = raw
+        self.request = request
+        """Of a session; None for a line of a batch."""
 
     @property
     def body(self) -> Any:
@@ -85,7 +117,26 @@ class Item:
     @property
     def url(self) -> str:
         """The endpoint the input asked for, such as `/v1/chat/completions`."""
-        return self.lease.endpoint
+        return self.lease.endpoint if self.request is None else self.request.endpoint
+
+    @property
+    def session_request_id(self) -> UUID | None:
+        return None if self.request is None else self.request.id
+
+    @property
+    def stream(self) -> bool:
+        """Somebody wants the answer in pieces, as they come."""
+        return self.request is not None and self.request.stream
+
+    @property
+    def cancelled(self) -> bool:
+        """It is not to be sent."""
+        return self.request is not None and self.request.cancelled
+
+    @property
+    def waited(self) -> bool:
+        """Somebody waits for the answer."""
+        return self.request is not None and self.request.waited
 
     @property
     def route(self) -> str:
@@ -110,6 +161,18 @@ class Item:
 
 
 @dataclass(slots=True)
+class Usage:
+    """What an answer, or a whole batch, cost in tokens, as the upstream told it."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the input tokens."""
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of the output tokens."""
+
+
+@dataclass(slots=True)
 class Outcome:
     """The item is decided: `body` is the JSON that was answered, exactly as received."""
 
@@ -120,6 +183,7 @@ class Outcome:
     error_code: str | None = None
     error_message: str | None = None
     duration_ms: int = 0
+    usage: Usage | None = None
 
 
 @dataclass(slots=True)
@@ -171,8 +235,43 @@ class Counts:
         return self.completed + self.failed + self.not_found + self.skipped
 
 
+# What clients see of an id: what it names, and 32 hexadecimal digits.
+ID_PREFIX = {
+    "file": "file-",
+    "batch": "batch_",
+    "msgbatch": "msgbatch_",
+    "upload": "upload_",
+    "part": "part_",
+    "webhook": "whe_",
+    "key": "key_",
+    "erasure": "erase_",
+    "event": "evt_",
+    "session": "session_",
+    "session_request": "sreq_",
+}
+_HEX = re.compile(r"[0-9a-f]{32}")
+
+
+def new_id() -> UUID:
+    """A random id that sorts by the time it was made (UUID version 7, to a quarter of a microsecond)."""
+    milliseconds, rest_ns = divmod(time.time_ns(), 1_000_000)
+    fraction = (rest_ns << 12) // 1_000_000
+    return UUID(int=milliseconds << 80 | 7 << 76 | fraction << 64 | 2 << 62 | secrets.randbits(62))
+
+
+def public_id(kind: str, uuid: UUID) -> str:
+    return ID_PREFIX[kind] + uuid.hex
+
+
+def parse_id(kind: str, text: str) -> UUID | None:
+    """The id that `public_id` put so; None for anything else."""
+    prefix = ID_PREFIX[kind]
+    digits = text.removeprefix(prefix)
+    return UUID(hex=digits) if text.startswith(prefix) and _HEX.fullmatch(digits) else None
+
+
 def batch_public_id(batch_id: UUID) -> str:
-    return f"batch_{batch_id.hex}"
+    return public_id("batch", batch_id)
 
 
 def request_public_id(batch_id: UUID, line: int) -> str:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
@@ -21,16 +21,16 @@ import psycopg
 
 from penstock.adapt.pace import Pace
 from penstock.claim import claim as claims
-from penstock.claim import gates, liveness
+from penstock.claim import liveness
 from penstock.claim.heart import Heart
 from penstock.config import Config
-from penstock.db.pool import Connection, Pool, borrowed
+from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
 from penstock.hand import Hand
-from penstock.housekeeping import end_batches, reclaim_lost
+from penstock.housekeeping import end_batches, finish_touched, reclaim_lost, take_turn
 from penstock.model import Again, Halt, Item, Lease, Outcome, OutcomeState, Verdict
+from penstock.routes import Routes
 from penstock.settle.buffer import SettleBuffer
-from penstock.work import batches
 
 _log = logging.getLogger("penstock.worker")
 
@@ -38,11 +38,9 @@ _READ_ROWS = 500
 _FIRST_POLL_S = 0.005
 _LAST_BACKOFF_S = 5.0
 _ROUND_S = 1.0
-# A route that must wait longer than this gives its items back, so that they are not hostages of this process.
-_HOSTAGE_S = 10.0
-# Retry-After arrives with every refused call; the database needs to hear of it a few times a second at most.
-_GATE_STEP_S = 0.25
 _CANCEL_AGAIN_S = 1.0
+
+_CANCELLED = Outcome(OutcomeState.SKIPPED, error_code="cancelled", error_message="It was cancelled before it was sent.")
 
 
 class LostIdentityError(Exception):
@@ -57,12 +55,14 @@ class Shift:
     ) -> None:
         self.id: UUID = uuid4()
         self.trouble = ""
-        self.buffer = SettleBuffer(database, self.id, config.settle, on_pressure=self._press)
+        self.woken = asyncio.Event()
+        """Set from outside: there is something new to claim, so do not wait for the next poll."""
+        self.buffer = SettleBuffer(database, self.id, config.settle, on_pressure=self._press, on_room=self.woken.set)
         self._config = config
         self._database = database
         self._pool = pool
         self._dispatcher = dispatcher
-        self._halts = halts
+        self._routes = Routes(database, pool, dispatcher, halts)
         self._pace = Pace(config.claim)
         self._hand = Hand(config.claim.ready_max_bytes)
         self._stopping = asyncio.Event()
@@ -72,8 +72,6 @@ class Shift:
         """Held while leases come into being other than by a claim, so that none is taken for a forgotten one."""
         self._condemned: set[int] = set()
         """Leases of what is to be failed, until it is."""
-        self._gated_until: dict[str, float] = {}
-        self._gate_tasks: set[asyncio.Task[None]] = set()
         self._touched: set[UUID] = set()
         self._loop = asyncio.get_running_loop()
         self._heart = Heart(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
@@ -110,6 +108,7 @@ class Shift:
 
     async def _register(self) -> None:
         async with borrowed(self._database) as connection:
+            self._heart.count_from_now()
             await liveness.register(connection, self.id, self._pool)
 
     def stop(self) -> None:
@@ -135,7 +134,7 @@ class Shift:
         done, _ = await asyncio.wait([settling, guard], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        await _cancelled([guard, *self._gate_tasks])
+        await _cancelled([guard, *self._routes.tasks])
         self._log_figures()
         with contextlib.suppress(psycopg.Error):
             async with borrowed(self._database) as connection:
@@ -163,7 +162,7 @@ class Shift:
         dropped = len(self._dispatcher.take_back()) + len(self._dispatcher.abort()) + len(self.buffer)
         if dropped:
             _log.warning("dropped %d items and results of worker %s", dropped, self.id)
-        await _cancelled([*loops, settling, *self._gate_tasks])
+        await _cancelled([*loops, settling, *self._routes.tasks])
         # Whatever filled the buffer has been dropped with it: the next shift begins with an empty one.
         self._dispatcher.resume_starting()
 
@@ -192,8 +191,10 @@ class Shift:
                 self._claiming = asyncio.create_task(self._claim(), name="one claim")
                 self._claiming.add_done_callback(_heard)
                 leases = await asyncio.shield(self._claiming)
+                await self._supply_heads([lease for lease in leases if lease.session])
                 for lease in leases:
-                    await self._supply(lease)
+                    if not lease.session:
+                        await self._supply(lease)
                 if not leases:
                     await self._finish_touched()
             except psycopg.Error as error:
@@ -206,8 +207,17 @@ class Shift:
             if leases:
                 poll_s = _FIRST_POLL_S
                 continue
-            await asyncio.sleep(poll_s * random.uniform(0.75, 1))  # noqa: S311 -- jitter
-            poll_s = min(2 * poll_s, self._config.claim.claim_poll_s)
+            poll_s = await self._idle(poll_s)
+
+    async def _idle(self, poll_s: float) -> float:
+        """Wait for the next poll, or until woken; how long to wait the time after."""
+        try:
+            async with asyncio.timeout(poll_s * random.uniform(0.75, 1)):  # noqa: S311 -- jitter
+                await self.woken.wait()
+        except TimeoutError:
+            return min(2 * poll_s, self._config.claim.claim_poll_s)
+        self.woken.clear()
+        return _FIRST_POLL_S
 
     async def _claim(self) -> list[Lease]:
         size = self._pace.claim_size(self._dispatcher.concurrency)
@@ -215,7 +225,7 @@ class Shift:
             routes = [
                 route
                 for route in await claims.routes_with_work(connection, self._pool)
-                if route not in self._halts and self._gated_until.get(route, 0) <= monotonic()
+                if self._routes.may_claim(route)
             ]
             if not routes or not self._heart.alive:
                 return []
@@ -230,7 +240,8 @@ class Shift:
             )
         for lease in leases:
             self._hand.take(lease)
-            self._touched.add(lease.batch_id)
+            if not lease.session:
+                self._touched.add(lease.batch_id)
         return leases
 
     async def _recover(self) -> None:
@@ -262,6 +273,35 @@ class Shift:
             self._hand.read(lease, items)
             self._dispatcher.offer(items)
 
+    async def _supply_heads(self, leases: list[Lease]) -> None:
+        """The same for sessions: each has one body to read, and many are read at once."""
+        while leases:
+            page = leases[:_READ_ROWS]
+            await self._hand.wait_for_bytes()
+            async with borrowed(self._database) as connection:
+                items = await claims.read_heads(connection, page, max_bytes=self._hand.free_bytes)
+            reached = 1 + page.index(items[-1].lease) if items else len(page)
+            self._offer_heads(page[:reached], {item.lease.id: item for item in items})
+            leases = leases[reached:]
+
+    def _offer_heads(self, leases: list[Lease], items: dict[int, Item]) -> None:
+        offered: list[Item] = []
+        for lease in leases:
+            if not self._hand.unread(lease):
+                continue
+            item = items.get(lease.id)
+            if item is None:
+                # The session was closed since the claim.
+                self.buffer.give_back(lease, self._hand.drop(lease))
+                continue
+            self._hand.read(lease, [item])
+            if item.cancelled:
+                self._hand.release(item)
+                self.buffer.decide(item, _CANCELLED)
+            else:
+                offered.append(item)
+        self._dispatcher.offer(offered)
+
     # -- verdicts
 
     def receive(self, item: Item, verdict: Verdict) -> None:
@@ -274,51 +314,18 @@ class Shift:
         elif isinstance(verdict, Again):
             self.trouble = verdict.error_message
             self.buffer.decide(item, verdict)
-            if verdict.gate_s > 0:
-                self._hold_route(item.route, verdict)
+            if verdict.gate_s > 0 and self._routes.hold(item.route, verdict):
+                self._give_back_unstarted(item.route)
         else:
             self.buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])
-            self._halt_route(item.route, verdict)
+            if self._routes.halt(item.route, verdict):
+                self._give_back_unstarted(item.route)
 
     def _press(self, pressed: bool) -> None:
         if pressed:
             self._dispatcher.stop_starting()
         else:
             self._dispatcher.resume_starting()
-
-    def _hold_route(self, route: str, again: Again) -> None:
-        self._dispatcher.hold(route, again.gate_s)
-        until = monotonic() + again.gate_s
-        if until <= self._gated_until.get(route, 0) + _GATE_STEP_S:
-            return
-        self._gated_until[route] = until
-        self._in_background(
-            lambda connection: gates.hold(
-                connection, self._pool, route, again.gate_s, again.error_code, again.error_message
-            )
-        )
-        if again.gate_s > _HOSTAGE_S:
-            self._give_back_unstarted(route)
-
-    def _halt_route(self, route: str, halt: Halt) -> None:
-        if route in self._halts:
-            return
-        self._halts[route] = halt
-        _log.error("route %s is halted: %s", route, halt.error_message)
-        self._in_background(
-            lambda connection: gates.halt(connection, self._pool, route, halt.error_code, halt.error_message)
-        )
-        self._give_back_unstarted(route)
-
-    def _in_background(self, write: Callable[[Connection], Awaitable[None]]) -> None:
-        async def note() -> None:
-            with contextlib.suppress(psycopg.Error):
-                async with borrowed(self._database) as connection:
-                    await write(connection)
-
-        task = asyncio.create_task(note(), name="gate")
-        self._gate_tasks.add(task)
-        task.add_done_callback(self._gate_tasks.discard)
 
     # -- giving back
 
@@ -340,12 +347,15 @@ class Shift:
         report_at = monotonic() + report_every_s
         while True:
             try:
+                my_turn = await take_turn(self._database, _ROUND_S)
                 async with self._leasing:
-                    given_up = await reclaim_lost(self._database, self.id, self._config)
+                    given_up = await reclaim_lost(self._database, self.id, self._config, everywhere=my_turn)
                     self._condemned.update(lease.id for lease in given_up)
                 await self._fail_given_up(given_up)
-                await end_batches(self._database, self._pool)
+                if my_turn:
+                    await end_batches(self._database)
                 await self._give_back_closed()
+                await self._routes.refresh()
                 if monotonic() >= report_at:
                     report_at = monotonic() + report_every_s
                     await self._report_progress()
@@ -376,14 +386,17 @@ class Shift:
             ranges: list[claims.Range] = list(lease.ranges)
             while ranges:
                 async with borrowed(self._database) as connection:
-                    items = await claims.read_bodies(connection, lease, ranges, max_rows=_READ_ROWS, max_bytes=1)
+                    if lease.session:
+                        items = await claims.read_heads(connection, [lease], max_bytes=1)
+                    else:
+                        items = await claims.read_bodies(connection, lease, ranges, max_rows=_READ_ROWS, max_bytes=1)
                 if not items:
                     self.buffer.give_back(lease, ranges)
                     break
                 for item in items:
                     message = f"its worker was lost {lease.reclaims} times while it was being processed"
                     outcome = Outcome(OutcomeState.FAILED, error_code="worker_lost", error_message=message)
-                    self.buffer.decide(item, outcome)
+                    self.buffer.decide(item, _CANCELLED if item.cancelled else outcome)
                 ranges = claims.beyond(ranges, items[-1].ordinal)
             self._condemned.discard(lease.id)
 
@@ -405,10 +418,7 @@ class Shift:
         if not self._touched or self._hand.leases or len(self.buffer):
             return
         self._hand.lanes.clear()
-        async with borrowed(self._database) as connection:
-            for batch_id in list(self._touched):
-                if await batches.finish(connection, batch_id):
-                    self._touched.discard(batch_id)
+        self._touched = await finish_touched(self._database, self._touched)
 
 
 def _heard(task: asyncio.Task[Any]) -> None:

@@ -7,12 +7,14 @@ drops its results, and begins a new shift under a new identity.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 
 import psycopg
 
 from penstock.config import Config
+from penstock.db.bell import WORK, Bell
 from penstock.db.pool import Pool
 from penstock.dispatch.pool import Dispatcher
 from penstock.model import Halt, Item, Verdict
@@ -28,7 +30,10 @@ _LAST_BACKOFF_S = 5.0
 class Worker:
     """Works off one pool's lanes until stopped."""
 
-    def __init__(self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher, bell: Bell | None = None
+    ) -> None:
+        """With a bell, new work is begun at once; without, at the next poll."""
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
         self.lost_identities = 0
@@ -36,6 +41,7 @@ class Worker:
         self._database = database
         self._pool = pool
         self._dispatcher = dispatcher
+        self._bell = bell
         self._stopping = asyncio.Event()
         self._shift = self._next_shift()
 
@@ -45,27 +51,31 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`. Raises when the database stays away for longer than it is worth waiting."""
         await self._dispatcher.start(self._receive)
-        backoff_s = _FIRST_BACKOFF_S
         try:
-            while True:
-                try:
-                    await self._shift.run()
-                except LostIdentityError as error:
-                    self.lost_identities += 1
-                    _log.warning("worker %s is lost: %s; going on under a new identity", self._shift.id, error)
-                except psycopg.OperationalError as error:
-                    # The first shift has to begin; later ones wait for the database as long as it takes.
-                    if not self.lost_identities:
-                        raise
-                    _log.warning("no new identity yet: %s", error)
-                else:
-                    return
-                if await self._stopped_within(backoff_s * random.uniform(0.5, 1)):  # noqa: S311 -- jitter
-                    return
-                backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
-                self._shift = self._next_shift()
+            with self._bell.hears(WORK, self._wake) if self._bell else contextlib.nullcontext():
+                await self._run_shifts()
         finally:
             await self._dispatcher.stop()
+
+    async def _run_shifts(self) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._shift.run()
+            except LostIdentityError as error:
+                self.lost_identities += 1
+                _log.warning("worker %s is lost: %s; going on under a new identity", self._shift.id, error)
+            except psycopg.OperationalError as error:
+                # The first shift has to begin; later ones wait for the database as long as it takes.
+                if not self.lost_identities:
+                    raise
+                _log.warning("no new identity yet: %s", error)
+            else:
+                return
+            if await self._stopped_within(backoff_s * random.uniform(0.5, 1)):  # noqa: S311 -- jitter
+                return
+            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            self._shift = self._next_shift()
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:
@@ -74,6 +84,10 @@ class Worker:
         except TimeoutError:
             return False
         return True
+
+    def _wake(self, pool: str) -> None:
+        if pool in (self._pool, ""):
+            self._shift.woken.set()
 
     def _receive(self, item: Item, verdict: Verdict) -> None:
         self._shift.receive(item, verdict)

@@ -10,12 +10,15 @@ import pytest
 from penstock.claim import claim as claims
 from penstock.claim import gates
 from penstock.db.pool import Connection, Now
+from penstock.erase import erase
 from penstock.errors import PenstockError
 from penstock.model import BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
 from tests.support.db import connected, one, with_connection
 from tests.support.engine import make_batch, make_file
+from tests.support.wishes import answer, ask_for, make_wish
+from tests.support.wishes import take as wished
 
 WORKER = uuid4()
 
@@ -105,7 +108,7 @@ def test_nothing_is_claimed_from_a_paused_or_cancelled_batch(database: str) -> N
         status = await batches.read_status(connection, batch_id)
         assert status.state is BatchState.CANCELLED
         assert (status.counts.completed, status.counts.cancelled, status.counts.pending) == (3, 7, 0)
-        assert await one(connection, "SELECT count(*) FROM penstock.deferrals") == (0,)
+        assert await one(connection, "SELECT held, size FROM penstock.deferrals") == (True, 2), "for a retry"
 
     with_connection(database, body)
 
@@ -197,3 +200,306 @@ def test_claims_and_cancels_that_race_leave_exact_figures(database: str) -> None
             assert counts.cancelled > 0
 
     asyncio.run(body())
+
+
+class TestAsking:
+    """A batch over the API: noted, then looked at, then started or refused."""
+
+    def test_a_wish_is_noted_at_once_and_starts_when_it_is_looked_at(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            now = datetime(2030, 1, 1, tzinfo=UTC)
+            file_id = await make_file(connection, [3, 2])
+            batch_id = await ask_for(connection, file_id, validated=False, now=now, metadata={"a": "b"})
+            assert await batches.unvalidated(connection) == [batch_id]
+            batch = await batches.get_batch(connection, batch_id, "local")
+            assert batch is not None
+            assert (batch.state, batch.counts.total, batch.file_id) == (BatchState.VALIDATING, 0, file_id)
+            assert (batch.metadata, batch.window_s, batch.deadline) == ({"a": "b"}, 86_400, now + timedelta(days=1))
+            assert batch.output_file_id is not None
+            assert not await batches.pause(connection, batch_id)
+            assert not await batches.finish(connection, batch_id)
+            assert batch_id not in await batches.unfinished(connection)
+
+            pools = {"model-0": "serve:one", "model-1": "serve:two"}
+            await batches.validate_batch(connection, batch_id, pools.get, now=now)
+            await batches.validate_batch(connection, batch_id, lambda _: None, now=now)
+            batch = await batches.get_batch(connection, batch_id, "local")
+            assert batch is not None
+            assert (batch.state, batch.counts.total, batch.counts.pending) == (BatchState.IN_PROGRESS, 5, 5)
+            assert (batch.validated_at, batch.model, batch.pool) == (now, None, "serve")
+            lanes = await (await connection.execute("SELECT route, pool FROM penstock.lanes ORDER BY id")).fetchall()
+            assert dict(lanes) == pools
+            assert await batches.unvalidated(connection) == []
+            assert await batches.unfinished(connection) == [batch_id]
+            assert await batches.get_batch(connection, batch_id, "other") is None
+            for steer in (batches.pause, batches.cancel):
+                assert not await steer(connection, batch_id, "other")
+
+        with_connection(database, body)
+
+    def test_one_key_makes_one_batch(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            file_id = await make_file(connection, [1])
+            wish: dict[str, Any] = {
+                **{"owner": "local", "dialect": "openai", "file_id": file_id, "endpoint": "/v1/x"},
+                **{"completion_window": "24h", "window_s": 60, "key": "k", "fingerprint": b"f"},
+            }
+            first = await batches.request_batch(connection, **wish)
+            again = await batches.request_batch(connection, **(wish | {"fingerprint": b"g", "file_id": uuid4()}))
+            assert first is not None
+            assert again is not None
+            assert (first.existed, again.existed) == (False, True)
+            assert (first.batch.id, first.batch.fingerprint) == (again.batch.id, b"f")
+            assert await batches.request_batch(connection, **(wish | {"key": "l", "file_id": uuid4()})) is None
+            assert await batches.request_batch(connection, **(wish | {"key": "k", "owner": "other"})) is None
+            await connection.execute("UPDATE penstock.files SET purpose = 'user_data'")
+            assert await batches.request_batch(connection, **(wish | {"key": "m"})) is None
+
+        with_connection(database, body)
+
+    def test_what_cannot_run_fails_and_says_which_lines(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            await connection.execute(
+                "INSERT INTO penstock.webhook_endpoints (id, owner, name, url, event_types, secret, created_at,"
+                "  updated_at) VALUES (%s, 'local', 'n', 'u', '{batch.failed}', 'x', now(), now())",
+                [uuid4()],
+            )
+            file_id = await make_file(connection, [4, 4, 4])
+            await connection.execute("UPDATE penstock.file_lanes SET endpoint = '/v1/embeddings' WHERE source_lane = 1")
+            batch_id = await ask_for(connection, file_id, validated=False)
+            served = {"model-0": "serve:x", "model-1": "serve:x"}
+            await batches.validate_batch(connection, batch_id, served.get, max_reported=5)
+            batch = await batches.get_batch(connection, batch_id, "local")
+            assert batch is not None
+            assert (batch.state, batch.counts.total, batch.validated_at) == (BatchState.FAILED, 0, None)
+            assert batch.problems is not None
+            found = [(problem["line"], problem["code"], problem["param"]) for problem in batch.problems]
+            assert found == [
+                *((2, "url_mismatch", "url"), (3, "model_not_found", "body.model"), (5, "url_mismatch", "url")),
+                *((6, "model_not_found", "body.model"), (8, "url_mismatch", "url")),
+            ]
+            assert "model-2" in batch.problems[1]["message"]
+            assert await one(connection, "SELECT type, batch_id FROM penstock.webhook_deliveries") == (
+                "batch.failed",
+                batch_id,
+            )
+            assert await one(connection, "SELECT count(*) FROM penstock.lanes") == (0,)
+            assert not await batches.cancel(connection, batch_id)
+
+        with_connection(database, body)
+
+    def test_problems_of_the_file_are_those_of_the_batch(self, database_18: str) -> None:
+        async def body(connection: Connection) -> None:
+            wrong = '[{"code": "invalid_json_line", "line": 7, "message": "m", "param": null}]'
+            file_id = await make_file(connection, [])
+            empty = await ask_for(connection, file_id)
+            await connection.execute("UPDATE penstock.files SET problems = %s", [wrong])
+            broken = await ask_for(connection, file_id)
+            codes = []
+            for batch_id in (empty, broken):
+                batch = await batches.get_batch(connection, batch_id, None)
+                assert batch is not None
+                assert batch.problems is not None
+                codes += [(problem["code"], problem["line"]) for problem in batch.problems]
+            assert codes == [("empty_file", None), ("invalid_json_line", 7)]
+
+        with_connection(database_18, body)
+
+    def test_a_wish_can_be_cancelled_before_it_is_looked_at(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            batch_id = await make_wish(connection, [3], validated=False)
+            assert await batches.cancel(connection, batch_id, "local")
+            await batches.validate_batch(connection, batch_id, lambda _: "serve:x")
+            assert batch_id in await batches.unfinished(connection)
+            assert await batches.finish(connection, batch_id)
+            status = await batches.read_status(connection, batch_id)
+            assert (status.state, status.counts.total) == (BatchState.CANCELLED, 0)
+            assert await one(connection, "SELECT count(*) FROM penstock.files WHERE batch_id IS NOT NULL") == (0,)
+
+        with_connection(database, body)
+
+
+class TestEnding:
+    def test_the_end_publishes_results_and_tells_whoever_asked(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            now = datetime(2030, 1, 1, tzinfo=UTC)
+            for number, types in enumerate(["{batch.completed}", "{batch.failed}", "{batch.completed,batch.expired}"]):
+                await connection.execute(
+                    "INSERT INTO penstock.webhook_endpoints (id, owner, name, url, event_types, secret, created_at,"
+                    "  updated_at) VALUES (%s, 'local', 'n', 'u', %s, 'x', now(), now())",
+                    [UUID(int=number), types],
+                )
+            batch_id = await make_wish(connection, [5], now=now, output_expires_after_s=3_600)
+            await answer(connection, await wished(connection, 2, now=now), OutcomeState.FAILED, now=now)
+            await answer(connection, await wished(connection, now=now), now=now)
+            assert await batches.finish(connection, batch_id, now=now)
+            assert not await batches.finish(connection, batch_id, now=now)
+            batch = await batches.get_batch(connection, batch_id, None)
+            assert batch is not None
+            files = await (
+                await connection.execute(
+                    "SELECT id, kind, lines, bytes, purpose, filename, expires_at, owner FROM penstock.files"
+                    " WHERE batch_id = %s ORDER BY kind",
+                    [batch_id],
+                )
+            ).fetchall()
+            name, hour = f"batch_{batch_id.hex}", now + timedelta(hours=1)
+            more = (hour, "local")
+            assert files == [
+                (batch.error_file_id, "errors", 2, batch.error_bytes, "batch_output", f"{name}_error.jsonl", *more),
+                (batch.output_file_id, "output", 3, batch.output_bytes, "batch_output", f"{name}_output.jsonl", *more),
+            ]
+            assert batch.output_bytes > 0
+            deliveries = await (
+                await connection.execute(
+                    "SELECT endpoint_id, type, batch_id, event_at, due_at FROM penstock.webhook_deliveries"
+                    " ORDER BY endpoint_id"
+                )
+            ).fetchall()
+            assert deliveries == [(UUID(int=n), "batch.completed", batch_id, now, now) for n in (0, 2)]
+            assert await one(connection, "SELECT count(DISTINCT event_id) FROM penstock.webhook_deliveries") == (1,)
+
+        with_connection(database, body)
+
+    def test_a_batch_of_failures_has_no_output(self, database_18: str) -> None:
+        async def body(connection: Connection) -> None:
+            batch_id = await make_wish(connection, [5])
+            await answer(connection, await wished(connection), OutcomeState.FAILED)
+            assert await batches.finish(connection, batch_id)
+            query = "SELECT kind FROM penstock.files WHERE batch_id IS NOT NULL"
+            assert await one(connection, query) == ("errors",)
+            plain = await make_wish(connection, [5], dialect="anthropic")
+            await answer(connection, await wished(connection))
+            assert await batches.finish(connection, plain)
+            assert await one(connection, query) == ("errors",)
+
+        with_connection(database_18, body)
+
+    def test_many_end_at_once(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            file_id = await make_file(connection, [2])
+            made = [await ask_for(connection, file_id) for _ in range(30)]
+            await answer(connection, await wished(connection, 40))
+            over = await batches.finish_all(connection, made)
+            assert len(over) == 20
+            assert await batches.still_unfinished(connection, made) == set(made) - over
+            assert await batches.finish_all(connection, made) == set()
+            await batches.tidy(connection, *made)
+
+        with_connection(database, body)
+
+
+class TestLists:
+    async def walk(self, connection: Connection, **wish: Any) -> list[UUID]:
+        found: list[UUID] = []
+        after: UUID | None = None
+        while page := await batches.list_batches(
+            connection, owner="local", dialect="openai", after=after, limit=3, **wish
+        ):
+            assert [batch.id for batch in page] == sorted((batch.id for batch in page), reverse=True)
+            found += [batch.id for batch in page]
+            after = page[-1].id
+        return found
+
+    def test_pages_by_state_metadata_and_time(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            start = datetime.now(UTC)
+            file_id = await make_file(connection, [2])
+            made = []
+            for number in range(10):
+                metadata = {"parity": str(number % 2), "all": "yes"}
+                at = start + timedelta(seconds=number)
+                made.append(await ask_for(connection, file_id, metadata=metadata, now=at))
+            await ask_for(connection, file_id, owner="local", dialect="anthropic")
+            newest = made[::-1]
+            assert await self.walk(connection) == newest
+            assert await self.walk(connection, metadata={"parity": "1"}) == newest[::2]
+            assert await self.walk(connection, metadata={"parity": "1", "all": "no"}) == []
+            for batch_id in made[:4]:
+                await batches.cancel(connection, batch_id)
+            assert await self.walk(connection, states=["cancelling"]) == made[3::-1]
+            assert await self.walk(connection, states=["cancelling", "in_progress"]) == newest
+            assert await self.walk(connection, states=["completed"]) == []
+            assert await self.walk(connection, states=["cancelling"], metadata={"parity": "0"}) == [made[2], made[0]]
+            window = {"created_after": start + timedelta(seconds=2), "created_before": start + timedelta(seconds=5)}
+            assert await self.walk(connection, **window) == made[4:1:-1]
+            assert await self.walk(connection, **window, metadata={"all": "yes"}) == made[4:1:-1]
+
+            async def back(before: UUID, **wish: Any) -> list[UUID]:
+                page = await batches.list_batches(
+                    connection, owner="local", dialect="openai", before=before, limit=3, **wish
+                )
+                return [batch.id for batch in page]
+
+            assert await back(made[4]) == made[7:4:-1]
+            assert await back(made[8]) == [made[9]]
+            assert await back(made[9]) == []
+            assert await back(made[4], metadata={"parity": "1"}) == [made[9], made[7], made[5]]
+            assert await back(made[0], metadata={"parity": "1"}) == [made[5], made[3], made[1]]
+            both = await batches.list_batches(connection, owner="local", dialect=["openai", "anthropic"], limit=99)
+            assert len(both) == 11
+            assert await batches.list_batches(connection, owner="other", dialect="openai", limit=9) == []
+            counts = {batch.counts.total for batch in both}
+            assert counts == {2}
+
+        with_connection(database, body)
+
+    def test_a_walk_neither_skips_nor_repeats_while_batches_come_and_go(self, database_18: str) -> None:
+        async def body(connection: Connection) -> None:
+            file_id = await make_file(connection, [2])
+            made = [await ask_for(connection, file_id) for _ in range(12)]
+            seen: list[UUID] = []
+            after: UUID | None = None
+            while page := await batches.list_batches(connection, owner="local", dialect="openai", after=after, limit=2):
+                seen += [batch.id for batch in page]
+                after = page[-1].id
+                # The one the walk stands on goes, new ones come, and states change under it.
+                await erase.delete_batch(connection, after, None)
+                await ask_for(connection, file_id)
+                await batches.pause(connection, made[0])
+            assert seen == made[::-1]
+
+        with_connection(database_18, body)
+
+    def test_the_time_left_is_told_from_the_last_minute(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            now = datetime(2030, 1, 1, tzinfo=UTC)
+            batch_id = await make_wish(connection, [1_000], now=now)
+
+            async def eta_s(at: datetime) -> float | None:
+                batch = await batches.get_batch(connection, batch_id, None, now=at)
+                assert batch is not None
+                (listed,) = await batches.list_batches(connection, owner="local", dialect="openai", limit=1, now=at)
+                assert listed == batch
+                return batch.eta_s
+
+            assert await eta_s(now) is None
+            for second in range(1, 11):
+                at = now + timedelta(seconds=second)
+                await answer(connection, await wished(connection, 10, now=at), now=at)
+            assert await eta_s(now + timedelta(seconds=10)) == pytest.approx(90)
+            assert await eta_s(now + timedelta(seconds=20)) == pytest.approx(180)
+            assert await eta_s(now + timedelta(minutes=5)) is None
+            for second in range(300, 500):
+                at = now + timedelta(seconds=second / 2)
+                await answer(connection, await wished(connection, 2, now=at), now=at)
+            assert await eta_s(now + timedelta(seconds=249.5)) == pytest.approx(125, rel=0.02)
+            await batches.pause(connection, batch_id)
+            assert await eta_s(now + timedelta(seconds=250)) is None
+
+        with_connection(database, body)
+
+
+def test_one_worker_at_a_time_has_the_turn(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        now = datetime(2030, 1, 1, tzinfo=UTC)
+        assert await batches.take_turn(connection, "round", 1.0, now=now)
+        assert not await batches.take_turn(connection, "round", 1.0, now=now + timedelta(seconds=0.9))
+        assert await batches.take_turn(connection, "stuck", 1.0, now=now)
+        async with connected(database) as other:
+            async with other.transaction():
+                assert await batches.take_turn(other, "round", 1.0, now=now + timedelta(seconds=1))
+                assert not await batches.take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
+            assert await batches.take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
+
+    with_connection(database, body)

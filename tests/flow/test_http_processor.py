@@ -197,6 +197,21 @@ class TestAnswers:
 
         run(scenario())
 
+    @pytest.mark.parametrize("status", [400, 200])
+    def test_a_repeated_key_is_not_kept(self, status: int) -> None:
+        """What is kept is shown to whoever sent the request, which need not be whose key it is."""
+
+        async def scenario() -> None:
+            async with (
+                Upstream({BAD: answer(status, b"not JSON, but sk-secret-key")}) as upstream,
+                processor(upstream.base_url, key="sk-secret-key") as http,
+            ):
+                verdict = await http.call(make_item(url=BAD, attempt=RetryLimits().max_attempts))
+                assert isinstance(verdict, Outcome)
+                assert verdict.body == b'"not JSON, but [redacted]"'
+
+        run(scenario())
+
     @pytest.mark.parametrize("body", [b"", b"<html>hello</html>", b'{"a": "\xff"}', b'{"a": 1', b"NaN"])
     def test_a_success_that_is_not_json_is_tried_again_then_kept_as_text(self, body: bytes) -> None:
         first = asyncio.run(ask(answer(200, body)))

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from penstock.intake import (
 SQL = sql.load("penstock.intake", "intake.sql")
 WORKER = uuid4()
 URL = "/v1/chat/completions"
+TABLES = ("files", "file_lanes", "templates", "file_chunks")
 SMALL_BATCHES = IntakeLimits(copy_batch_rows=100)
 
 
@@ -76,11 +78,7 @@ def count(connection: psycopg.Connection, table: str) -> int:
 
 
 def assert_nothing_is_left(connection: psycopg.Connection) -> None:
-    assert {table: count(connection, table) for table in ("files", "file_lanes", "templates")} == {
-        "files": 0,
-        "file_lanes": 0,
-        "templates": 0,
-    }
+    assert {table: count(connection, table) for table in TABLES} == dict.fromkeys(TABLES, 0)
 
 
 def test_a_file_is_stored_byte_for_byte_in_line_order(
@@ -311,14 +309,35 @@ def test_the_purge_deletes_what_failed_files_left_and_nothing_else(
 
 
 def test_a_purge_that_meets_another_leaves_the_file_to_it(database: str, connection: psycopg.Connection) -> None:
-    abandoned_file(connection, uuid4(), rows=30)
+    contested = abandoned_file(connection, uuid4(), rows=30)
+    abandoned_file(connection, uuid4(), rows=7)
     sweep_abandoned(connection, grace_s=30)
     with psycopg.connect(database) as other:
-        other.execute("SELECT FROM penstock.templates WHERE ordinal < 5 FOR UPDATE")
-        assert purge_failed(connection) == 15
+        other.execute("SELECT FROM penstock.files WHERE id = %s FOR UPDATE", [contested])
+        assert purge_failed(connection) == 7
         assert count(connection, "files") == 1
         other.rollback()
-    assert purge_failed(connection) == 15
+    assert purge_failed(connection) == 30
+    assert_nothing_is_left(connection)
+
+
+def test_purges_at_once_share_the_rows(database: str, connection: psycopg.Connection) -> None:
+    for _ in range(3):
+        abandoned_file(connection, uuid4(), rows=4000)
+    sweep_abandoned(connection, grace_s=30)
+    # Whoever is in the way of the other makes it fail instead of wait.
+    hasty = make_conninfo(database, application_name="purge")
+
+    def purge(_: int) -> int:
+        deleted = 0
+        with psycopg.connect(hasty, autocommit=True) as own:
+            own.execute("SET lock_timeout = '1ms'")
+            while own.execute("SELECT EXISTS (SELECT FROM penstock.files)").fetchone() == (True,):
+                deleted += purge_failed(own, rows=100)
+        return deleted
+
+    with ThreadPoolExecutor(3) as threads:
+        assert sum(threads.map(purge, range(3))) == 12_000
     assert_nothing_is_left(connection)
 
 

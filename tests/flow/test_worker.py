@@ -207,3 +207,27 @@ def test_claims_follow_the_time_an_item_takes() -> None:
     for _ in range(100):
         pace.observe(600)
     assert pace.claim_size(1) == 4
+
+
+def test_a_halted_route_goes_on_once_a_person_opens_it(database_18: str) -> None:
+    async def body(pool: Pool, connection: Connection) -> None:
+        batch_id = await make_batch(connection, [20])
+        mended = asyncio.Event()
+
+        async def call(_: Item) -> Verdict:
+            return DONE if mended.is_set() else Halt("invalid_api_key", "the key is refused", 401)
+
+        worker = worker_of(pool, call)
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(60):
+            while not await gates.closed(connection, "test"):
+                await asyncio.sleep(0.01)
+        mended.set()
+        await gates.reopen(connection, "test")
+        status = await until(pool, batch_id, lambda status: status.state.terminal)
+        worker.stop()
+        await running
+        assert (status.counts.completed, status.counts.retried) == (20, 0)
+        assert worker.halts == {}
+
+    in_pool(database_18, body)

@@ -28,6 +28,7 @@ from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db import arrays, sql
+from penstock.erase import erase
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
@@ -49,7 +50,7 @@ class Lane:
     width: int | None
     state: dict[int, tuple[Any, ...]]
     """By ordinal: ('pending',), ('leased', lease, attempt), ('deferred', due, attempt, reclaims),
-    ('settled', state, answer), or ('dropped',) with its cancelled batch."""
+    ('settled', state, answer), or ('dropped',) with the file it came from."""
 
     def having(self, word: str) -> list[int]:
         return [ordinal for ordinal, state in self.state.items() if state[0] == word]
@@ -64,6 +65,10 @@ class Model:
     live: set[int] = field(default_factory=set)
     heartbeats: dict[UUID, datetime] = field(default_factory=dict)
     settled_seen: dict[UUID, int] = field(default_factory=dict)
+    files: dict[UUID, UUID] = field(default_factory=dict)
+    """By batch, unless deleted."""
+    deleted: set[UUID] = field(default_factory=set)
+    """Batches of which nothing may be seen again."""
 
     def claimable(self, route: str, now: datetime) -> tuple[int, int]:
         """How many ordinals of a route could be claimed, and how many suspects besides."""
@@ -100,7 +105,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.db.execute(
                 "TRUNCATE penstock.files, penstock.file_lanes, penstock.templates, penstock.batches,"
                 " penstock.lanes, penstock.leases, penstock.deferrals, penstock.outcomes, penstock.attempts,"
-                " penstock.reclaims, penstock.progress, penstock.workers, penstock.gates"
+                " penstock.reclaims, penstock.progress, penstock.workers, penstock.gates, penstock.journal,"
+                " penstock.erasures, penstock.erasure_pieces, penstock.webhook_deliveries"
             )
         )
 
@@ -134,6 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
     def create(self, totals: list[int], width: int | None) -> None:
         batch = self.wait(make_batch(self.db, totals, pool=POOL, width=width, now=self.now))
         self.model.states[batch] = BatchState.IN_PROGRESS
+        ((self.model.files[batch],),) = self.rows("SELECT file_id FROM penstock.batches WHERE id = %s", [batch])
         for lane_id, route, total in self.rows(
             "SELECT id, route, total FROM penstock.lanes WHERE batch_id = %s", [batch]
         ):
@@ -203,6 +210,8 @@ class EngineMachine(RuleBasedStateMachine):
         accepted = [o for o in chosen if who == worker and self.holds(held, o)]
         assert settled.outcomes + settled.retries == len(accepted)
         assert settled.fenced == len(chosen) - len(accepted)
+        if not accepted:
+            return
         lane = self.model.lanes[held.lane_id]
         for ordinal in accepted:
             verdict = verdicts[ordinal]
@@ -296,15 +305,102 @@ class EngineMachine(RuleBasedStateMachine):
         assert moved == (not before.terminal and (whole or drained))
         if moved:
             self.model.states[batch] = BatchState.COMPLETED if whole else BatchState.CANCELLED
-            for lane in lanes:
-                for ordinal in lane.having("deferred"):
-                    lane.state[ordinal] = ("dropped",)
 
     def _tidy(self, batch: UUID, before: BatchState) -> None:
         self.wait(batches.tidy(self.db, batch))
         assert self.wait(batches.read_status(self.db, batch)).state is before
 
+    @precondition(lambda self: self.model.states)
+    @rule(data=st.data(), custom=st.booleans())
+    def retry(self, data: st.DataObject, custom: bool) -> None:
+        """Failures run again, and of an ended batch what was never run; completed ones never."""
+        batch = data.draw(st.sampled_from(list(self.model.states)), label="batch")
+        before = self.model.states[batch]
+        lanes = [lane for lane in self.model.lanes.values() if lane.batch == batch]
+        failed = [(lane, o) for lane in lanes for o in lane.having("settled") if lane.state[o][1] != "completed"]
+        unrun = sum(len(lane.having("pending")) + len(lane.having("deferred")) for lane in lanes)
+        possible = (
+            before in (BatchState.IN_PROGRESS, BatchState.PAUSED, BatchState.COMPLETED, BatchState.CANCELLED)
+            and batch in self.model.files
+            and lanes[0].width is None
+            and not (custom and before is BatchState.CANCELLED and unrun)
+        )
+        try:
+            custom_ids = ["c"] if custom else None  # what everything in this machine goes by
+            retried = self.wait(batches.retry_batch(self.db, batch, None, custom_ids=custom_ids, now=self.now))
+        except batches.NotRetryable:
+            assert not possible
+            return
+        assert possible
+        opened = before.terminal and bool(failed or unrun)
+        assert (retried.requests, retried.reopened) == (len(failed) + (unrun if opened else 0), opened)
+        for lane, ordinal in failed:
+            lane.state[ordinal] = ("deferred", self.now, 1, 0)
+        if opened:
+            self.model.states[batch] = BatchState.IN_PROGRESS
+        if opened or failed:
+            # The one case in which terminal counts fall: somebody asked for it.
+            self.model.settled_seen.pop(batch, None)
+
+    @precondition(lambda self: self.model.files)
+    @rule(data=st.data())
+    def delete_file(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(list(self.model.files)), label="batch")
+        assert self.wait(erase.delete_file(self.db, self.model.files[batch], None, now=self.now))
+        assert not self.wait(erase.delete_file(self.db, self.model.files.pop(batch), None, now=self.now))
+        before = self.model.states[batch]
+        if before.terminal:
+            return
+        lanes = [lane for lane in self.model.lanes.values() if lane.batch == batch]
+        whole = all(len(lane.having("settled")) == len(lane.state) for lane in lanes)
+        self.model.states[batch] = BatchState.COMPLETED if whole else BatchState.CANCELLED
+        for lane in lanes:
+            for ordinal in lane.having("leased"):
+                self.model.live.discard(lane.state[ordinal][1])
+                lane.state[ordinal] = ("dropped",)
+
+    @precondition(lambda self: self.model.states)
+    @rule(data=st.data())
+    def delete_batch(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(list(self.model.states)), label="batch")
+        assert self.wait(erase.delete_batch(self.db, batch, None, now=self.now))
+        assert not self.wait(erase.delete_batch(self.db, batch, None, now=self.now))
+        del self.model.states[batch]
+        self.model.files.pop(batch, None)
+        self.model.deleted.add(batch)
+        for lane_id in [lane_id for lane_id, lane in self.model.lanes.items() if lane.batch == batch]:
+            for ordinal in self.model.lanes[lane_id].having("leased"):
+                self.model.live.discard(self.model.lanes[lane_id].state[ordinal][1])
+            del self.model.lanes[lane_id]
+
+    @rule(rows=st.integers(1, 20))
+    def purge(self, rows: int) -> None:
+        while self.wait(erase.purge_step(self.db, rows, now=self.now)):
+            pass
+        assert self.rows("SELECT count(*) FROM penstock.erasures WHERE finished_at IS NULL") == [(0,)]
+        assert self.rows("SELECT count(*) FROM penstock.erasure_pieces") == [(0,)]
+        inputs = sum(len(lane.state) for lane in self.model.lanes.values() if lane.batch in self.model.files)
+        orphans = self.rows(
+            "SELECT count(*) FROM penstock.templates t JOIN penstock.files f USING (source_id)"
+            " WHERE NOT EXISTS (SELECT FROM penstock.batches b WHERE b.file_id = f.id)"
+        )
+        ((templates,),) = self.rows("SELECT count(*) FROM penstock.templates")
+        assert templates - orphans[0][0] == inputs
+        known = list(self.model.states)
+        for table in ("batches", "lanes", "leases", "deferrals", "journal", "progress"):
+            column = "id" if table == "batches" else "batch_id"
+            query = f"SELECT count(*) FROM penstock.{table} WHERE {column} <> ALL (%s)"
+            assert self.rows(query, [known]) == [(0,)], table
+        for table in ("outcomes", "attempts", "reclaims"):
+            query = f"SELECT count(*) FROM penstock.{table} WHERE lane_id <> ALL (%s)"
+            assert self.rows(query, [list(self.model.lanes)]) == [(0,)], table
+
     # -- what must hold after every move
+
+    @invariant()
+    def deleted_batches_are_not_seen(self) -> None:
+        for batch in self.model.deleted:
+            assert self.wait(batches.get_batch(self.db, batch, None)) is None
 
     @invariant()
     def every_ordinal_is_in_one_place(self) -> None:
@@ -321,7 +417,7 @@ class EngineMachine(RuleBasedStateMachine):
             ]
             for word, ordinals in places:
                 assert sorted(ordinals) == sorted(lane.having(word)), (word, lane_id)
-            if lane.width is not None and self.model.states[lane.batch] is not BatchState.CANCELLED:
+            if lane.width is not None and not lane.having("dropped"):
                 assert busy == len(lane.having("leased")) + len(lane.having("deferred")) <= lane.width
 
     @invariant()
@@ -329,6 +425,8 @@ class EngineMachine(RuleBasedStateMachine):
         for lane_id, ordinal, state, response in self.rows(
             "SELECT lane_id, ordinal, state::text, response FROM penstock.outcomes"
         ):
+            if lane_id not in self.model.lanes:
+                continue  # deleted, and not purged yet
             assert self.model.lanes[lane_id].state[ordinal] == ("settled", state, bytes(response))
 
     @invariant()
@@ -353,7 +451,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert all(lane.state[earlier][0] == "settled" for o in started for earlier in range(o))
 
     def holds(self, lease: Lease, ordinal: int) -> bool:
-        return self.model.lanes[lease.lane_id].state[ordinal][:2] == ("leased", lease.id)
+        lane = self.model.lanes.get(lease.lane_id)
+        return lane is not None and lane.state[ordinal][:2] == ("leased", lease.id)
 
     def spread(self, table: str, lane_id: int) -> list[int]:
         return [

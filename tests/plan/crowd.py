@@ -27,7 +27,8 @@ LEASED = 100
 
 TABLES = (
     *("files", "file_lanes", "templates", "batches", "lanes", "leases"),
-    *("deferrals", "outcomes", "attempts", "reclaims", "progress", "workers", "gates"),
+    *("deferrals", "outcomes", "attempts", "reclaims", "progress", "journal", "workers", "gates"),
+    *("file_chunks", "erasures", "erasure_pieces", "webhook_endpoints", "webhook_deliveries"),
 )
 
 _names = (f"plan{number}" for number in count())
@@ -40,12 +41,14 @@ _NEIGHBOURS = (
     "INSERT INTO penstock.file_lanes"
     " SELECT source_id, n, 'model-' || n, '/v1', 1 FROM penstock.files, generate_series(0, 1) AS n"
     " ON CONFLICT DO NOTHING",
-    "INSERT INTO penstock.batches (id, owner, file_id, pool, total, created_at)"
-    " SELECT gen_random_uuid(), 'local', id, %(pool)s, 2, now() FROM penstock.files",
+    "INSERT INTO penstock.batches (id, owner, file_id, pool, total, created_at, validated_at)"
+    " SELECT gen_random_uuid(), 'local', id, %(pool)s, 2, now(), now() FROM penstock.files WHERE kind = 'input'",
     "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, next, total)"
     " SELECT b.id, %(pool)s, %(route)s, '/v1', f.source_id, n, n, 1"
     "   FROM penstock.batches b JOIN penstock.files f ON f.id = b.file_id, generate_series(0, 1) AS n",
     "INSERT INTO penstock.progress (batch_id) SELECT id FROM penstock.batches, generate_series(1, 5)",
+    "INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)"
+    " SELECT id, 0, '{[0,1)}', '{}', now() FROM penstock.batches, generate_series(1, 5)",
     "INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)"
     " SELECT gen_random_uuid(), %(pool)s, 'h', 'm', 1, 0, now(), now() FROM generate_series(1, %(few)s)",
     "INSERT INTO penstock.leases (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt,"
@@ -74,6 +77,11 @@ _OUTCOMES = (
     "        CASE n %% 50 WHEN 0 THEN 'failed' ELSE 'completed' END::penstock.outcome_state, 1, 0, now(), n,"
     "        CASE n %% 50 WHEN 0 THEN NULL ELSE '\"an answer\"'::bytea END"
     "   FROM generate_series(0, %(half)s - 1) AS n"
+)
+_JOURNAL = (
+    "INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)"
+    " SELECT %(batch)s, %(lane)s, '{}', int4multirange(int4range(50 * n, 50 * n + 1)), now()"
+    "   FROM generate_series(0, 9) AS n"
 )
 _ATTEMPTS = (
     "INSERT INTO penstock.attempts (lane_id, ordinal, attempt, lease_id, worker_id, ended_at, duration_ms,"
@@ -179,6 +187,7 @@ def make_subject(session: Session, lines: int) -> Subject:
     )
     session.execute(_OUTCOMES, {"lane": lane, "half": half})
     session.execute(_ATTEMPTS, {"lane": lane, "half": half})
+    session.execute(_JOURNAL, {"batch": batch, "lane": lane})
     session.execute(
         "INSERT INTO penstock.progress (batch_id, completed) VALUES (%(batch)s, %(half)s)",
         {"batch": batch, "half": half},

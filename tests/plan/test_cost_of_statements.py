@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -18,10 +19,11 @@ from tests.support.plans import Mode, Plan
 
 Operation = Callable[[World, Connection], Awaitable[object]]
 
-# Tables that are small whatever the load: one row per route, one per process.
-_SMALL_TABLES = {"gates", "workers"}
+# Tables that are small whatever the load: one row per route, per process, per receiver.
+_SMALL_TABLES = {"gates", "workers", "webhook_endpoints"}
 
 _WORK = sql.load("penstock.work", "work.sql")
+_ENDING = sql.load("penstock", "ending.sql")
 _EXPORT = sql.load("penstock.export", "export.sql")
 _INTAKE = sql.load("penstock.intake", "intake.sql")
 
@@ -120,26 +122,67 @@ async def cancel(world: World, connection: Connection) -> None:
     assert await batches.cancel(connection, world.subject.batch)
 
 
-async def finish_if_settled(world: World, connection: Connection) -> None:
-    cursor = await connection.execute(_WORK["finish_if_settled"], {"id": world.settled, "now": None})
+async def finish_settled(world: World, connection: Connection) -> None:
+    cursor = await connection.execute(_ENDING["finish_if_over"], {"ids": [world.settled], "now": None})
     assert await cursor.fetchone() is not None
 
 
-async def finish_if_drained(world: World, connection: Connection) -> None:
-    cursor = await connection.execute(_WORK["finish_if_drained"], {"id": world.drained, "now": None})
+async def finish_drained(world: World, connection: Connection) -> None:
+    cursor = await connection.execute(_ENDING["finish_if_over"], {"ids": [world.drained], "now": None})
     assert await cursor.fetchone() is not None
+
+
+async def finish_nothing(world: World, connection: Connection) -> None:
+    cursor = await connection.execute(_ENDING["finish_if_over"], {"ids": [world.subject.batch], "now": None})
+    assert await cursor.fetchone() is None
 
 
 async def close_if_past_deadline(world: World, connection: Connection) -> None:
-    await connection.execute(_WORK["close_if_past_deadline"], {"id": world.subject.batch, "now": None})
+    await connection.execute(_WORK["close_if_past_deadline"], {"ids": [world.subject.batch], "now": None})
 
 
 async def hold_strays(world: World, connection: Connection) -> None:
-    await connection.execute(_WORK["hold_strays"], {"id": world.subject.batch})
+    await connection.execute(_WORK["hold_strays"], {"ids": [world.subject.batch]})
 
 
 async def fold_progress(world: World, connection: Connection) -> None:
-    await connection.execute(_WORK["fold_progress"], {"batch": world.subject.batch, "limit": 1_000})
+    await connection.execute(_WORK["fold_progress"], {"ids": [world.subject.batch], "limit": 1_000})
+
+
+async def list_newest(_: World, connection: Connection) -> None:
+    assert len(await batches.list_batches(connection, owner="local", dialect="run", limit=20)) == 20
+
+
+async def list_paused(world: World, connection: Connection) -> None:
+    (batch,) = await batches.list_batches(connection, owner="local", dialect="run", limit=20, states=["paused"])
+    assert batch.id == world.paused
+
+
+async def list_backwards(_: World, connection: Connection) -> None:
+    """From the middle of the ids there are."""
+    before = UUID(int=1 << 127)
+    assert len(await batches.list_batches(connection, owner="local", dialect="run", limit=20, before=before)) == 20
+
+
+async def list_by_metadata(_: World, connection: Connection) -> None:
+    found = await batches.list_batches(connection, owner="local", dialect="run", limit=20, metadata={"no": "such"})
+    assert found == []
+
+
+async def result_of_nothing(_: World, connection: Connection) -> None:
+    assert await batches.batch_of_result(connection, uuid4(), None) is None
+
+
+async def read_failures(world: World, connection: Connection) -> None:
+    where = {"lane": world.subject.lane, "after": -1, "custom_ids": None, "lines": None, "limit": 10}
+    assert len(await (await connection.execute(_WORK["read_failures"], where)).fetchall()) == 10
+
+
+async def rerun_failures(world: World, connection: Connection) -> None:
+    subject = world.subject
+    chosen = {"ordinals": [50 * number for number in range(10)], "bytes": 1, "reopened": False, "now": None}
+    cursor = await connection.execute(_WORK["rerun_failures"], {"id": subject.batch, "lane": subject.lane, **chosen})
+    assert await cursor.fetchone() == (10,)
 
 
 async def heartbeat(world: World, connection: Connection) -> None:
@@ -179,7 +222,9 @@ _HOT: list[Operation] = [
 ]
 _OTHERS: list[Operation] = [
     *(create_batch, find_by_key, read_status, pause, resume, cancel),
-    *(finish_if_settled, finish_if_drained, close_if_past_deadline, hold_strays, list_lanes, purge_templates),
+    *(finish_settled, finish_drained, finish_nothing, close_if_past_deadline, hold_strays, list_lanes, purge_templates),
+    *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
+    *(read_failures, rerun_failures),
 ]
 
 

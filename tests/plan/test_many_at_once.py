@@ -39,9 +39,11 @@ _LEASES = (
 )
 
 _ENDED = (
-    "INSERT INTO penstock.batches (id, owner, pool, total, created_at, completed_at, completed, failed, not_found,"
-    "  skipped, retried)"
-    " SELECT gen_random_uuid(), 'local', %(pool)s, 1, now(), now(), 1, 0, 0, 0, 0 FROM generate_series(1, 20000)"
+    "INSERT INTO penstock.batches (id, owner, pool, total, created_at, validated_at, completed_at, completed, failed,"
+    "  not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,"
+    "  reasoning_tokens)"
+    " SELECT gen_random_uuid(), 'local', %(pool)s, 1, now(), now(), now(), 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0"
+    "   FROM generate_series(1, 20000)"
 )
 
 
@@ -138,10 +140,13 @@ def test_reclaim_looks_once_at_every_lease_and_worker(any_server: str, analysed:
             "SELECT (pg_relation_size('penstock.leases') + pg_relation_size('penstock.workers')) / 8192"
         )
         for mode in Mode:
-            plan = session.explain(lambda connection: connection.execute(_CLAIM["reclaim_if_lost"], parameters), mode)
-            # Besides the tables: the index in whose order leases may be read, and some pages for each one taken.
-            assert plan.buffers <= 1.2 * pages + 30 * 10, f"{mode}\n{plan}"
-            assert plan.rows_handled <= 4 * 5_000, f"{mode}\n{plan}"
+            for look in (True, False):
+                every = parameters | {"look_for_stuck": look}
+                plan = session.explain(lambda connection: connection.execute(_CLAIM["reclaim_if_lost"], every), mode)  # noqa: B023
+                # Besides the tables: one probe for each holder, and some pages for each lease taken.
+                assert plan.buffers <= look * 1.2 * pages + 4 * 510 + 30 * 10, f"{mode}\n{plan}"
+                # What the living hold is read only when looking for what is stuck.
+                assert plan.rows_handled <= look * 4 * 5_000 + 10 * 510, f"{mode}\n{plan}"
 
 
 @pytest.mark.parametrize("analysed", [True, False], ids=["analysed", "analysed-before"])
@@ -154,8 +159,12 @@ def test_housekeeping_does_not_see_ended_batches(any_server: str, analysed: bool
             session.execute("ANALYZE")
 
         async def unfinished(connection: Connection) -> None:
-            assert await batches.unfinished(connection, POOL) == [batch]
+            assert await batches.unfinished(connection) == [batch]
+
+        async def unvalidated(connection: Connection) -> None:
+            assert await batches.unvalidated(connection) == []
 
         for mode in Mode:
-            plan = session.explain(unfinished, mode)
-            assert plan.buffers <= 10, f"{mode}\n{plan}"
+            for look in (unfinished, unvalidated):
+                plan = session.explain(look, mode)
+                assert plan.buffers <= 10, f"{mode}\n{plan}"

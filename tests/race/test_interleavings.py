@@ -27,8 +27,10 @@ from tests.support.interleave import Interleaver, Order, Play, Statement, interl
 
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
 WORK_SQL = sql.load("penstock.work", "work.sql")
+ENDING_SQL = sql.load("penstock", "ending.sql")
 LIMITS = LivenessLimits(max_reclaims=99)
 DONE = Outcome(OutcomeState.COMPLETED, b"1", 200)
+NO = Outcome(OutcomeState.FAILED, None, 400, error_code="bad", error_message="no")
 ROUTES = ("model-0", "model-1")
 
 
@@ -58,8 +60,8 @@ async def claim(connection: Connection, scene: Scene) -> int:
     return len(await take(connection, scene, scene.claimer))
 
 
-async def complete(connection: Connection, scene: Scene) -> object:
-    rows = [(lease.id, ordinal, ordinal + 1, "c", DONE) for lease, ordinal in scene.held()]
+async def complete(connection: Connection, scene: Scene, outcome: Outcome = DONE) -> object:
+    rows = [(lease.id, ordinal, ordinal + 1, "c", outcome) for lease, ordinal in scene.held()]
     return await settle(connection, scene.holder, Changes(outcomes=rows))
 
 
@@ -95,36 +97,37 @@ async def resume(connection: Connection, scene: Scene) -> object:
     return await batches.resume(connection, scene.batch)
 
 
-async def _work(connection: Connection, statement: str, scene: Scene) -> bool:
-    parameters = {"id": scene.batch, "batch": scene.batch, "now": None, "limit": 100}
-    cursor = await connection.execute(WORK_SQL[statement], parameters)
-    return cursor.rowcount > 0
+async def rerun(connection: Connection, scene: Scene) -> object:
+    try:
+        return (await batches.retry_batch(connection, scene.batch, None)).requests
+    except batches.NotRetryable:
+        return 0
 
 
 async def finish(connection: Connection, scene: Scene) -> object:
     return await batches.finish(connection, scene.batch)
 
 
-async def finish_settled(connection: Connection, scene: Scene) -> object:
-    return await _work(connection, "finish_if_settled", scene)
-
-
-async def finish_drained(connection: Connection, scene: Scene) -> object:
-    return await _work(connection, "finish_if_drained", scene)
+async def end(connection: Connection, scene: Scene) -> object:
+    """The statement alone, without closing what is past its deadline."""
+    cursor = await connection.execute(ENDING_SQL["finish_if_over"], {"ids": [scene.batch], "now": None})
+    return cursor.rowcount > 0
 
 
 async def fold(connection: Connection, scene: Scene) -> object:
-    return await _work(connection, "fold_progress", scene)
+    cursor = await connection.execute(WORK_SQL["fold_progress"], {"ids": [scene.batch], "limit": 100})
+    return cursor.rowcount > 0
 
 
 async def hold_strays(connection: Connection, scene: Scene) -> object:
-    return await _work(connection, "hold_strays", scene)
+    cursor = await connection.execute(WORK_SQL["hold_strays"], {"ids": [scene.batch]})
+    return cursor.rowcount > 0
 
 
 Move = Callable[[Connection, Scene], Awaitable[object]]
 SETTLES: tuple[Move, ...] = (complete, retry, give_back)
-STEERING: tuple[Move, ...] = (pause, resume, cancel)
-HOUSEKEEPING: tuple[Move, ...] = (reclaim, vouch, finish_settled, finish_drained, fold, hold_strays)
+STEERING: tuple[Move, ...] = (pause, resume, cancel, rerun)
+HOUSEKEEPING: tuple[Move, ...] = (reclaim, vouch, end, fold, hold_strays)
 EVERY: tuple[Move, ...] = (claim, *SETTLES, *STEERING, *HOUSEKEEPING)
 CLOSING = (pause, cancel)
 
@@ -146,6 +149,19 @@ async def last_item(connection: Connection, scene: Scene) -> None:
     scene.leases = await take(connection, scene, scene.holder, 3)
     await complete(connection, scene)
     scene.leases = await take(connection, scene, scene.holder)
+
+
+async def some_failed(connection: Connection, scene: Scene) -> None:
+    """Two have failed, the others are leased."""
+    scene.leases = await take(connection, scene, scene.holder, 2)
+    await complete(connection, scene, NO)
+    scene.leases = await take(connection, scene, scene.holder)
+
+
+async def over(connection: Connection, scene: Scene) -> None:
+    """All is settled, part of it failed, and nobody has ended it yet."""
+    await some_failed(connection, scene)
+    await complete(connection, scene)
 
 
 async def paused(connection: Connection, scene: Scene) -> None:
@@ -234,7 +250,7 @@ class Stage:
         """What holds after every order of everything."""
         status = await batches.read_status(self.db, scene.batch)
         places = await self._places(scene)
-        _each_ordinal_in_one_place(places, dropped=status.state is BatchState.CANCELLED)
+        _each_ordinal_in_one_place(places)
         _figures_are_exact(status, places)
         _lanes_follow_the_batch(places, status.state)
         if tidied and not status.state.terminal:
@@ -274,7 +290,9 @@ SELECT l.next, l.total, l.width, l.busy, l.open,
               WHERE x.lane_id = l.id) AS deferred,
        ARRAY(SELECT ordinal FROM penstock.outcomes x WHERE x.lane_id = l.id) AS settled,
        (SELECT count(*) FROM penstock.deferrals x WHERE x.lane_id = l.id AND x.held = l.open) AS misheld,
-       (SELECT count(*) FROM penstock.attempts x WHERE x.lane_id = l.id) AS retried
+       (SELECT count(*) FROM penstock.deferrals x WHERE x.lane_id = l.id AND NOT x.held) AS unheld,
+       (SELECT count(*) FROM penstock.outcomes x WHERE x.lane_id = l.id AND x.state = 'completed') AS completed,
+       (SELECT count(*) FROM penstock.attempts x WHERE x.lane_id = l.id AND x.not_before IS NOT NULL) AS retried
   FROM penstock.lanes l
  WHERE l.batch_id = %s
 """
@@ -284,19 +302,20 @@ def _bound(move: Move, scene: Scene) -> Statement:
     return lambda connection: move(connection, scene)
 
 
-def _each_ordinal_in_one_place(places: list[dict[str, Any]], *, dropped: bool) -> None:
+def _each_ordinal_in_one_place(places: list[dict[str, Any]]) -> None:
     for place in places:
         everywhere = place["leased"] + place["deferred"] + place["settled"]
         everywhere += range(place["next"], place["total"])
         assert len(everywhere) == len(set(everywhere)), place
-        assert dropped or len(everywhere) == place["total"], place
-        if place["width"] is not None and not dropped:
+        assert len(everywhere) == place["total"], place
+        if place["width"] is not None:
             assert place["busy"] == len(place["leased"]) + len(place["deferred"]) <= place["width"], place
 
 
 def _figures_are_exact(status: batches.Status, places: list[dict[str, Any]]) -> None:
     counts = status.counts
-    assert counts.completed == counts.settled == sum(len(place["settled"]) for place in places)
+    assert counts.settled == sum(len(place["settled"]) for place in places)
+    assert counts.completed == sum(place["completed"] for place in places)
     assert counts.in_flight == sum(len(place["leased"]) for place in places)
     assert counts.retried == sum(place["retried"] for place in places)
     assert counts.settled + counts.in_flight + counts.pending + counts.cancelled == counts.total
@@ -304,7 +323,8 @@ def _figures_are_exact(status: batches.Status, places: list[dict[str, Any]]) -> 
     if status.state is BatchState.COMPLETED:
         assert counts.settled == counts.total
     if status.state is BatchState.CANCELLED:
-        assert counts.in_flight == sum(len(place["deferred"]) for place in places) == 0
+        assert counts.in_flight == 0
+        assert not any(place["unheld"] for place in places)
 
 
 def _lanes_follow_the_batch(places: list[dict[str, Any]], state: BatchState) -> None:
@@ -324,7 +344,7 @@ def on_stage(conninfo: str, sessions: int, body: Callable[[Stage], Awaitable[Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [running, last_item, paused, cancelling, one_at_a_time])
+@pytest.mark.parametrize("setting", [running, last_item, some_failed, over, paused, cancelling, one_at_a_time])
 def test_any_two_moves_in_any_order(database_18: str, setting: Setting) -> None:
     async def body(stage: Stage) -> None:
         for first, second in combinations(EVERY, 2):
@@ -344,12 +364,16 @@ def _id(value: Setting | Sequence[Move]) -> str:
 
 TRIPLES: list[tuple[Setting, tuple[Move, Move, Move]]] = [
     (running, (claim, cancel, complete)),
-    (cancelling, (reclaim, complete, finish_drained)),
-    (last_item, (complete, fold, finish_settled)),
+    (cancelling, (reclaim, complete, end)),
+    (last_item, (complete, fold, end)),
     (paused, (retry, resume, hold_strays)),
     (paused, (resume, cancel, claim)),
     (running, (pause, resume, claim)),
     (running, (reclaim, retry, cancel)),
+    (over, (rerun, end, fold)),
+    (over, (rerun, rerun, end)),
+    (over, (rerun, cancel, end)),
+    (some_failed, (rerun, complete, claim)),
     (one_at_a_time, (complete, pause, claim)),
 ]
 
@@ -387,7 +411,7 @@ class TestCancelAgainstTheEnd:
     def test_in_every_order_of_cancel_completion_and_finish(self, database: str) -> None:
         async def body(stage: Stage) -> None:
             for order in orders(3):
-                scene, _ = await stage.perform(last_item, (complete, cancel, finish_settled), order)
+                scene, _ = await stage.perform(last_item, (complete, cancel, end), order)
                 assert await self.ends_as(stage, scene) is BatchState.COMPLETED
             for order in orders(2):
                 scene, _ = await stage.perform(last_item, (give_back, cancel), order)

@@ -31,7 +31,7 @@ def _without(name: str, text: str, instead: str = "") -> None:
 
 def lease_check() -> None:
     """Whoever knows a lease's id may settle it."""
-    _without("settle_if_leased", " AND worker_id = %(worker)b::uuid")
+    _without("settle_if_leased", " AND worker_id IS NOT DISTINCT FROM %(worker)b::uuid")
 
 
 def ordinal_check() -> None:
@@ -43,8 +43,9 @@ def counters_from_input() -> None:
     """Counters move by what was sent, not by what was written."""
     _without(
         "settle_if_leased",
-        "SELECT batch_id, state AS what FROM final",
-        "SELECT (SELECT id FROM penstock.batches LIMIT 1) AS batch_id, s AS what FROM unnest(%(f_state)b::text[]) AS s",
+        "SELECT batch_id, state AS what, n FROM final",
+        "SELECT (SELECT id FROM penstock.batches LIMIT 1) AS batch_id, s AS what, n"
+        " FROM unnest(%(f_state)b::text[]) WITH ORDINALITY AS s (s, n)",
     )
 
 

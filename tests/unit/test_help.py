@@ -12,7 +12,18 @@ CPU_MAX_S = 0.150
 RUNS_MAX = 20
 # Each takes tens of milliseconds to import and serves no help text.
 HEAVY = ("psycopg", "psycopg_pool", "rich", "asyncio", "uvloop", "pyreqwest", "psutil", "msgspec", "zstandard")
-COMMANDS: tuple[list[str], ...] = ([], ["run"], ["db"], ["db", "migrate"], ["mock"])
+CLIENT = ("submit", "ls", "show", "watch", "pause", "resume", "cancel", "retry", "export")
+COMMANDS: tuple[list[str], ...] = (
+    [],
+    ["run"],
+    *([name] for name in CLIENT),
+    ["serve"],
+    ["worker"],
+    ["keys"],
+    ["db"],
+    ["db", "migrate"],
+    ["mock"],
+)
 
 _LOADED = """
 import sys
@@ -53,7 +64,7 @@ def test_help_names_every_command_and_exit_code() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", "--help"], check=True, capture_output=True, text=True
     ).stdout
-    for command in ("run", "db", "mock"):
+    for command in ("run", *CLIENT, "db", "mock"):
         assert f"\n  {command} " in shown
     for code in ("0 all done", "1 operational", "2 wrong usage", "3 some rows failed", "4 paused", "130 interrupted"):
         assert code in " ".join(shown.split())

@@ -271,6 +271,12 @@ def test_unusual_bodies_pass_byte_for_byte(body: str) -> None:
     assert parse(request("a", body)).rows == [Row(0, 0, 1, "a", body.encode())]
 
 
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+def test_blocks_of_blank_lines_are_counted(chunk: int) -> None:
+    data = b"\n" * 999 + request("a") + b" \r\n" * 999 + b"oops\n" + b"\n" * 99 + request("a")
+    assert [bad.line for bad in refusal(data, chunk=chunk).bad_lines] == [2000, 2100]
+
+
 def test_a_repeated_custom_id_names_both_lines() -> None:
     bad = only_bad(request("a") + request("b") + b"\n" + request("a"))
     assert (bad.line, bad.field, bad.code) == (4, "custom_id", "duplicate_custom_id")

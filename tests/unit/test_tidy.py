@@ -12,7 +12,7 @@ import penstock
 ROOT = Path(penstock.__file__).parent
 REPOSITORY = ROOT.parent.parent
 MODULES = sorted(ROOT.rglob("*.py"))
-STAGES = {"intake", "work", "claim", "dispatch", "settle", "export"}
+STAGES = {"intake", "work", "claim", "dispatch", "settle", "export", "erase", "deliver"}
 MAX_LINES = 450
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from penstock.db import sql
+from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection, Now
-from penstock.model import Item, Lease
+from penstock.model import Item, Lease, SessionRequest
 
 _SQL = sql.load("penstock.claim", "claim.sql")
 
@@ -42,9 +43,13 @@ async def claim(
 
 
 def as_lease(row: Sequence[Any]) -> Lease:
-    lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, reclaims, starts, stops = row
+    lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, reclaims, starts, stops, session = (
+        row
+    )
     ranges = tuple(zip(starts, stops, strict=True))
-    return Lease(lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, ranges, reclaims)
+    return Lease(
+        lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, ranges, reclaims, session
+    )
 
 
 async def forgotten(connection: Connection, worker_id: UUID, known: Iterable[int]) -> list[Lease]:
@@ -78,6 +83,27 @@ async def read_bodies(
         ordinals = first_ordinals(ranges, max_rows)
         cursor = await connection.execute(_SQL["read_some_if_open"], {**place, "ordinals": ordinals}, binary=True)
     return [Item(lease, *row) for row in await cursor.fetchall()]
+
+
+async def read_heads(connection: Connection, leases: Sequence[Lease], *, max_bytes: int) -> list[Item]:
+    """Read the one body of each of some sessions' leases, the first of them that the bound allows.
+
+    The items come in the leases' order. A lease before the last of them that got no item: its session was closed.
+    """
+    cursor = await connection.execute(
+        _SQL["read_heads_if_open"],
+        {
+            "lanes": Int8Array([lease.lane_id for lease in leases]),
+            "sources": Int8Array([lease.source_id for lease in leases]),
+            "ordinals": Int4Array([lease.ranges[0][0] for lease in leases]),
+            "bytes": max_bytes,
+        },
+        binary=True,
+    )
+    return [
+        Item(leases[n - 1], ordinal, line, custom_id, body, SessionRequest(*request))
+        for n, ordinal, line, custom_id, body, *request in await cursor.fetchall()
+    ]
 
 
 async def closed_lanes(connection: Connection, lanes: Iterable[int]) -> set[int]:

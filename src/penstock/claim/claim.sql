@@ -2,7 +2,8 @@
 -- can let hours pass at once.
 
 -- name: claim_open
--- Takes up to wants[i] ordinals of routes[i]: due deferrals first, then lanes by priority, deadline and age.
+-- Takes up to wants[i] ordinals of routes[i]: due deferrals first, then lanes by priority and deadline, sessions in the
+-- order in which they became ready, batches by age.
 -- Locks the lane, never the item: whoever pauses, cancels or deletes holds the same lock, so nothing is claimed
 -- after their commit. SKIP LOCKED means a claim waits for nobody; one that finds nothing simply asks again.
 WITH ask AS MATERIALIZED (
@@ -47,7 +48,7 @@ due AS MATERIALIZED (
   SELECT * FROM plain_due UNION ALL SELECT * FROM suspect_due
 ),
 due_lane AS MATERIALIZED (
-  SELECT l.id, l.endpoint, l.source_id, l.source_lane
+  SELECT l.id, l.endpoint, l.source_id, l.source_lane, l.session
     FROM penstock.lanes l
    WHERE l.id = ANY (ARRAY(SELECT DISTINCT lane_id FROM due))
      AND l.open AND l.deadline > coalesce(%(now)s::timestamptz, now())
@@ -91,13 +92,13 @@ ask_lanes AS MATERIALIZED (
   SELECT a.route, a.want, count(*)::int4 AS lanes
     FROM ask_more a
    CROSS JOIN LATERAL (
-     SELECT sum(r.room) OVER (ORDER BY r.priority DESC, r.deadline, r.id) - r.room AS before
-       FROM (SELECT l.priority, l.deadline, l.id,
+     SELECT sum(r.room) OVER (ORDER BY r.priority DESC, r.deadline, r.turn, r.id) - r.room AS before
+       FROM (SELECT l.priority, l.deadline, l.turn, l.id,
                     least(l.total - l.next, coalesce(l.width - l.busy, l.total - l.next)) AS room
                FROM penstock.lanes l
               WHERE l.pool = %(pool)s AND l.route = a.route AND l.runnable
                 AND l.deadline > coalesce(%(now)s::timestamptz, now())
-              ORDER BY l.priority DESC, l.deadline, l.id
+              ORDER BY l.priority DESC, l.deadline, l.turn, l.id
               LIMIT a.want) AS r) AS seen
    WHERE a.want > 0 AND seen.before < a.want
    GROUP BY a.route, a.want
@@ -107,11 +108,11 @@ lane AS MATERIALIZED (
     FROM ask_lanes a
    CROSS JOIN LATERAL (
      SELECT l.id, l.batch_id, l.route, l.endpoint, l.source_id, l.source_lane, l.next, l.total, l.width, l.busy,
-            l.priority, l.deadline
+            l.priority, l.deadline, l.turn, l.session
        FROM penstock.lanes l
       WHERE l.pool = %(pool)s AND l.route = a.route AND l.runnable
         AND l.deadline > coalesce(%(now)s::timestamptz, now())
-      ORDER BY l.priority DESC, l.deadline, l.id
+      ORDER BY l.priority DESC, l.deadline, l.turn, l.id
       LIMIT a.lanes
         FOR UPDATE SKIP LOCKED) AS l
 ),
@@ -124,11 +125,11 @@ lane_room AS (
 ),
 lane_ranked AS (
   SELECT lane_room.*,
-         (sum(room) OVER (PARTITION BY route ORDER BY priority DESC, deadline, id) - room)::int4 AS before
+         (sum(room) OVER (PARTITION BY route ORDER BY priority DESC, deadline, turn, id) - room)::int4 AS before
     FROM lane_room
 ),
 granted AS MATERIALIZED (
-  SELECT id, batch_id, route, endpoint, source_id, source_lane, width IS NOT NULL AS limited, next, busy,
+  SELECT id, batch_id, route, endpoint, source_id, source_lane, session, width IS NOT NULL AS limited, next, busy,
          least(room, want - before) AS take
     FROM lane_ranked
    WHERE before < want
@@ -163,11 +164,11 @@ leased AS (
 SELECT leased.id, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id, place.source_lane,
        leased.attempt, leased.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(leased.ordinals) r) AS starts,
-       ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops
+       ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops, place.session
   FROM leased
-  JOIN (SELECT id, endpoint, source_id, source_lane FROM granted
+  JOIN (SELECT id, endpoint, source_id, source_lane, session FROM granted
         UNION
-        SELECT id, endpoint, source_id, source_lane FROM due_lane) AS place ON place.id = leased.lane_id
+        SELECT id, endpoint, source_id, source_lane, session FROM due_lane) AS place ON place.id = leased.lane_id
 
 -- name: read_range_if_open
 -- Reads the bodies of one ordinal range, at least one and no more than a byte budget, unless the lane was closed.
@@ -202,9 +203,32 @@ SELECT t.ordinal, t.line, t.custom_id, t.body
  WHERE t.before < %(bytes)s
  ORDER BY t.ordinal
 
+-- name: read_heads_if_open
+-- Reads what sessions are to be asked next, many sessions at once, at least one and no more than a byte budget; none
+-- whose lane was closed. The lane's own endpoint is that of the request after: each request knows its own.
+SELECT t.n, t.ordinal, t.line, t.custom_id, t.body, t.id, t.endpoint, t.stream, t.waited, t.cancelled
+  FROM (SELECT mine.n, mine.ordinal, t.line, t.custom_id, t.body, r.id, r.endpoint, r.stream, r.waited,
+               r.cancelled_at IS NOT NULL AS cancelled,
+               sum(octet_length(t.body)) OVER (ORDER BY mine.n) - octet_length(t.body) AS before
+          FROM unnest(%(lanes)b::int8[], %(sources)b::int8[], %(ordinals)b::int4[])
+               WITH ORDINALITY AS mine (lane_id, source_id, ordinal, n)
+         CROSS JOIN LATERAL (
+           SELECT id, endpoint, stream, waited, cancelled_at FROM penstock.session_requests
+            WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal
+            LIMIT 1) AS r
+         CROSS JOIN LATERAL (
+           SELECT line, custom_id, body FROM penstock.templates
+            WHERE source_id = mine.source_id AND source_lane = 0 AND ordinal = mine.ordinal
+            LIMIT 1) AS t
+         CROSS JOIN LATERAL (
+           SELECT FROM penstock.lanes WHERE id = mine.lane_id AND open LIMIT 1) AS l) AS t
+ WHERE t.before < %(bytes)s
+ ORDER BY t.n
+
 -- name: closed_lanes
--- Which of some lanes are closed now.
-SELECT id FROM penstock.lanes WHERE id = ANY (%(lanes)s::int8[]) AND NOT open
+-- Which of some lanes are closed now, or gone with their batch.
+SELECT id FROM unnest(%(lanes)s::int8[]) AS mine (id)
+ WHERE id <> ALL (ARRAY(SELECT id FROM penstock.lanes WHERE id = ANY (%(lanes)s::int8[]) AND open))
 
 -- name: routes_with_work
 -- Lists the routes of a pool that have anything to claim now or later, one index probe per route.
@@ -243,27 +267,49 @@ RETURNING id
 DELETE FROM penstock.workers WHERE id = %(id)s
 
 -- name: list_workers
--- Every registered worker, for finding those whose process is gone from this machine.
-SELECT id, machine, pid, pid_birth FROM penstock.workers
+-- The workers registered from one machine, for finding those whose process is gone.
+SELECT id, pid, pid_birth FROM penstock.workers WHERE machine = %(machine)s
 
 -- name: reclaim_if_lost
--- Takes leases back from workers that are silent past the grace, unregistered or known to be gone, and from workers
--- that live but have not reported progress on a lease for too long. Judged here, on the database's clock.
+-- Takes leases back from workers that are silent past the grace, unregistered or known to be gone, and, when asked to
+-- look for them, from workers that live but have not reported progress on a lease for too long. Judged here, on the
+-- database's clock. Holders are found one probe each, so that what the living hold is not read; leases without progress
+-- can only be found by reading all.
 -- Deleting the lease is the fence. What it still held runs again at once; ordinals lost repeatedly are split, so that
 -- the one that kills its workers ends up alone. Once that is lost too often, or if the policy is not to run anything
 -- twice, the caller gets it on a lease of its own, to settle it as failed like any other.
-WITH lost AS MATERIALIZED (
+WITH RECURSIVE
+holder AS (
+  (SELECT worker_id FROM penstock.leases ORDER BY worker_id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT l.worker_id FROM penstock.leases l WHERE l.worker_id > h.worker_id ORDER BY l.worker_id LIMIT 1)
+    FROM holder h WHERE h.worker_id IS NOT NULL
+),
+dead AS MATERIALIZED (
+  SELECT worker_id FROM holder
+   WHERE worker_id IS NOT NULL
+     AND (worker_id IN (
+            SELECT w.id FROM penstock.workers w
+             WHERE w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+               AND w.id <> ALL (%(gone)s::uuid[]))) IS NOT TRUE
+),
+suspected AS MATERIALIZED (
+  SELECT id FROM penstock.leases WHERE worker_id = ANY (ARRAY(SELECT worker_id FROM dead))
+  UNION
+  SELECT id FROM penstock.leases
+   WHERE %(look_for_stuck)s::boolean
+     AND progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s)
+),
+-- Judged once more by the row as it is when it is locked: it may have made progress since.
+lost AS MATERIALIZED (
   SELECT l.id, l.lane_id, l.batch_id, l.pool, l.route, l.limited, l.ordinals, l.size, l.attempt, l.reclaims,
          l.worker_id,
          %(action)s = 'fail' OR (l.size = 1 AND l.reclaims + 1 >= %(max_reclaims)s::int4) AS given_up
     FROM penstock.leases l
-   WHERE (l.worker_id IN (
-            SELECT w.id FROM penstock.workers w
-             WHERE w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
-               AND w.id <> ALL (%(gone)s::uuid[]))) IS NOT TRUE
-      OR l.progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s)
+   WHERE l.id = ANY (ARRAY(SELECT id FROM suspected ORDER BY id LIMIT %(limit)s))
+     AND ((l.worker_id IN (SELECT worker_id FROM dead)) IS TRUE
+          OR l.progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s))
    ORDER BY l.id
-   LIMIT %(limit)s
      FOR UPDATE SKIP LOCKED
 ),
 fenced AS (
@@ -304,7 +350,7 @@ SELECT (SELECT count(*) FROM lost)::int4 AS lost_leases,
        (SELECT coalesce(sum(size), 0) FROM lost)::int4 AS lost_ordinals,
        c.id, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
-       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops
+       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session
   FROM (VALUES (1)) AS always (one)
   LEFT JOIN condemned c ON true
   LEFT JOIN penstock.lanes l ON l.id = c.lane_id
@@ -326,7 +372,7 @@ RETURNING id
 -- Leases of this worker that it does not know: a claim whose answer was lost. For the rare moment after a failed claim.
 SELECT c.id, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
-       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops
+       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session
   FROM penstock.leases c
   JOIN penstock.lanes l ON l.id = c.lane_id
  WHERE c.worker_id = %(worker)s AND c.id <> ALL (%(known)s::int8[])

@@ -14,7 +14,7 @@ import psycopg
 
 from penstock.config import LivenessLimits
 from penstock.db import sql
-from penstock.db.pool import KEEPALIVE
+from penstock.db.pool import KEEPALIVE, SERVER_KEEPALIVE
 
 _log = logging.getLogger("penstock.heart")
 _SQL = sql.load("penstock.claim", "claim.sql")
@@ -48,8 +48,13 @@ class Heart:
         self.declared_dead = False
         """The others have removed this worker: its leases are gone or going."""
 
+    def count_from_now(self) -> None:
+        """The worker is about to be registered, which counts as its first check-in. What came before, such as waiting
+        for a connection, does not."""
+        self.alive_until = monotonic() + self._limits.heartbeat_grace_s * _USABLE_GRACE
+
     def start(self) -> None:
-        """Begin. The worker has just been registered, which counts as its first check-in."""
+        """Begin. The worker has just been registered."""
         self._thread.start()
 
     def drain(self) -> None:
@@ -74,6 +79,7 @@ class Heart:
                     connect_timeout=max(2, int(self._limits.heartbeat_interval_s)),
                     **KEEPALIVE,
                 ) as connection:
+                    connection.execute("SELECT" + SERVER_KEEPALIVE)
                     self._beat_while(connection)
             except (psycopg.Error, OSError) as error:
                 _log.warning("heartbeat failed, trying again: %s", error)

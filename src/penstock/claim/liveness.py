@@ -66,13 +66,8 @@ async def unregister(connection: Connection, worker_id: UUID) -> None:
 async def gone_from_here(connection: Connection) -> list[UUID]:
     """Workers registered from this machine whose process no longer exists. For them nobody needs to wait out the
     grace: the kernel says they are dead."""
-    cursor = await connection.execute(_SQL["list_workers"])
-    here = machine()
-    return [
-        worker_id
-        for worker_id, where, pid, birth in await cursor.fetchall()
-        if where == here and not _is_running(pid, birth)
-    ]
+    cursor = await connection.execute(_SQL["list_workers"], {"machine": machine()})
+    return [worker_id for worker_id, pid, birth in await cursor.fetchall() if not _is_running(pid, birth)]
 
 
 def _is_running(pid: int, birth: float) -> bool:
@@ -93,9 +88,13 @@ async def reclaim(
     *,
     stuck_s: float,
     gone: Sequence[UUID] = (),
+    look_for_stuck: bool = True,
     now: Now = None,
 ) -> Reclaimed:
-    """Take back what lost workers held. What is given up comes back on leases of `worker_id`, to be failed."""
+    """Take back what lost workers held. What is given up comes back on leases of `worker_id`, to be failed.
+
+    Looking for leases that make no progress means to read all of them.
+    """
     silent = {"grace_s": limits.heartbeat_grace_s, "gone": list(gone), "now": now}
     cursor = await connection.execute(
         _SQL["reclaim_if_lost"],
@@ -103,6 +102,7 @@ async def reclaim(
             **silent,
             "worker": worker_id,
             "stuck_s": stuck_s,
+            "look_for_stuck": look_for_stuck,
             "action": limits.reclaim_action,
             "max_reclaims": limits.max_reclaims,
             "limit": _RECLAIM_LIMIT,

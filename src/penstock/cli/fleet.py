@@ -8,8 +8,10 @@ import dataclasses
 import json
 import logging
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from penstock.cli.target import Target
 from penstock.config import Config
@@ -18,10 +20,16 @@ from penstock.dispatch.pool import Dispatcher
 from penstock.errors import ExitCode, PenstockError
 from penstock.worker import Worker
 
+if TYPE_CHECKING:
+    from penstock.providers import Provider
+
 _log = logging.getLogger("penstock.fleet")
 
 # Per worker. Finding the one request of a large claim that kills its workers takes as many deaths as halvings.
 _RESTARTS = 20
+_FIRST_PAUSE_S = 0.2
+_LAST_PAUSE_S = 10.0
+_LONG_LIFE_S = 60.0
 
 
 class Fleet(Protocol):
@@ -98,27 +106,19 @@ class Solo:
             await asyncio.wait([self._task], timeout=seconds)
 
 
-class Crew:
-    """Several worker processes. They end when this process closes their standard input, or dies."""
+class WorkerProcesses:
+    """Processes of workers. Each gets its orders on standard input, and ends when that is closed, or this dies."""
 
-    def __init__(self, config: Config, pool: str, target: Target, size: int) -> None:
-        self._order = json.dumps(
-            {
-                "database_url": config.database_url,
-                "data_dir": str(config.data_dir.absolute()),
-                "pool": pool,
-                "target": dataclasses.asdict(target),
-                "settings": _settings(config),
-            }
-        ).encode()
-        self._size = size
+    def __init__(self, module: str, orders: Sequence[Mapping[str, Any]]) -> None:
+        self._module = module
+        self._orders = [json.dumps(order).encode() for order in orders]
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: set[asyncio.subprocess.Process] = set()
-        self._stopping = False
+        self._closing = asyncio.Event()
         self._restarts = 0
 
     async def __aenter__(self) -> Self:
-        self._keepers = [asyncio.create_task(self._keep(), name="crew") for _ in range(self._size)]
+        self._keepers = [asyncio.create_task(self._keep(order), name="crew") for order in self._orders]
         return self
 
     async def __aexit__(
@@ -127,13 +127,14 @@ class Crew:
         self.stop()
         await asyncio.gather(*self._keepers)
 
-    async def _keep(self) -> None:
+    async def _keep(self, order: bytes) -> None:
         """Run one worker process; start another if it dies before its time."""
         while True:
+            began = monotonic()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "penstock.cli.run_worker",
+                self._module,
                 stdin=asyncio.subprocess.PIPE,
                 # Out of reach of the terminal's Ctrl-C, which would kill a worker that is still starting.
                 start_new_session=True,
@@ -141,32 +142,30 @@ class Crew:
             self._processes.add(process)
             if process.stdin is not None:
                 with contextlib.suppress(ConnectionError):
-                    process.stdin.write(self._order + b"\n")
+                    process.stdin.write(order + b"\n")
                     await process.stdin.drain()
-            self._close_if_stopping(process)
+            if self._closing.is_set():
+                self._close(process)
             code = await process.wait()
             self._processes.discard(process)
-            if self.stopping:
+            if self._closing.is_set():
                 return
             self._restarts += 1
             _log.warning("a worker process ended with code %d", code)
-            if code == ExitCode.USAGE or self._restarts > _RESTARTS * self._size:
-                raise PenstockError(
-                    f"worker processes keep ending (last exit code {code})",
-                    hint="Run with --workers 1 -v to see why.",
-                )
+            await self._pause(code, monotonic() - began)
+            if self._closing.is_set():
+                return
+
+    async def _pause(self, code: int, lasted_s: float) -> None:
+        """What happens before a dead worker's successor starts."""
 
     @property
     def stopping(self) -> bool:
-        return self._stopping
-
-    def _close_if_stopping(self, process: asyncio.subprocess.Process) -> None:
-        if self._stopping:
-            self._close(process)
+        return self._closing.is_set()
 
     @property
     def stopped(self) -> bool:
-        return self._stopping or any(keeper.done() for keeper in self._keepers)
+        return self.stopping or any(keeper.done() for keeper in self._keepers)
 
     @property
     def trouble(self) -> str:
@@ -177,12 +176,12 @@ class Crew:
         return None
 
     def stop(self) -> None:
-        self._stopping = True
+        self._closing.set()
         for process in self._processes:
             self._close(process)
 
     def abort(self) -> None:
-        self._stopping = True
+        self._closing.set()
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
@@ -194,6 +193,48 @@ class Crew:
     def _close(process: asyncio.subprocess.Process) -> None:
         if process.stdin is not None:
             process.stdin.close()
+
+
+class Crew(WorkerProcesses):
+    """The processes of a run. They are given up when they keep dying."""
+
+    def __init__(self, config: Config, pool: str, target: Target, size: int) -> None:
+        order = {**database_order(config), "pool": pool, "target": dataclasses.asdict(target)}
+        super().__init__("penstock.cli.run_worker", [order] * size)
+
+    async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- how long does not matter here
+        if code == ExitCode.USAGE or self._restarts > _RESTARTS * len(self._orders):
+            raise PenstockError(
+                f"worker processes keep ending (last exit code {code})",
+                hint="Run with --workers 1 -v to see why.",
+            )
+
+
+class Staff(WorkerProcesses):
+    """The processes of a server. Whatever befalls them, others take their place, if they keep dying more slowly."""
+
+    def __init__(self, config: Config, providers: Iterable[Provider], size: int, *, verbose: bool) -> None:
+        told = [provider.as_dict() for provider in providers]
+        order = {**database_order(config), "providers": told, "processes": size, "verbose": verbose}
+        super().__init__("penstock.cli.serve_worker", [{**order, "index": index} for index in range(size)])
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- none is reason to give up
+        if lasted_s > _LONG_LIFE_S:
+            self._pause_s = _FIRST_PAUSE_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await self._closing.wait()
+        self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+
+
+def database_order(config: Config) -> dict[str, Any]:
+    """The part of a worker process's orders that says where the data is and how to treat it."""
+    return {
+        "database_url": config.database_url,
+        "data_dir": str(config.data_dir.absolute()),
+        "settings": _settings(config),
+    }
 
 
 def _settings(config: Config) -> dict[str, float]:

@@ -14,6 +14,18 @@ from penstock.errors import ExitCode, PenstockError
 # name -> (module:attribute, short help)
 _COMMANDS = {
     "run": ("penstock.cli.run:run", "Work off a file of requests and write every answer."),
+    "submit": ("penstock.cli.submit:submit", "Send a file of requests to be worked off."),
+    "ls": ("penstock.cli.listing:ls", "List batches, newest first."),
+    "show": ("penstock.cli.show:show", "Show one batch: figures, times, problems."),
+    "watch": ("penstock.cli.watch:watch", "Follow a batch until it ends."),
+    "pause": ("penstock.cli.steer:pause", "Start no more requests of a batch."),
+    "resume": ("penstock.cli.steer:resume", "Go on with a paused batch."),
+    "cancel": ("penstock.cli.steer:cancel", "End a batch; what is done is kept."),
+    "retry": ("penstock.cli.steer:retry", "Run a batch's failed requests again."),
+    "export": ("penstock.cli.fetch:export", "Write a batch's results to files."),
+    "serve": ("penstock.cli.serve:serve", "Serve the batch API, with workers."),
+    "worker": ("penstock.cli.worker:worker", "Run workers for a server elsewhere."),
+    "keys": ("penstock.cli.keys:keys", "Create, list and revoke API keys."),
     "db": ("penstock.cli.database:db", "Migrate or inspect the database."),
     "mock": ("penstock.cli.mock:mock", "Serve a fake OpenAI-compatible upstream."),
 }

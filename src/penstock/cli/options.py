@@ -30,7 +30,7 @@ def database_options(command: _Command) -> _Command:
                 "--config",
                 "toml_path",
                 type=click.Path(path_type=Path, dir_okay=False),
-                help="TOML file of settings.",
+                help="TOML file of settings.  [default: penstock.toml in the data directory, if there]",
             ),
             click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One setting; repeatable."),
         )
@@ -44,6 +44,9 @@ def load_config(
     data_dir: Path | None,
     toml_path: Path | None,
     settings: tuple[str, ...],
+    *,
+    root_path: str | None = None,
+    public_url: str | None = None,
     **flags: float | None,
 ) -> Config:
     """The configuration from file, environment and command line; `flags` are options that name a setting."""
@@ -55,11 +58,22 @@ def load_config(
         if not equals:
             raise UsageError(f"--set {setting}: expected NAME=VALUE", hint="For example --set max_attempts=3")
         overrides.append((name.strip(), value.strip()))
-    if toml_path is None:
-        import os
-
-        found = os.environ.get("PENSTOCK_CONFIG")
-        toml_path = Path(found) if found else None
     return configuration.load(
-        toml_path=toml_path, overrides=overrides, flags=flags, database_url=database_url, data_dir=data_dir
+        toml_path=toml_path or _found_toml(data_dir),
+        overrides=overrides,
+        flags=flags,
+        database_url=database_url,
+        data_dir=data_dir,
+        root_path=root_path,
+        public_url=public_url,
     )
+
+
+def _found_toml(data_dir: Path | None) -> Path | None:
+    """The file that nobody named: PENSTOCK_CONFIG, or the one in the data directory."""
+    import os
+
+    if named := os.environ.get("PENSTOCK_CONFIG"):
+        return Path(named)
+    inside = (data_dir or Path(os.environ.get("PENSTOCK_DATA_DIR", ".penstock"))) / "penstock.toml"
+    return inside if inside.is_file() else None

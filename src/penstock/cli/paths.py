@@ -11,11 +11,16 @@ from penstock.export.jsonl import draft_of, errors_path
 def check_paths(source: Path, output: Path) -> None:
     """The input is a regular file; the output and its error file can be written and overwrite nothing else."""
     _check_input(source)
+    check_outputs(output, source)
+
+
+def check_outputs(output: Path, source: Path | None = None) -> None:
+    """The output and its error file can be written, and overwrite nothing else."""
     if str(output.absolute().parent) in ("/dev", "/dev/fd") or output.absolute().is_relative_to("/proc"):
         # Some of these lead to regular files, such as a redirected output, which the rename would replace.
         raise UsageError(f"{output} is not a regular file", hint="Name a file for the answers, such as answers.jsonl.")
     targets = [_final(output), _final(errors_path(output))]
-    if source.resolve() in targets:
+    if source is not None and source.resolve() in targets:
         raise UsageError("the output would overwrite the input", hint="Choose another -o.")
     if targets[0] == targets[1]:
         raise UsageError(

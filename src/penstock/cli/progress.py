@@ -87,7 +87,7 @@ class Display:
     def amount(self, name: str, done: int, total: int | None, unit: str) -> None:
         """Progress of a stage that only counts: intake, export."""
         rate = self._rate.observe(done)
-        self._show(name, done, total, f"{done:,} {unit}  {rate:,.0f}/s")
+        self.show(name, done, total, f"{done:,} {unit}  {rate:,.0f}/s")
 
     def counts(self, counts: Counts, in_flight: int | None, note: str) -> None:
         """Progress of the calls."""
@@ -104,9 +104,14 @@ class Display:
             figures.append(f"{failed:,} failed")
         if note:
             figures.append(note)
-        self._show("calling", counts.settled, counts.total, "  ".join(figures))
+        self.show("calling", counts.settled, counts.total, "  ".join(figures))
 
-    def _show(self, name: str, done: int, total: int | None, figures: str) -> None:
+    def rate(self, done: int) -> float:
+        """How much a second was done lately in this stage."""
+        return self._rate.observe(done)
+
+    def show(self, name: str, done: int, total: int | None, figures: str) -> None:
+        """Progress in the caller's own figures."""
         if self._quiet:
             return
         if self._bar is not None and self._task is not None:

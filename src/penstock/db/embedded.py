@@ -71,8 +71,9 @@ SETTINGS: Mapping[str, str] = {
     "client_connection_check_interval": "5s",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # The log is for trouble; a statement's text may hold somebody's data.
+    # The log is for trouble; a statement's text may hold somebody's data, and so may the details of an error.
     "log_checkpoints": "off",
+    "log_error_verbosity": "terse",
     "log_min_error_statement": "panic",
 }
 

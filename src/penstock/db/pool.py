@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -27,6 +28,12 @@ KEEPALIVE: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+# The same at the server's end, which would keep the connection of a client that has vanished, and what it has
+# locked, for hours. Where the way leads through a pooler, this is between the pooler and the server.
+SERVER_KEEPALIVE = """
+    set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
+    set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '30s', false)
+"""
 
 # The connection itself is sound, but what it is connected to no longer takes writes: a primary that became a
 # standby, or a server that is shutting down. A new connection may find the new primary.
@@ -46,7 +53,8 @@ async def open_pool(conninfo: str, limits: DatabaseLimits, *, name: str = "penst
         milliseconds = int(limits.statement_timeout_s * 1000)
         row = await (
             await connection.execute(
-                "SELECT pg_backend_pid(), set_config('statement_timeout', %s, false), set_config('jit', 'off', false)",
+                "SELECT pg_backend_pid(), set_config('statement_timeout', %s, false), set_config('jit', 'off', false),"
+                + SERVER_KEEPALIVE,
                 [f"{milliseconds}ms"],
             )
         ).fetchone()
@@ -56,7 +64,7 @@ async def open_pool(conninfo: str, limits: DatabaseLimits, *, name: str = "penst
             connection.prepare_threshold = None
 
     kwargs: dict[str, Any] = {"autocommit": True, "application_name": name, "connect_timeout": 10, **KEEPALIVE}
-    pool: Pool = AsyncConnectionPool(
+    pool: Pool = _WholePool(
         conninfo,
         min_size=1,
         max_size=limits.pool_max,
@@ -77,6 +85,25 @@ async def open_pool(conninfo: str, limits: DatabaseLimits, *, name: str = "penst
             hint="Check --database-url (or PENSTOCK_DATABASE_URL) and that the server accepts connections.",
         ) from error
     return pool
+
+
+class _WholePool(AsyncConnectionPool[Connection]):
+    """A pool to which connections come back also from those who are cancelled.
+
+    Cancelled while it hands a connection on to somebody who waits, psycopg's loses it, and leaves them waiting.
+    """
+
+    async def putconn(self, conn: Connection) -> None:
+        giving = asyncio.ensure_future(super().putconn(conn))
+        cancelled: asyncio.CancelledError | None = None
+        while not giving.done():
+            try:
+                await asyncio.shield(giving)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        giving.result()
+        if cancelled is not None:
+            raise cancelled
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import KIB, MIB, RetryLimits
+from penstock.model import Usage
 
 MAX_MESSAGE_CHARS = 500
 MAX_REQUEST_ID_CHARS = 128
@@ -37,6 +38,44 @@ _BUDGETS = (
 )
 
 _any_json = msgspec.json.Decoder(msgspec.Raw)
+
+_MAX_USAGE_BYTES = 16 * KIB
+_MAX_TOKENS = 2**31 - 1
+
+# Where OpenAI, its imitators and Anthropic put what an answer cost.
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Told(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Costly(msgspec.Struct):
+    usage: _Told | None = None
+
+
+class _Odd(msgspec.Struct):
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_DETAILS = tuple(name for name in _Told.__struct_fields__ if name.endswith("_details"))
+_COUNTS = tuple(name for name in _Told.__struct_fields__ if name not in _DETAILS)
+
+_costly_json = msgspec.json.Decoder(_Costly)
+_odd_json = msgspec.json.Decoder(_Odd)
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,35 +103,95 @@ class UpstreamError:
 
 def is_json(body: bytes) -> bool:
     """Whether the bytes are one JSON value in valid UTF-8."""
+    return _checked(body, _any_json)[0]
+
+
+def json_with_usage(body: bytes) -> tuple[bool, Usage | None]:
+    """Whether the bytes are JSON, as `is_json` says, and what they say the answer cost: both in one pass."""
+    try:
+        valid, found = _checked(body, _costly_json)
+    except msgspec.ValidationError:
+        return _json_with_odd_usage(body)
+    if isinstance(found, _Costly):
+        return valid, None if found.usage is None else _usage(found.usage)
+    return valid, _lenient_usage(found.get("usage")) if isinstance(found, dict) else None
+
+
+def _json_with_odd_usage(body: bytes) -> tuple[bool, Usage | None]:
+    """The same for an answer that is no object, or whose account has something amiss."""
+    try:
+        valid, found = _checked(body, _odd_json)
+        raw = bytes(found.usage) if isinstance(found, _Odd) else b""
+        return valid, _lenient_usage(msgspec.json.decode(raw)) if 0 < len(raw) <= _MAX_USAGE_BYTES else None
+    except (ValueError, RecursionError):
+        return is_json(body), None
+
+
+def _checked(body: bytes, decoder: msgspec.json.Decoder[Any]) -> tuple[bool, Any]:
+    """Whether the bytes are JSON, and what the decoder made of them. Raises if it is not what the decoder is for."""
     try:
         # Skipping a value does not look inside its strings.
         text = None if body.isascii() else body.decode()
-        _any_json.decode(body)
+        return True, decoder.decode(body)
     except (UnicodeDecodeError, RecursionError):
-        return False
+        return False, None
+    except msgspec.ValidationError:
+        raise
     except msgspec.DecodeError:
         # The grammar allows half of a surrogate pair, as an answer cut off inside an emoji has it:
         # that must not cost a second call.
-        return b"\\u" in body and _is_json_by_grammar(text or body.decode())
-    return True
+        return _decoded_by_grammar(text or body.decode()) if b"\\u" in body else (False, None)
 
 
-def _is_json_by_grammar(text: str) -> bool:
+def _decoded_by_grammar(text: str) -> tuple[bool, Any]:
     try:
-        json.loads(text, parse_constant=_refuse_constant)
+        return True, json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return False, None
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def kept_body(body: bytes) -> bytes | None:
-    """A failed answer's body as JSON: itself if it is JSON, else its text as a string."""
+def _usage(told: _Told) -> Usage:
+    inputs = told.prompt_tokens_details or told.input_tokens_details
+    outputs = told.completion_tokens_details or told.output_tokens_details
+    prompt = told.input_tokens if told.prompt_tokens is None else told.prompt_tokens
+    answer = told.output_tokens if told.completion_tokens is None else told.completion_tokens
+    cached = told.cache_read_input_tokens
+    if cached is not None or told.cache_creation_input_tokens is not None:
+        # Anthropic counts what it found in its cache, or put there, beside the other input.
+        prompt = _tokens(prompt) + _tokens(cached) + _tokens(told.cache_creation_input_tokens)
+    elif inputs is not None:
+        cached = inputs.cached_tokens
+    reasoning = None if outputs is None else outputs.reasoning_tokens
+    return Usage(_tokens(prompt), _tokens(cached), _tokens(answer), _tokens(reasoning))
+
+
+def _lenient_usage(told: Any) -> Usage | None:
+    """What is left of an account when all that makes no sense in it is taken out."""
+    if not isinstance(told, dict):
+        return None
+    kept: dict[str, Any] = {name: _tokens(told[name]) for name in _COUNTS if told.get(name) is not None}
+    for name in _DETAILS:
+        details = told.get(name)
+        if isinstance(details, dict):
+            kept[name] = _Details(_tokens(details.get("cached_tokens")), _tokens(details.get("reasoning_tokens")))
+    return _usage(_Told(**kept))
+
+
+def _tokens(value: Any) -> int:
+    """A believable number of tokens; 0 for anything else."""
+    return value if type(value) is int and 0 <= value <= _MAX_TOKENS else 0
+
+
+def kept_body(body: bytes, secrets: Sequence[str] = ()) -> bytes | None:
+    """A failed answer's body as JSON: itself if it is JSON, else its text as a string; `secrets` are kept out."""
     if not body:
         return None
+    for secret in secrets:
+        body = body.replace(secret.encode(), b"[redacted]")
     if is_json(body):
         return body
     return msgspec.json.encode(body[:_MAX_KEPT_TEXT_BYTES].decode("utf-8", "replace"))

@@ -12,6 +12,7 @@ from penstock.config import RetryLimits
 from penstock.dispatch.answer import short
 from penstock.dispatch.pool import Pool, Sink
 from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
+from penstock.dispatch.slots import Slots
 from penstock.model import Item, Verdict
 
 Call = Callable[[list[Item]], Awaitable[Sequence[Verdict]]]
@@ -47,8 +48,10 @@ class CoroutineDispatcher(Pool):
         timeout_s: float | None = None,
         chunk: int = 1,
         low_water: int | None = None,
+        slots: Slots | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        """With `slots`, others share the calls at a time; one by one, not in chunks."""
         super().__init__(concurrency, low_water)
         self._call = call
         self._retry = retry
@@ -63,11 +66,32 @@ class CoroutineDispatcher(Pool):
         self._clock: asyncio.TimerHandle | None = None
         self._turn_open = False
         self._turn_end = 0.0
+        self._slots = slots
+        if slots is not None:
+            slots.join(self)
+
+    @property
+    def startable(self) -> int:
+        return len(self._ready) if self._starting else 0
+
+    def wake(self) -> None:
+        self._wake()
 
     async def start(self, sink: Sink) -> None:
         self._loop = asyncio.get_running_loop()
         self._sink = sink
         self._wake()
+
+    def take_back(self, route: str | None = None) -> list[Item]:
+        taken = super().take_back(route)
+        if self._slots is not None:
+            self._slots.nudge()
+        return taken
+
+    def stop_starting(self) -> None:
+        super().stop_starting()
+        if self._slots is not None:
+            self._slots.nudge()
 
     def abort(self) -> list[Item]:
         items = [item for flight, _ in self._flights.values() for item in flight]
@@ -87,14 +111,15 @@ class CoroutineDispatcher(Pool):
         if ending:
             await asyncio.wait(ending, timeout=_STOP_S)
         self._inside -= sum(len(items) for items, _ in self._flights.values())
-        self._flights.clear()
+        for runner in list(self._flights):
+            self._end_flight(runner)
         self._notice()
 
     def _wake(self) -> None:
         if not self._starting:
             return
         calls = -(-len(self._ready) // self._chunk)
-        wanted = min(calls, self._concurrency - len(self._flights))
+        wanted = min(calls, self._room)
         while wanted > 0 and self._idle:
             parked = self._idle.pop()
             if not parked.done():
@@ -106,12 +131,30 @@ class CoroutineDispatcher(Pool):
             runner.add_done_callback(self._ended)
             wanted -= 1
 
+    @property
+    def _room(self) -> int:
+        """Calls that may be begun now."""
+        room = self._concurrency - len(self._flights)
+        return room if self._slots is None else min(room, self._slots.room(self))
+
     def _take(self) -> list[Item]:
         taken: list[Item] = []
-        if self._starting and len(self._flights) < self._concurrency:
+        if self._starting and self._room > 0:
+            were = len(self._ready)
             while len(taken) < self._chunk and (item := self._ready.pop()) is not None:
                 taken.append(item)
+            if self._slots is not None and len(self._ready) + len(taken) < were:
+                self._slots.nudge()  # what was set aside leaves its slot to the others
         return taken
+
+    def _end_flight(self, runner: asyncio.Task[Any]) -> list[Item] | None:
+        """Its items, if nobody else has decided them."""
+        flight = self._flights.pop(runner, None)
+        if flight is None:
+            return None
+        if self._slots is not None:
+            self._slots.give()
+        return flight[0]
 
     async def _run(self) -> None:
         runner = asyncio.current_task()
@@ -132,6 +175,8 @@ class CoroutineDispatcher(Pool):
                 await parked
                 continue
             self._flights[runner] = (items, started)
+            if self._slots is not None:
+                self._slots.take()
             if self._clock is None and self._timeout_s is not None:
                 self._clock = self._loop.call_later(self._timeout_s, self._expire)
             try:
@@ -141,7 +186,7 @@ class CoroutineDispatcher(Pool):
                 if isinstance(error, asyncio.CancelledError) and runner.cancelling():
                     raise
                 verdicts = [self._crashed(item, error, started) for item in items]
-            if self._flights.pop(runner, None) is None:
+            if self._end_flight(runner) is None:
                 return
             self._inside -= len(items)
             for item, verdict in zip(items, verdicts, strict=True):
@@ -162,8 +207,7 @@ class CoroutineDispatcher(Pool):
             self._fail(error)
 
     def _replace(self, runner: asyncio.Task[Any]) -> None:
-        items, _ = self._flights.pop(runner)
-        self._inside -= len(items)
+        self._inside -= len(self._end_flight(runner) or ())
         self._runners.discard(runner)
         self._replaced.add(runner)
         runner.add_done_callback(self._replaced.discard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from time import monotonic, time
 from types import TracebackType
 from typing import Self
@@ -12,11 +13,13 @@ from urllib.parse import urlsplit
 
 from penstock import __version__
 from penstock.config import DispatchLimits, RetryLimits
-from penstock.dispatch.answer import short
+from penstock.dispatch.answer import Answer, short
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.dispatch.pool import Dispatcher
 from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, refuses
-from penstock.dispatch.transport import PyreqwestTransport, Transport, TransportError
+from penstock.dispatch.slots import Slots
+from penstock.dispatch.streaming import Streams, streamed
+from penstock.dispatch.transport import OpenAnswer, PyreqwestTransport, Transport, TransportError
 from penstock.errors import PenstockError, UsageError
 from penstock.model import Item, Verdict
 
@@ -40,6 +43,9 @@ _RESERVED_HEADERS = frozenset(
 )
 _UNSAFE_IN_PATH = re.compile(r"[\x00-\x20\x7f\\#]|(?:^|/)(?:\.|%2e){2}(?:/|\?|$)", re.IGNORECASE)
 _MIN_SECRET_CHARS = 8
+# Anthropic's calls name their version, and some servers look for the key in a header of its own.
+_MESSAGES = "/messages"
+_ANTHROPIC_VERSION = "2023-06-01"
 _MAX_KNOWN_URLS = 1_000
 
 
@@ -54,17 +60,21 @@ class HttpProcessor:
         retry: RetryLimits,
         extra_headers: Mapping[str, str] | None = None,
         *,
+        streams: Streams | None = None,
         transport: Callable[[DispatchLimits, Mapping[str, str]], Transport] = PyreqwestTransport,
         rng: random.Random | None = None,
     ) -> None:
-        self.base_url = _checked_base(base_url)
+        """`streams` takes the pieces of answers that somebody wants to read as they come."""
+        self.base_url = checked_base(base_url)
         self._limits = dispatch
         self._retry = retry
         self._rng = rng or random.Random()  # noqa: S311 -- jitter
-        self.headers = _all_headers(api_key, extra_headers or {})
+        self.headers = checked_headers(api_key, extra_headers or {})
+        self._message_headers = _anthropic_headers(api_key, self.headers)
         self._secrets = tuple(_secrets(api_key, extra_headers or {}))
         self._refusals = Refusals(retry)
         self._urls: dict[str, str | None] = {}
+        self._streams = streams
         self._transport = transport(dispatch, self.headers)
 
     async def __aenter__(self) -> Self:
@@ -73,11 +83,14 @@ class HttpProcessor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         await self._transport.close()
 
-    def dispatcher(self) -> Dispatcher:
-        """A dispatcher for this endpoint. It needs no time limit: `call` keeps its own."""
-        return CoroutineDispatcher(each(self.call), self._limits.concurrency, self._retry)
+    def dispatcher(self, slots: Slots | None = None) -> Dispatcher:
+        """A dispatcher for this endpoint, alone or sharing. It needs no time limit: `call` keeps its own."""
+        return CoroutineDispatcher(each(self.call), self._limits.concurrency, self._retry, slots=slots)
 
     async def call(self, item: Item) -> Verdict:
         """One attempt."""
@@ -87,8 +100,12 @@ class HttpProcessor:
         if url is None:
             message = f"'{item.url[:200]}' is not a path below {self.base_url}"
             return judge_failure(Failure("invalid_request", message), attempt, self._retry, self._rng)
+        headers = self._headers(item.url, {"Idempotency-Key": item.idempotency_key})
         try:
-            answer = await self._transport.request("POST", url, {"Idempotency-Key": item.idempotency_key}, item.raw)
+            if item.stream and self._streams is not None:
+                answer = await streamed(self._transport, url, headers, item, self._streams)
+            else:
+                answer = await self._transport.request("POST", url, headers, item.raw)
         except TransportError as error:
             duration_ms = int((monotonic() - started) * 1000)
             failure = Failure(error.code, short(error.message), duration_ms, error.status_code)
@@ -104,6 +121,30 @@ class HttpProcessor:
             refusing_s=self._refusing_s(item, answer.status),
             secrets=self._secrets,
         )
+
+    async def forward(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """The answer to somebody else's request, as it came; of an error, without our secrets. Or TransportError."""
+        answer = await self._transport.request("POST", self._known_url(path), self._headers(path, headers), body)
+        return answer if answer.status < 400 else replace(answer, body=self.redacted(answer.body))
+
+    def forward_open(self, path: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
+        """The same, to be read as it comes."""
+        return self._transport.open("POST", self._known_url(path), self._headers(path, headers), body)
+
+    def redacted(self, body: bytes) -> bytes:
+        """An error's body: some upstreams repeat the key they did not like."""
+        for secret in self._secrets:
+            body = body.replace(secret.encode(), b"[redacted]")
+        return body
+
+    def _headers(self, path: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+        return {**headers, **self._message_headers} if path.endswith(_MESSAGES) else headers
+
+    def _known_url(self, path: str) -> str:
+        url = self._url(path)
+        if url is None:
+            raise ValueError(f"{path} is not a path")
+        return url
 
     async def probe(self) -> None:
         """Make sure that something answers at the base URL; what it answers does not matter."""
@@ -151,7 +192,8 @@ def join_url(base_url: str, path: str) -> str | None:
     return base_url + path
 
 
-def _checked_base(base_url: str) -> str:
+def checked_base(base_url: str) -> str:
+    """The URL without a slash at its end; refused if it could not be called, or holds a secret."""
     trimmed = base_url.strip().rstrip("/")
     try:
         parts = urlsplit(trimmed)
@@ -171,7 +213,8 @@ def _checked_base(base_url: str) -> str:
     return trimmed
 
 
-def _all_headers(api_key: str | None, extra: Mapping[str, str]) -> dict[str, str]:
+def checked_headers(api_key: str | None, extra: Mapping[str, str]) -> dict[str, str]:
+    """The headers of every call; refused if one of them could not be sent."""
     headers = {"content-type": "application/json", "user-agent": f"penstock/{__version__}"}
     if api_key:
         headers["authorization"] = f"Bearer {_checked_value('the API key', api_key)}"
@@ -182,6 +225,19 @@ def _all_headers(api_key: str | None, extra: Mapping[str, str]) -> dict[str, str
             raise UsageError(f"the header {name} cannot be set", hint="Penstock or the connection sets it.")
         headers[name.lower()] = _checked_value(f"the header {name}", value)
     return headers
+
+
+def checked_key(key: str, place: str) -> str:
+    """An API key that can be sent; `place` is named if not, the key never."""
+    if not key or not key.isascii() or not key.isprintable():
+        raise UsageError(f"{place}: does not hold a usable API key", hint="A key is one line of plain text.")
+    return key
+
+
+def _anthropic_headers(api_key: str | None, headers: Mapping[str, str]) -> dict[str, str]:
+    """What a call of the Messages API has on top, unless the operator set it."""
+    added = {"anthropic-version": _ANTHROPIC_VERSION} | ({"x-api-key": api_key} if api_key else {})
+    return {name: value for name, value in added.items() if name not in headers}
 
 
 def _checked_value(what: str, value: str) -> str:

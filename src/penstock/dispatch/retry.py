@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.config import RetryLimits
-from penstock.dispatch.answer import Answer, error_of, is_json, kept_body, short, wait_hint_s
+from penstock.dispatch.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
 from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
 
 # Not admitted: the upstream did no work, so the item is not charged with an attempt.
@@ -105,12 +105,12 @@ def judge_answer(
 ) -> Verdict:
     """The verdict on a whole HTTP answer.
 
-    `now_s` is the wall clock, for dates in headers. `secrets` are kept out of the message: some
-    upstreams repeat the key they did not like.
+    `now_s` is the wall clock, for dates in headers. `secrets` are kept out of failures: some upstreams
+    repeat the key they did not like, and what they say is shown to whoever owns the request.
     """
     status = answer.status
     if 200 <= status < 300:
-        return _judge_success(answer, attempt, limits, rng)
+        return _judge_success(answer, attempt, limits, rng, secrets)
     if status < 200:
         failure = Failure("protocol_error", f"HTTP {status} as a final answer", answer.duration_ms, status)
         return judge_failure(failure, attempt, limits, rng)
@@ -129,7 +129,7 @@ def judge_answer(
         return Again(error.code, error.message, delay_s, True, status, answer.duration_ms, gate_s)
     return Outcome(
         OutcomeState.FAILED,
-        kept_body(answer.body),
+        kept_body(answer.body, secrets),
         status,
         answer.request_id,
         error.code,
@@ -138,14 +138,18 @@ def judge_answer(
     )
 
 
-def _judge_success(answer: Answer, attempt: int, limits: RetryLimits, rng: random.Random) -> Verdict:
-    if is_json(answer.body):
+def _judge_success(
+    answer: Answer, attempt: int, limits: RetryLimits, rng: random.Random, secrets: Sequence[str]
+) -> Verdict:
+    valid, usage = json_with_usage(answer.body)
+    if valid:
         return Outcome(
             OutcomeState.COMPLETED,
             answer.body,
             answer.status,
             answer.request_id,
             duration_ms=answer.duration_ms,
+            usage=usage,
         )
     message = short(f"HTTP {answer.status} with a body of {len(answer.body)} bytes that is not JSON")
     if attempt < limits.max_attempts:
@@ -153,7 +157,7 @@ def _judge_success(answer: Answer, attempt: int, limits: RetryLimits, rng: rando
         return Again("invalid_response", message, delay_s, True, answer.status, answer.duration_ms)
     return Outcome(
         OutcomeState.FAILED,
-        kept_body(answer.body),
+        kept_body(answer.body, secrets),
         answer.status,
         answer.request_id,
         "invalid_response",

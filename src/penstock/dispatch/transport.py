@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from pyreqwest.client import ClientBuilder
 from pyreqwest.exceptions import (
@@ -48,7 +50,29 @@ class Transport(Protocol):
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         """A whole answer, or TransportError."""
 
+    def open(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
+        """An answer to be read as it comes."""
+
     async def close(self) -> None: ...
+
+
+class OpenAnswer(Protocol):
+    """An answer whose head has come once it is entered. Everything may raise TransportError."""
+
+    status: int
+    headers: Mapping[str, str]
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """The body in pieces, as they arrive."""
+
+    async def read(self) -> bytes:
+        """All that is left of the body."""
 
 
 class Countdown:
@@ -143,17 +167,20 @@ class PyreqwestTransport:
                 return Answer(response.status, content, _Headers(response.headers), int((monotonic() - started) * 1000))
         except asyncio.CancelledError:
             if self._first_byte.claims(task):
-                raise self._timeout("first_byte_timeout") from None
+                raise self.timed_out("first_byte_timeout") from None
             if self._idle.claims(task):
-                raise self._timeout("idle_timeout") from None
+                raise self.timed_out("idle_timeout") from None
             raise
         except RequestTimeoutError as error:
-            raise self._client_timeout(error, head_came, monotonic() - started) from None
+            raise self.client_timed_out(error, head_came, monotonic() - started) from None
         except (DetailedPyreqwestError, ValueError) as error:
             raise _translate(error) from None
         finally:
             self._first_byte.stop(task)
             self._idle.stop(task)
+
+    def open(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
+        return _OpenAnswer(self, self._build(method, url, headers, body), self._limits)
 
     def _build(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> StreamRequest:
         builder = self._client.request(method, url).headers(headers)
@@ -178,13 +205,9 @@ class PyreqwestTransport:
             else:
                 more += piece
             if len(content) + len(more) > cap:
-                raise TransportError(
-                    "response_too_large",
-                    f"HTTP {response.status} with more than {cap} bytes (max_response_bytes)",
-                    response.status,
-                )
+                raise too_large(response.status, self._limits)
 
-    def _timeout(self, code: str) -> TransportError:
+    def timed_out(self, code: str) -> TransportError:
         limits = self._limits
         if code == "first_byte_timeout":
             return TransportError(code, f"no answer within {limits.first_byte_timeout_s:g} s ({code}_s)")
@@ -192,14 +215,83 @@ class PyreqwestTransport:
             return TransportError(code, f"the answer stopped for {limits.idle_timeout_s:g} s ({code}_s)")
         return TransportError(code, f"no whole answer within {limits.attempt_timeout_s:g} s (attempt_timeout_s)")
 
-    def _client_timeout(self, error: RequestTimeoutError, head_came: bool, lasted_s: float) -> TransportError:
+    def client_timed_out(self, error: RequestTimeoutError, head_came: bool, lasted_s: float) -> TransportError:
         # The class says "connect" of anything before the head; the causes know.
         if _CONNECTING in _causes(error):
             limit_s = self._limits.connect_timeout_s
             return TransportError("connect_timeout", f"no connection within {limit_s:g} s (connect_timeout_s)")
         if lasted_s >= self._limits.attempt_timeout_s:
-            return self._timeout("request_timeout")
-        return self._timeout("idle_timeout" if head_came else "first_byte_timeout")
+            return self.timed_out("request_timeout")
+        return self.timed_out("idle_timeout" if head_came else "first_byte_timeout")
+
+
+class _OpenAnswer:
+    """An answer of reqwest, read as it comes."""
+
+    status = 0
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, transport: PyreqwestTransport, request: StreamRequest, limits: DispatchLimits) -> None:
+        self._transport = transport
+        self._request = request
+        self._limits = limits
+        self._response: Response | None = None
+        self._began = monotonic()
+        self._bytes = 0
+
+    async def __aenter__(self) -> Self:
+        try:
+            with self._in_our_words():
+                async with asyncio.timeout(self._limits.first_byte_timeout_s):
+                    self._response = await self._request.__aenter__()
+        except TimeoutError:
+            raise self._transport.timed_out("first_byte_timeout") from None
+        self.status = self._response.status
+        self.headers = _Headers(self._response.headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._request.__aexit__(kind, error, trace)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while (piece := await self._piece()) is not None:
+            yield piece
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self])
+
+    async def _piece(self) -> bytes | None:
+        if self._response is None:
+            raise RuntimeError("the answer is not open")
+        try:
+            with self._in_our_words():
+                async with asyncio.timeout(self._limits.idle_timeout_s):
+                    piece = await self._response.body_reader.read_chunk()
+        except TimeoutError:
+            raise self._transport.timed_out("idle_timeout") from None
+        if piece is None:
+            return None
+        self._bytes += len(piece)
+        if self._bytes > self._limits.max_response_bytes:
+            raise too_large(self.status, self._limits)
+        return piece.to_bytes()
+
+    @contextmanager
+    def _in_our_words(self) -> Iterator[None]:
+        try:
+            yield
+        except RequestTimeoutError as error:
+            head_came, lasted_s = self._response is not None, monotonic() - self._began
+            raise self._transport.client_timed_out(error, head_came, lasted_s) from None
+        except (DetailedPyreqwestError, ValueError) as error:
+            raise _translate(error) from None
+
+
+def too_large(status: int, limits: DispatchLimits) -> TransportError:
+    message = f"HTTP {status} with more than {limits.max_response_bytes} bytes (max_response_bytes)"
+    return TransportError("response_too_large", message, status)
 
 
 class _Headers(Mapping[str, str]):

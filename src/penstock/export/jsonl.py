@@ -12,37 +12,18 @@ from pathlib import Path
 from typing import IO
 from uuid import UUID
 
-import msgspec
 import psycopg
 
 from penstock.db import sql
 from penstock.errors import PenstockError
-from penstock.model import BatchState, request_public_id
+from penstock.model import BatchState
+from penstock.results import NOT_RUN, Result, openai_error_line, openai_line
 
 _SQL = sql.load("penstock.export", "export.sql")
 
 _PAGE_BYTES = 8 * 1024 * 1024
 _PAGE_ROWS = 2_000
 _PROGRESS_LINES = 1_000
-
-_encode = msgspec.json.encode
-
-# Raw line breaks inside valid JSON are white space between tokens; in JSONL they would break the line.
-_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
-# Three characters that JSON allows raw but that many clients take for line ends.
-_LINE_ENDS = (
-    ("\u2028".encode(), b"\\u2028"),
-    ("\u2029".encode(), b"\\u2029"),
-    ("\x85".encode(), b"\\u0085"),
-)
-
-_NOT_RUN = {
-    BatchState.CANCELLED: ("batch_cancelled", "This request was not executed: the batch was cancelled."),
-    BatchState.EXPIRED: (
-        "batch_expired",
-        "This request could not be executed before the completion window expired.",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +156,7 @@ def _lines(conninfo: str, batch_id: UUID, state: BatchState) -> Iterator[tuple[b
         streams: list[Iterator[tuple[int, bool, bytes]]] = []
         for lane_id, source_id, source_lane, _ in lanes:
             streams.append(_outcomes(connection, batch_id, lane_id, budget))
-            if state in _NOT_RUN:
+            if state in NOT_RUN:
                 streams.append(_not_run(connection, batch_id, state, lane_id, source_id, source_lane))
         for _, ok, line in heapq.merge(*streams):
             yield ok, line
@@ -193,8 +174,9 @@ def _outcomes(
         ).fetchall()
         if not rows:
             return
-        for _, line, *outcome in rows:
-            yield line, outcome[0] == "completed", _outcome_line(batch_id, line, *outcome)
+        for _, *outcome in rows:
+            result = Result._make(outcome)
+            yield result.line, result.state == "completed", openai_line(batch_id, result)
         start = rows[-1][0] + 1
 
 
@@ -206,7 +188,7 @@ def _not_run(
     source_id: int,
     source_lane: int,
 ) -> Iterator[tuple[int, bool, bytes]]:
-    code, message = _NOT_RUN[state]
+    code, message = NOT_RUN[state]
     start = 0
     while True:
         rows = connection.execute(
@@ -222,54 +204,5 @@ def _not_run(
         if not rows:
             return
         for _, line, custom_id in rows:
-            yield line, False, error_line(batch_id, line, custom_id, code, message)
+            yield line, False, openai_error_line(batch_id, line, custom_id, code, message)
         start = rows[-1][0] + 1
-
-
-def _outcome_line(
-    batch_id: UUID,
-    line: int,
-    state: str,
-    custom_id: str,
-    status_code: int | None,
-    request_id: str | None,
-    error_code: str | None,
-    error_message: str | None,
-    response: bytes | None,
-) -> bytes:
-    if response is None:
-        return error_line(batch_id, line, custom_id, error_code or state, error_message or state)
-    # A status that tells the failure by itself leaves `error` null, as the Batch API has it.
-    untold = state != "completed" and (status_code or 200) < 300
-    return b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":%b}\n' % (
-        request_public_id(batch_id, line).encode(),
-        _one_line(_encode(custom_id)),
-        status_code or 200,
-        _one_line(_encode(request_id or request_public_id(batch_id, line))),
-        _one_line(response),
-        _error(error_code or state, error_message or state) if untold else b"null",
-    )
-
-
-def error_line(batch_id: UUID, line: int, custom_id: str, code: str, message: str) -> bytes:
-    """A request that got no answer: `response` is null and `error` says why."""
-    return b'{"id":"%b","custom_id":%b,"response":null,"error":%b}\n' % (
-        request_public_id(batch_id, line).encode(),
-        _one_line(_encode(custom_id)),
-        _error(code, message),
-    )
-
-
-def _error(code: str, message: str) -> bytes:
-    return _one_line(_encode({"code": code, "message": message}))
-
-
-def _one_line(value: bytes) -> bytes:
-    """The same JSON without anything a reader could take for the end of the line."""
-    if not value.isascii():
-        for raw, escaped in _LINE_ENDS:
-            if raw in value:
-                value = value.replace(raw, escaped)
-    if b"\n" in value or b"\r" in value:
-        value = value.translate(_ONE_LINE)
-    return value

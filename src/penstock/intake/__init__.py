@@ -4,7 +4,8 @@ from penstock.intake.ingest import IntakeProgress, StreamIntake, ingest_file
 from penstock.intake.jsonl import FileLane
 from penstock.intake.refusal import BadLine, IntakeInterrupted, IntakeRefused
 from penstock.intake.source import digest_of
-from penstock.intake.store import StoredFile, purge_failed, sweep_abandoned
+from penstock.intake.store import StoredFile
+from penstock.intake.sweep import purge_failed, sweep_abandoned, sweep_leftovers
 
 __all__ = [
     "BadLine",
@@ -18,4 +19,5 @@ __all__ = [
     "ingest_file",
     "purge_failed",
     "sweep_abandoned",
+    "sweep_leftovers",
 ]

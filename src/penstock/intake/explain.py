@@ -71,7 +71,7 @@ def duplicate_key(line: bytes) -> str | None:
     return next((key for key, times in Counter(keys).items() if times > 1), None)
 
 
-def explain(line: bytes, limits: IntakeLimits) -> Fault:
+def explain(line: bytes, limits: IntakeLimits, *, model_required: bool = False) -> Fault:
     """The first fault of a line that is not acceptable."""
     if len(line) > limits.max_line_bytes:
         return too_long(limits)
@@ -89,7 +89,7 @@ def explain(line: bytes, limits: IntakeLimits) -> Fault:
         or _bad_custom_id(fields, limits)
         or _bad_method(fields)
         or _bad_url(fields)
-        or _bad_body(fields)
+        or _bad_body(fields, model_required)
         or number_fault(line)
         or Fault("", "the line cannot be read", "invalid_json_line")
     )
@@ -219,7 +219,7 @@ def url_fault(url: str) -> Fault | None:
     return Fault("url", f"found {quoted(url)}; expected {expected}", "invalid_request")
 
 
-def _bad_body(fields: dict[str, msgspec.Raw]) -> Fault | None:
+def _bad_body(fields: dict[str, msgspec.Raw], model_required: bool) -> Fault | None:
     expected = "a JSON object"
     if "body" not in fields:
         return Fault("body", f"missing; expected {expected}", "missing_required_parameter")
@@ -228,7 +228,8 @@ def _bad_body(fields: dict[str, msgspec.Raw]) -> Fault | None:
         return Fault("body", f"found {kind}; expected {expected}", "invalid_request")
     inner = _FIELDS.decode(fields["body"])
     if "model" not in inner:
-        return None
+        missing = Fault("body.model", "missing; expected a model's name", "missing_required_parameter")
+        return missing if model_required else None
     value, fault = _value({"body.model": inner["model"]}, "body.model", "a model's name")
     return fault or model_fault(value)
 

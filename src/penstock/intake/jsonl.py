@@ -56,12 +56,17 @@ class _Body(msgspec.Struct, gc=False):
     model: str = DEFAULT_ROUTE
 
 
+class _BodyWithModel(msgspec.Struct, gc=False):
+    model: str
+
+
 class _Id(msgspec.Struct):
     custom_id: str
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
+_decode_body_with_model = msgspec.json.Decoder(_BodyWithModel).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
 
 
@@ -127,11 +132,15 @@ Sink = Callable[[bytes, int], None]
 class JsonlParser:
     """Checks every line, gives each its place in its lane, and finds what is wrong with the file."""
 
-    def __init__(self, name: str, source_id: int, limits: IntakeLimits, sink: Sink) -> None:
+    def __init__(
+        self, name: str, source_id: int, limits: IntakeLimits, sink: Sink, *, model_required: bool = False
+    ) -> None:
         self._name = name
         self._source_id = source_id
         self._limits = limits
         self._sink = sink
+        self._model_required = model_required
+        self._decode_body = _decode_body_with_model if model_required else _decode_body
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._unique = UniqueIds()
         self._shape = _NO_SHAPE
@@ -210,7 +219,10 @@ class JsonlParser:
         """Take a block of whole lines: all at once if they are alike, else one by one."""
         ids: list[bytes] = []
         rows: list[bytes] = []
-        if not self._take_alike(block, ids, rows):
+        if block[:1].isspace() and explain.is_blank(block):  # millions of empty lines are no work
+            ids = [b""] * (block.count(b"\n") + 1)
+            self._line += len(ids)
+        elif not self._take_alike(block, ids, rows):
             for line in block.split(b"\n"):
                 if not self._take_alike(line, ids, rows):
                     self._take_closely(line, ids, rows)
@@ -222,7 +234,7 @@ class JsonlParser:
 
         Nearly all lines come this way: what is done here is what intake costs.
         """
-        shape, lanes = self._shape, self._lanes
+        shape, lanes, decode_body = self._shape, self._lanes, self._decode_body
         if not block.startswith(shape.before_id):
             return False
         found = shape.find(block)
@@ -232,7 +244,7 @@ class JsonlParser:
         if size != len(block) or not _is_utf8(block) or self._are_unusual(bodies):
             return False
         try:
-            body_lanes = [lanes[shape.url, _decode_body(body).model] for body in bodies]
+            body_lanes = [lanes[shape.url, decode_body(body).model] for body in bodies]
         except (KeyError, *_NOT_DECODED):
             return False
         ids += new_ids
@@ -279,9 +291,9 @@ class JsonlParser:
             if len(line) > self._limits.max_line_bytes or _has_long_number(line) or not _is_utf8(line):
                 raise msgspec.DecodeError
             request = _decode_line(line)
-            model = _decode_body(request.body).model
+            model = self._decode_body(request.body).model
         except _NOT_DECODED:
-            return self._note(number, explain.explain(line, self._limits), _custom_id_of(line))
+            return self._note(number, self._explained(line), _custom_id_of(line))
         lane = (
             explain.shape_fault(line, self._limits)
             or explain.custom_id_fault(request.custom_id, self._limits)
@@ -292,6 +304,9 @@ class JsonlParser:
         found = _Found(request.custom_id.encode(), lane, bytes(request.body))
         self._learn_shape(line, found, request.url)
         return found
+
+    def _explained(self, line: bytes) -> Fault:
+        return explain.explain(line, self._limits, model_required=self._model_required)
 
     def _learn_shape(self, line: bytes, found: _Found, url: str) -> None:
         """Expect the shape of a good line of the next ones, if the body comes last."""

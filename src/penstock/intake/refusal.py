@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import ExitCode, PenstockError, UsageError
+
+_FILE_CODES = {"empty_file", "too_many_tasks"}
+"""What the batch API has a word for when a file as a whole is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,14 @@ class BadLine:
     def __str__(self) -> str:
         place = f"line {self.line}, {self.field}" if self.field else f"line {self.line}"
         return f"{place}: {self.reason}"
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        if self.code == "invalid_json_line":
+            message = f"This line is not parseable as valid JSON. {self.reason[:1].upper()}{self.reason[1:]}."
+        else:
+            message = f"{self.field}: {self.reason}" if self.field else self.reason
+        return {"code": self.code, "line": self.line, "message": message, "param": self.field or None}
 
 
 class IntakeRefused(UsageError):  # noqa: N818 - a verdict on the input, not a failure of ours
@@ -42,6 +54,18 @@ class IntakeRefused(UsageError):  # noqa: N818 - a verdict on the input, not a f
         self.more = more
         """Whether there are bad lines beyond those listed."""
 
+    @property
+    def problems(self) -> list[dict[str, Any]]:
+        """Why no batch can run over the file, as the batch API says it: one entry per line, or one for the whole."""
+        if not self.bad_lines:
+            code = self.code if self.code in _FILE_CODES else "invalid_request"
+            return [{"code": code, "line": None, "message": self.message, "param": None}]
+        listed: list[dict[str, Any]] = [bad.problem for bad in self.bad_lines]
+        if self.more:
+            message = f"More lines than the {len(listed)} listed are not valid."
+            listed.append({"code": "invalid_request", "line": None, "message": message, "param": None})
+        return listed
+
     @classmethod
     def for_lines(cls, name: str, bad_lines: Sequence[BadLine], *, more: bool) -> IntakeRefused:
         count = f"more than {len(bad_lines)}" if more else f"{len(bad_lines)}"
@@ -54,6 +78,10 @@ class IntakeRefused(UsageError):  # noqa: N818 - a verdict on the input, not a f
             bad_lines=bad_lines,
             more=more,
         )
+
+
+class IntakeGivenUp(PenstockError):  # noqa: N818 - somebody else's decision
+    """Another process took this one for dead and gave its file up; nothing of it is stored."""
 
 
 class IntakeInterrupted(PenstockError):  # noqa: N818 - the caller's wish

@@ -1,7 +1,7 @@
 """A file's way into the database: opened, filled batch by batch, then sealed or given up.
 
 Nobody can see a file before its seal, so batches commit on their own and no transaction is long. A
-file that is not sealed is given up; `purge_failed` then deletes its rows.
+file that is not sealed is given up.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg
-from psycopg import Connection, Copy, Cursor
+from psycopg import Copy, Cursor
 from psycopg.abc import Buffer
 from psycopg.copy import LibpqWriter
 
 from penstock.config import IntakeLimits
 from penstock.db import sql
 from penstock.errors import PenstockError
+from penstock.intake import sweep
 from penstock.intake.jsonl import FileLane
+from penstock.model import new_id
 
-PURGE_ROWS = 1_000
 _BACKLOG_BYTES = 4 * 1024 * 1024
-_LOCK_TIMEOUT_MS = 10_000
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = b"\xff\xff"
 _SQL = sql.load("penstock.intake", "intake.sql")
@@ -93,7 +92,7 @@ class FileWriter:
     """Writes one file. Used by one thread at a time."""
 
     def __init__(self, conninfo: str, *, owner: str, worker_id: UUID, filename: str, limits: IntakeLimits) -> None:
-        self.file_id = uuid4()
+        self.file_id = new_id()
         self._conninfo = conninfo
         self._filename = filename
         self._limits = limits
@@ -104,7 +103,7 @@ class FileWriter:
         self.rows = 0
         """Rows committed so far."""
         with _database_errors(filename):
-            self._connection = _connect(conninfo)
+            self._connection = sweep.connect(conninfo)
             parameters = {
                 "file_id": self.file_id,
                 "owner": owner,
@@ -136,6 +135,11 @@ class FileWriter:
             "lines": stored.lines,
             "bytes": size,
             "digest": digest,
+            "purpose": "batch",
+            "chunks": 0,
+            "problems": None,
+            "idempotency_key": None,
+            "expires_after_s": None,
             "source_lanes": [lane.source_lane for lane in lanes],
             "routes": [lane.route for lane in lanes],
             "endpoints": [lane.endpoint for lane in lanes],
@@ -155,10 +159,7 @@ class FileWriter:
     def abandon(self) -> None:
         """Give the file up and delete its rows. What cannot be done now is left to the sweep."""
         self._drop_connection()
-        with suppress(psycopg.Error), _connect(self._conninfo) as connection:
-            # A seal may have gone through unheard: only what is failed is deleted.
-            if _fail(connection, self.file_id) == "failed":
-                purge_file(connection, self.file_id, self.source_id)
+        sweep.abandon(self._conninfo, self.file_id)
 
     def close(self) -> None:
         self._connection.close()
@@ -186,8 +187,8 @@ class FileWriter:
         way, and finds nothing to fail if it went through."""
         self._drop_connection()
         try:
-            with _connect(self._conninfo) as connection:
-                return _fail(connection, self.file_id) == "ready"
+            with sweep.connect(self._conninfo) as connection:
+                return sweep.fail(connection, self.file_id) == "ready"
         except psycopg.Error:
             raise PenstockError(
                 f"{self._filename}: the connection was lost while the file was being sealed, and the database "
@@ -207,59 +208,6 @@ class FileWriter:
             f"{self._filename}: another process gave this file up while it was being stored; nothing was kept",
             hint="This process went silent for longer than heartbeat_grace_s. Run the command again.",
         )
-
-
-def sweep_abandoned(
-    connection: Connection,
-    *,
-    grace_s: float,
-    dead_workers: Sequence[UUID] = (),
-    now: datetime | None = None,
-) -> list[UUID]:
-    """Give up the files of workers that are gone, and say which. Their rows are for `purge_failed`.
-
-    A worker must be registered before it opens a file: one that nobody knows counts as gone.
-    """
-    parameters = {"grace_s": grace_s, "dead_workers": list(dead_workers), "now": now}
-    return [row[0] for row in connection.execute(_SQL["fail_if_abandoned"], parameters)]
-
-
-def purge_failed(connection: Connection, *, rows: int = PURGE_ROWS) -> int:
-    """Delete what files that were given up have left behind; returns the rows deleted.
-
-    The connection must be in autocommit: each delete of at most `rows` is its own transaction.
-    """
-    failed = connection.execute(_SQL["list_failed"]).fetchall()
-    return sum(purge_file(connection, file_id, source_id, rows=rows) for file_id, source_id in failed)
-
-
-def purge_file(connection: Connection, file_id: UUID, source_id: int, *, rows: int = PURGE_ROWS) -> int:
-    deleted, source_lane, ordinal = 0, -1, -1
-    while True:
-        parameters = {"source_id": source_id, "source_lane": source_lane, "ordinal": ordinal, "rows": rows}
-        last = connection.execute(_SQL["purge_templates_after"], parameters).fetchone()
-        if last is None:
-            break
-        source_lane, ordinal, count = last
-        deleted += count
-    # Once a file is failed its rows only get fewer, so "none left" stays true.
-    left = connection.execute(_SQL["has_templates"], {"source_id": source_id}).fetchone()
-    if left == (False,):
-        connection.execute(_SQL["forget_if_failed"], {"file_id": file_id})
-    return deleted
-
-
-def _connect(conninfo: str) -> Connection:
-    return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
-
-
-def _fail(connection: Connection, file_id: UUID) -> str | None:
-    """Give the file up unless that is decided already; returns its state."""
-    with connection.transaction():
-        connection.execute(_SQL["bound_lock_wait"], {"timeout_ms": _LOCK_TIMEOUT_MS})
-        connection.execute(_SQL["fail_if_ingesting"], {"file_id": file_id})
-        row = connection.execute(_SQL["read_state"], {"file_id": file_id}).fetchone()
-        return row[0] if row else None
 
 
 @contextmanager

@@ -59,8 +59,9 @@ class Tally:
 class Results:
     """The kind of write that settles leases."""
 
-    def __init__(self, worker_id: UUID) -> None:
+    def __init__(self, worker_id: UUID, on_room: Callable[[], None]) -> None:
         self._worker_id = worker_id
+        self._on_room = on_room
         self.tally = Tally()
         self.suspects: set[Hashable] = set()
         """Keys of what is not written yet and would be lost with this worker once too often."""
@@ -88,6 +89,8 @@ class Results:
             else:
                 changes.give_back(entry.lease, entry.ranges)
         settled = await settle(connection, self._worker_id, changes)
+        if any(_lease_of(entry).session for entry in entries):
+            self._on_room()
         known = 0
         if repeated and settled.fenced:
             # Refused now, and perhaps because the flush whose answer was lost did write them: ask.
@@ -135,8 +138,10 @@ class SettleBuffer(Coalescer[Result]):
         limits: SettleLimits,
         *,
         on_pressure: Callable[[bool], None] = lambda _: None,
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        self._results = Results(worker_id)
+        """`on_room` is called when sessions may have gone on to their next request."""
+        self._results = Results(worker_id, on_room)
         super().__init__(self._results, pool, limits, on_pressure=on_pressure)
 
     @property
@@ -161,6 +166,8 @@ class SettleBuffer(Coalescer[Result]):
     def decide(self, item: Item, verdict: Outcome | Again) -> None:
         """Take one result. The same item twice keeps the later one."""
         self.put(Decided(item, verdict))
+        if item.waited:
+            self.hurry()
 
     def give_back(self, lease: Lease, ranges: Iterable[Range]) -> None:
         """Return ordinals untouched; they can be claimed again at once."""

@@ -181,9 +181,13 @@ class Coalescer(Generic[Entry]):
         except TimeoutError:
             pass
 
+    def hurry(self) -> None:
+        """Do not wait for company: somebody waits for what was put last."""
+        self._full.set()
+
     async def drain(self) -> None:
         """Until everything put so far is written."""
-        self._full.set()
+        self.hurry()
         await self._idle.wait()
 
     def close(self) -> None:

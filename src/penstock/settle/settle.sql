@@ -1,26 +1,32 @@
 -- name: settle_if_leased
--- Records what became of leased ordinals, in one statement: outcomes, deferrals, history, counters, the lease.
+-- Records what became of leased ordinals, in one statement: outcomes, deferrals, history, counters, the lease, and the
+-- journal that followers of the batch read; and tells those who wait for a session's answers, once for all.
 -- Only ordinals that a lease of this worker still holds are written; the others were fenced and change nothing.
 -- Counters come from the rows written: an outcome that exists already would fail the statement. Leases are locked in
 -- id order, so two settles cannot deadlock.
 -- Rows are addressed by id = ANY(...), which stays an index probe however many dead versions surround them, and what
 -- belongs to them is found in arrays sorted by id (width_bucket halves its way there). Joins in its place depend on
--- estimates: for a thousand sessions they became loops within loops.
+-- estimates: for a thousand sessions they became loops within loops. The worker is compared in a way that no index
+-- serves: the one over workers leads past everything this one ever held.
 WITH held AS MATERIALIZED (
   SELECT id, lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims,
-         ordinals - (%(gone)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])] AS remaining
+         ordinals - (%(gone)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])] AS remaining,
+         ordinals * (%(completed)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])] AS completed,
+         ordinals * (%(others)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])] AS others
     FROM penstock.leases
-   WHERE id = ANY (%(leases)b::int8[]) AND worker_id = %(worker)b::uuid
+   WHERE id = ANY (%(leases)b::int8[]) AND worker_id IS NOT DISTINCT FROM %(worker)b::uuid
    ORDER BY id
      FOR UPDATE
 ),
+-- Numbers that every row has are looked up by the row's number where they are needed: each array to unnest would be
+-- copied twice on the way.
 final AS MATERIALIZED (
   SELECT h.lane_id, h.batch_id, h.limited, h.attempt AS attempts, f.*
-    FROM unnest(%(f_lease)b::int8[], %(f_ordinal)b::int4[], %(f_line)b::int4[], %(f_state)b::text[],
-                %(f_status)b::int4[], %(f_custom_id)b::text[], %(f_request_id)b::text[], %(f_error_code)b::text[],
-                %(f_error_message)b::text[], %(f_duration_ms)b::int4[], %(f_response)b::bytea[])
-         AS f (lease_id, ordinal, line, state, status_code, custom_id, request_id, error_code, error_message,
-               duration_ms, response)
+    FROM unnest(%(f_lease)b::int8[], %(f_ordinal)b::int4[], %(f_state)b::text[], %(f_status)b::int4[],
+                %(f_custom_id)b::text[], %(f_request_id)b::text[], %(f_error_code)b::text[],
+                %(f_error_message)b::text[], %(f_response)b::bytea[])
+         WITH ORDINALITY
+         AS f (lease_id, ordinal, state, status_code, custom_id, request_id, error_code, error_message, response, n)
     JOIN held h ON h.id = f.lease_id AND h.ordinals @> f.ordinal
 ),
 again AS MATERIALIZED (
@@ -41,7 +47,7 @@ written AS (
   INSERT INTO penstock.outcomes
     (lane_id, ordinal, line, state, status_code, attempts, lease_id, finished_at, custom_id, request_id,
      error_code, error_message, response)
-  SELECT lane_id, ordinal, line, state::penstock.outcome_state, status_code, attempts, lease_id,
+  SELECT lane_id, ordinal, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts, lease_id,
          coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
     FROM final
 ),
@@ -64,10 +70,11 @@ noted AS (
          counted, status_code, code, message, due_at
     FROM again
   UNION ALL
-  SELECT lane_id, ordinal, attempts, lease_id, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()), duration_ms,
-         true, status_code, coalesce(error_code, state), coalesce(error_message, ''), NULL
+  SELECT lane_id, ordinal, attempts, lease_id, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
+         (%(f_duration_ms)b::int4[])[n], true, status_code, coalesce(error_code, state), coalesce(error_message, ''), NULL
     FROM final
-   WHERE state <> 'completed'
+   -- What was cancelled before it was sent is no attempt.
+   WHERE state <> 'completed' AND NOT (limited AND state = 'skipped' AND error_code IS NOT DISTINCT FROM 'cancelled')
 ),
 shrunk AS (
   UPDATE penstock.leases
@@ -90,25 +97,58 @@ roomy AS MATERIALIZED (
    ORDER BY id
      FOR UPDATE
 ),
+-- A session goes to the end of the line, and asks for what its next request asks for. One that cannot be seen from here
+-- was accepted since: the queue was empty then, and whoever accepted it has set what it asks for.
 freed AS (
-  UPDATE penstock.lanes
-     SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))]
+  UPDATE penstock.lanes l
+     SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))],
+         (pool, route, endpoint) = (
+           SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
+             FROM penstock.session_requests r
+            WHERE r.lane_id = l.id AND r.ordinal = l.next),
+         turn = CASE WHEN session THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END,
+         open = open AND NOT (blocks AND id = ANY (ARRAY(
+           SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
 ),
+-- Sessions have no figures to keep.
+session AS MATERIALIZED (
+  SELECT batch_id FROM penstock.lanes
+   WHERE id = ANY (ARRAY(SELECT lane_id FROM held WHERE limited)) AND session
+),
+followed AS (
+  INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)
+  SELECT batch_id, lane_id, range_agg(completed), range_agg(others), coalesce(%(now)s::timestamptz, now())
+    FROM held
+   WHERE NOT limited AND NOT (isempty(completed) AND isempty(others))
+   GROUP BY batch_id, lane_id
+),
 counted AS (
-  INSERT INTO penstock.progress (batch_id, completed, failed, not_found, skipped, retried)
+  INSERT INTO penstock.progress
+    (batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens,
+     output_tokens, reasoning_tokens)
   SELECT batch_id,
          count(*) FILTER (WHERE what = 'completed'), count(*) FILTER (WHERE what = 'failed'),
          count(*) FILTER (WHERE what = 'not_found'), count(*) FILTER (WHERE what = 'skipped'),
-         count(*) FILTER (WHERE what = 'retry')
-    FROM (SELECT batch_id, state AS what FROM final
+         count(*) FILTER (WHERE what = 'retry'),
+         coalesce(sum((%(f_bytes)b::int4[])[n]) FILTER (WHERE what = 'completed'), 0),
+         coalesce(sum((%(f_bytes)b::int4[])[n]) FILTER (WHERE what <> 'completed'), 0),
+         coalesce(sum((%(f_input_tokens)b::int4[])[n]), 0), coalesce(sum((%(f_cached_tokens)b::int4[])[n]), 0),
+         coalesce(sum((%(f_output_tokens)b::int4[])[n]), 0), coalesce(sum((%(f_reasoning_tokens)b::int4[])[n]), 0)
+    FROM (SELECT batch_id, state AS what, n FROM final
           UNION ALL
-          SELECT batch_id, 'retry' FROM again) AS moved
+          SELECT batch_id, 'retry', NULL FROM again) AS moved
+   WHERE (batch_id IN (SELECT batch_id FROM session)) IS NOT TRUE
    GROUP BY batch_id
+),
+rung AS MATERIALIZED (
+  SELECT pg_notify('penstock_answers', %(ring)s::text)
+   WHERE %(ring)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
 )
 SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,
-       (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back
+       (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back,
+       (SELECT count(*) FROM rung) AS rung
 
 -- name: count_applied
 -- How many of some items were recorded under the very lease they carry: tells a settle that was applied, although its

@@ -9,11 +9,15 @@ from uuid import UUID
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
 from penstock.db.pool import Connection, Now
-from penstock.model import Again, Item, Lease, Outcome
+from penstock.model import Again, Item, Lease, Outcome, OutcomeState, Usage
+from penstock.results import openai_bytes
 
 Range = tuple[int, int]
 
 _SQL = sql.load("penstock.settle", "settle.sql")
+
+# A notice of the server's is shorter than 8,000 bytes.
+_MAX_PAYLOAD = 7_900
 
 
 @dataclass(slots=True)
@@ -25,10 +29,14 @@ class Changes:
     agains: list[tuple[int, int, Again]] = field(default_factory=list)
     backs: dict[int, list[Range]] = field(default_factory=dict)
     """Ordinal ranges by lease."""
+    waited: set[int] = field(default_factory=set)
+    """Sessions' lanes whose answers somebody waits for."""
 
     def decide(self, item: Item, verdict: Outcome | Again) -> None:
         if isinstance(verdict, Outcome):
             self.outcomes.append((item.lease.id, item.ordinal, item.line, item.custom_id, verdict))
+            if item.waited:
+                self.waited.add(item.lease.lane_id)
         else:
             self.agains.append((item.lease.id, item.ordinal, verdict))
 
@@ -83,7 +91,7 @@ async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, n
     row = await cursor.fetchone()
     if row is None:
         raise AssertionError("settle_if_leased always answers one row")
-    outcomes, retries, given_back = row
+    outcomes, retries, given_back, _ = row
     fenced = changes.ordinals() - outcomes - retries - given_back
     return Settled(outcomes, retries, given_back, fenced)
 
@@ -103,26 +111,31 @@ async def applied(connection: Connection, items: Sequence[Item]) -> int:
 
 
 def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object]:
-    gone = _gone(changes)
+    parts = _parts(changes)
     finals = changes.outcomes
     decided = [row[4] for row in finals]
     agains = [row[2] for row in changes.agains]
     return {
         "worker": worker_id,
         "now": now,
-        "leases": Int8Array(list(gone)),
-        "gone": [as_multirange(ranges) for ranges in gone.values()],
+        "ring": _ring(changes.waited),
+        "leases": Int8Array(list(parts)),
+        "gone": [part.gone for part in parts.values()],
+        "completed": [part.completed for part in parts.values()],
+        "others": [part.others for part in parts.values()],
         "f_lease": Int8Array([row[0] for row in finals]),
         "f_ordinal": Int4Array([row[1] for row in finals]),
         "f_line": Int4Array([row[2] for row in finals]),
         "f_custom_id": TextArray([row[3] for row in finals]),
         "f_state": TextArray([outcome.state for outcome in decided]),
         "f_status": Int4Array([outcome.status_code for outcome in decided]),
-        "f_request_id": TextArray([outcome.request_id for outcome in decided]),
-        "f_error_code": TextArray([outcome.error_code for outcome in decided]),
-        "f_error_message": TextArray([outcome.error_message for outcome in decided]),
+        "f_request_id": _texts([outcome.request_id for outcome in decided]),
+        "f_error_code": _texts([outcome.error_code for outcome in decided]),
+        "f_error_message": _texts([outcome.error_message for outcome in decided]),
         "f_duration_ms": Int4Array([outcome.duration_ms for outcome in decided]),
         "f_response": ByteaArray([outcome.body for outcome in decided]),
+        "f_bytes": Int4Array([openai_bytes(line, custom_id, outcome) for _, _, line, custom_id, outcome in finals]),
+        **_tokens(decided),
         "a_lease": Int8Array([row[0] for row in changes.agains]),
         "a_ordinal": Int4Array([row[1] for row in changes.agains]),
         "a_status": Int4Array([again.status_code for again in agains]),
@@ -136,16 +149,63 @@ def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object
     }
 
 
-def _gone(changes: Changes) -> dict[int, list[Range]]:
-    """Everything that leaves each lease, by lease in ascending id."""
-    gone: dict[int, list[Range]] = {}
-    for row in changes.outcomes:
-        gone.setdefault(row[0], []).append((row[1], row[1] + 1))
-    for again_row in changes.agains:
-        gone.setdefault(again_row[0], []).append((again_row[1], again_row[1] + 1))
-    for lease_id, ranges in changes.backs.items():
-        gone.setdefault(lease_id, []).extend(ranges)
-    return dict(sorted(gone.items()))
+def _ring(lanes: set[int]) -> str | None:
+    """What those who wait are told: the lanes with news, or that they should all look."""
+    payload = ",".join(map(str, sorted(lanes)))
+    return (payload if len(payload) <= _MAX_PAYLOAD else "*") or None
+
+
+_NO_USAGE = Usage()
+
+
+def _tokens(decided: Sequence[Outcome]) -> dict[str, Int4Array]:
+    usages = [outcome.usage or _NO_USAGE for outcome in decided]
+    return {
+        "f_input_tokens": _sums([usage.input_tokens for usage in usages]),
+        "f_cached_tokens": _sums([usage.cached_tokens for usage in usages]),
+        "f_output_tokens": _sums([usage.output_tokens for usage in usages]),
+        "f_reasoning_tokens": _sums([usage.reasoning_tokens for usage in usages]),
+    }
+
+
+# What an array lacks is NULL to the statement: many have nothing else to say.
+
+
+def _texts(values: list[str | None]) -> TextArray:
+    return TextArray(values if values.count(None) < len(values) else [])
+
+
+def _sums(values: list[int]) -> Int4Array:
+    return Int4Array(values if any(values) else [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What leaves one lease, as multiranges: all of it, what was completed, what was decided otherwise."""
+
+    gone: str
+    completed: str
+    others: str
+
+
+def _parts(changes: Changes) -> dict[int, _Part]:
+    """By lease in ascending id."""
+    completed: dict[int, list[Range]] = {}
+    others: dict[int, list[Range]] = {}
+    undecided: dict[int, list[Range]] = {}
+    for lease_id, ordinal, _, _, outcome in changes.outcomes:
+        ranges = completed if outcome.state is OutcomeState.COMPLETED else others
+        ranges.setdefault(lease_id, []).append((ordinal, ordinal + 1))
+    for lease_id, ordinal, _ in changes.agains:
+        undecided.setdefault(lease_id, []).append((ordinal, ordinal + 1))
+    for lease_id, back in changes.backs.items():
+        undecided.setdefault(lease_id, []).extend(back)
+    parts: dict[int, _Part] = {}
+    for lease_id in sorted({*completed, *others, *undecided}):
+        good, bad = joined(completed.get(lease_id, ())), joined(others.get(lease_id, ()))
+        gone = [*good, *bad, *undecided.get(lease_id, ())]
+        parts[lease_id] = _Part(as_multirange(gone), as_multirange(good), as_multirange(bad))
+    return parts
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:

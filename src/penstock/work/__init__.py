@@ -1,1 +1,1 @@
-"""Batches: create, status, pause, resume, cancel, finish."""
+"""Batches: request, create, status, pause, resume, cancel, finish, retry."""

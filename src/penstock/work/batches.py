@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from uuid import UUID, uuid4
+from uuid import UUID
 
+from penstock import ending
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 from penstock.errors import PenstockError
-from penstock.model import BatchState, Counts
+from penstock.model import BatchState, new_id
+from penstock.work.read import Batch, Status, Which, batch_of_result, get_batch, list_batches, read_status
+from penstock.work.request import Requested, request_batch, unvalidated, validate_batch
+from penstock.work.retry import NotRetryable, Retried, retry_batch
+
+__all__ = [
+    "Batch",
+    "KnownBatch",
+    "NotRetryable",
+    "Requested",
+    "Retried",
+    "Status",
+    "Which",
+    "batch_of_result",
+    "cancel",
+    "create_batch",
+    "find_by_key",
+    "finish",
+    "finish_all",
+    "get_batch",
+    "list_batches",
+    "pause",
+    "read_status",
+    "release_key",
+    "request_batch",
+    "resume",
+    "retry_batch",
+    "still_unfinished",
+    "take_turn",
+    "tidy",
+    "unfinished",
+    "unvalidated",
+    "validate_batch",
+]
 
 _SQL = sql.load("penstock.work", "work.sql")
 
-# A fold touches at most this many deltas, so that it stays a short statement however far behind it is.
+# A fold touches at most this many deltas of a batch, so that it stays a short statement however far behind it is.
 _FOLD_LIMIT = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A batch at one instant."""
-
-    id: UUID
-    state: BatchState
-    created_at: datetime
-    target: str | None
-    ended_at: datetime | None
-    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +82,7 @@ async def create_batch(
     now: Now = None,
 ) -> UUID:
     """Create a batch over a sealed file. `route`, if given, replaces the models: all lanes go to one processor."""
-    batch_id = batch_id or uuid4()
+    batch_id = batch_id or new_id()
     cursor = await connection.execute(
         _SQL["create_batch_if_ready"],
         {
@@ -95,65 +118,60 @@ async def release_key(connection: Connection, batch_id: UUID) -> None:
     await connection.execute(_SQL["release_key"], {"id": batch_id})
 
 
-async def read_status(connection: Connection, batch_id: UUID) -> Status:
-    cursor = await connection.execute(_SQL["read_status"], {"id": batch_id})
-    row = await cursor.fetchone()
-    if row is None:
-        raise PenstockError(f"no batch {batch_id}", hint="It may have been deleted, or belong to another database.")
-    (found, state, total, created_at, target, _, _, ended_at, *figures, in_flight) = row
-    completed, failed, not_found, skipped, retried = figures
-    counts = Counts(
-        total=total,
-        in_flight=in_flight,
-        completed=completed,
-        failed=failed,
-        not_found=not_found,
-        skipped=skipped,
-        retried=retried,
-    )
-    rest = total - counts.settled - in_flight
-    match BatchState(state):
-        case BatchState.CANCELLED | BatchState.CANCELLING:
-            counts.cancelled = rest
-        case BatchState.EXPIRED:
-            counts.expired = rest
-        case _:
-            counts.pending = rest
-    return Status(found, BatchState(state), created_at, target, ended_at, counts)
+# -- steering
 
 
-async def pause(connection: Connection, batch_id: UUID, *, now: Now = None) -> bool:
-    return await _moved(connection, "pause_if_running", batch_id, now)
+async def pause(connection: Connection, batch_id: UUID, owner: str | None = None, *, now: Now = None) -> bool:
+    return await _moved(connection, "pause_if_running", batch_id, owner, now)
 
 
-async def resume(connection: Connection, batch_id: UUID, *, now: Now = None) -> bool:
-    return await _moved(connection, "resume_if_paused", batch_id, now)
+async def resume(connection: Connection, batch_id: UUID, owner: str | None = None, *, now: Now = None) -> bool:
+    return await _moved(connection, "resume_if_paused", batch_id, owner, now)
 
 
-async def cancel(connection: Connection, batch_id: UUID, *, now: Now = None) -> bool:
+async def cancel(connection: Connection, batch_id: UUID, owner: str | None = None, *, now: Now = None) -> bool:
     """Start nothing more of this batch. What is in flight finishes and is kept."""
-    return await _moved(connection, "cancel_if_unfinished", batch_id, now)
+    return await _moved(connection, "cancel_if_unfinished", batch_id, owner, now)
+
+
+async def _moved(connection: Connection, statement: str, batch_id: UUID, owner: str | None, now: Now) -> bool:
+    cursor = await connection.execute(_SQL[statement], {"id": batch_id, "owner": owner, "now": now})
+    return await cursor.fetchone() is not None
+
+
+# -- housekeeping
 
 
 async def finish(connection: Connection, batch_id: UUID, *, now: Now = None) -> bool:
     """End the batch if there is nothing left to do for it; freeze its counts."""
-    if await _moved(connection, "finish_if_settled", batch_id, now):
-        return True
-    await connection.execute(_SQL["close_if_past_deadline"], {"id": batch_id, "now": now})
-    return await _moved(connection, "finish_if_drained", batch_id, now)
+    return bool(await finish_all(connection, [batch_id], now=now))
 
 
-async def _moved(connection: Connection, statement: str, batch_id: UUID, now: Now) -> bool:
-    cursor = await connection.execute(_SQL[statement], {"id": batch_id, "now": now})
-    return await cursor.fetchone() is not None
+async def finish_all(connection: Connection, batches: Collection[UUID], *, now: Now = None) -> set[UUID]:
+    """The same for many; returns those that have ended now."""
+    await connection.execute(_SQL["close_if_past_deadline"], {"ids": list(batches), "now": now})
+    return await ending.finish(connection, batches, now=now)
 
 
-async def unfinished(connection: Connection, pool: str) -> list[UUID]:
-    cursor = await connection.execute(_SQL["list_unfinished"], {"pool": pool})
+async def unfinished(connection: Connection, *, after: UUID | None = None, limit: int = 500) -> list[UUID]:
+    """Batches that have started and not ended, a page of them."""
+    cursor = await connection.execute(_SQL["list_unfinished"], {"after": after or UUID(int=0), "limit": limit})
     return [batch_id for (batch_id,) in await cursor.fetchall()]
 
 
-async def tidy(connection: Connection, batch_id: UUID) -> None:
-    """Housekeeping of one batch: fold its counters, hold deferrals that slipped past a pause."""
-    await connection.execute(_SQL["fold_progress"], {"batch": batch_id, "limit": _FOLD_LIMIT})
-    await connection.execute(_SQL["hold_strays"], {"id": batch_id})
+async def still_unfinished(connection: Connection, batches: Collection[UUID]) -> set[UUID]:
+    """Those of some batches that have not ended."""
+    cursor = await connection.execute(_SQL["list_unfinished_of"], {"ids": list(batches)})
+    return {batch_id for (batch_id,) in await cursor.fetchall()}
+
+
+async def tidy(connection: Connection, *batches: UUID) -> None:
+    """Fold the counters of some batches, and hold deferrals that slipped past a pause."""
+    await connection.execute(_SQL["fold_progress"], {"ids": list(batches), "limit": _FOLD_LIMIT})
+    await connection.execute(_SQL["hold_strays"], {"ids": list(batches)})
+
+
+async def take_turn(connection: Connection, duty: str, every_s: float, *, now: Now = None) -> bool:
+    """Whether it is this process's turn at something that one of them does for all."""
+    parameters = {"name": duty, "every_s": every_s, "now": now}
+    return await (await connection.execute(_SQL["take_turn_if_due"], parameters)).fetchone() is not None

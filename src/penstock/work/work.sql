@@ -7,9 +7,10 @@ WITH source AS MATERIALIZED (
 ),
 batch AS (
   INSERT INTO penstock.batches
-    (id, owner, file_id, pool, idempotency_key, target, metadata, priority, deadline, total, created_at)
+    (id, owner, file_id, pool, idempotency_key, target, metadata, priority, deadline, total, created_at, validated_at)
   SELECT %(id)s, %(owner)s, id, %(pool)s, %(key)s, %(target)s, %(metadata)s::jsonb, %(priority)s,
-         coalesce(%(deadline)s::timestamptz, 'infinity'), lines, coalesce(%(now)s::timestamptz, now())
+         coalesce(%(deadline)s::timestamptz, 'infinity'), lines, coalesce(%(now)s::timestamptz, now()),
+         coalesce(%(now)s::timestamptz, now())
     FROM source
   RETURNING id, priority, deadline
 )
@@ -32,24 +33,214 @@ SELECT b.id, b.state, b.total, b.pool, f.id AS file_id, f.digest, b.metadata
 -- Frees a batch's key, so that a new batch can be made under it.
 UPDATE penstock.batches SET idempotency_key = NULL WHERE id = %(id)s
 
--- name: read_status
--- A batch's figures in one snapshot: they add up at every read. Ended batches answer from their frozen counts.
-SELECT b.id, b.state, b.total, b.created_at, b.target, b.paused_at, b.cancelling_at,
-       coalesce(b.completed_at, b.cancelled_at, b.expired_at) AS ended_at,
-       coalesce(b.completed, p.completed, 0)::int4 AS completed,
-       coalesce(b.failed, p.failed, 0)::int4 AS failed,
-       coalesce(b.not_found, p.not_found, 0)::int4 AS not_found,
-       coalesce(b.skipped, p.skipped, 0)::int4 AS skipped,
+-- name: read_batch
+-- A batch's figures in one snapshot: they add up at every read. Ended batches answer from their frozen figures. Its pace
+-- is that of its last hundred settles, or of the last minute.
+SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoint, m.model, b.completion_window,
+       b.window_s, b.metadata, b.priority, nullif(b.deadline, 'infinity') AS deadline, b.created_at, b.validated_at,
+       b.paused_at, b.cancelling_at, b.completed_at, b.cancelled_at, b.expired_at, b.failed_at, b.problems,
+       b.fingerprint, b.reruns, b.output_file_id, b.error_file_id, b.output_expires_after_s, b.total,
+       coalesce(l.in_flight, 0)::int4 AS in_flight,
+       coalesce(b.completed, p.completed, 0)::int4 AS completed, coalesce(b.failed, p.failed, 0)::int4 AS failed,
+       coalesce(b.not_found, p.not_found, 0)::int4 AS not_found, coalesce(b.skipped, p.skipped, 0)::int4 AS skipped,
        coalesce(b.retried, p.retried, 0)::int4 AS retried,
-       coalesce(l.in_flight, 0)::int4 AS in_flight
+       coalesce(b.output_bytes, p.output_bytes, 0)::int8 AS output_bytes,
+       coalesce(b.error_bytes, p.error_bytes, 0)::int8 AS error_bytes,
+       coalesce(b.input_tokens, p.input_tokens, 0)::int8 AS input_tokens,
+       coalesce(b.cached_tokens, p.cached_tokens, 0)::int8 AS cached_tokens,
+       coalesce(b.output_tokens, p.output_tokens, 0)::int8 AS output_tokens,
+       coalesce(b.reasoning_tokens, p.reasoning_tokens, 0)::int8 AS reasoning_tokens,
+       j.per_s
   FROM penstock.batches b
   LEFT JOIN LATERAL (
-    SELECT sum(completed) AS completed, sum(failed) AS failed, sum(not_found) AS not_found,
-           sum(skipped) AS skipped, sum(retried) AS retried
-      FROM penstock.progress WHERE batch_id = %(id)s AND b.completed IS NULL) AS p ON true
+    SELECT sum(completed) AS completed, sum(failed) AS failed, sum(not_found) AS not_found, sum(skipped) AS skipped,
+           sum(retried) AS retried, sum(output_bytes) AS output_bytes, sum(error_bytes) AS error_bytes,
+           sum(input_tokens) AS input_tokens, sum(cached_tokens) AS cached_tokens,
+           sum(output_tokens) AS output_tokens, sum(reasoning_tokens) AS reasoning_tokens
+      FROM penstock.progress WHERE batch_id = b.id AND b.completed IS NULL) AS p ON true
   LEFT JOIN LATERAL (
-    SELECT sum(size) AS in_flight FROM penstock.leases WHERE batch_id = %(id)s) AS l ON true
- WHERE b.id = %(id)s AND b.deleted_at IS NULL
+    SELECT sum(size) AS in_flight FROM penstock.leases WHERE batch_id = b.id AND b.completed IS NULL) AS l ON true
+  LEFT JOIN LATERAL (
+    SELECT max(route) AS model FROM (SELECT route FROM penstock.lanes WHERE batch_id = b.id LIMIT 2) AS two
+    HAVING count(*) = 1) AS m ON true
+  LEFT JOIN LATERAL (
+    SELECT sum(done) FILTER (WHERE written_at > began) / nullif(extract(epoch FROM at - min(began)), 0) AS per_s
+      FROM (SELECT done, written_at, at,
+                   CASE WHEN count(*) OVER () = 100 THEN greatest(min(written_at) OVER (), at - interval '1 minute')
+                        ELSE greatest(b.validated_at, at - interval '1 minute') END AS began
+              FROM (SELECT completed_count + others_count AS done, written_at,
+                           coalesce(%(now)s::timestamptz, now()) AS at
+                      FROM penstock.journal
+                     WHERE batch_id = b.id AND b.state = 'in_progress'
+                     ORDER BY xact DESC, id DESC
+                     LIMIT 100) AS latest) AS lately
+     GROUP BY at) AS j ON true
+ WHERE b.id = %(id)s AND b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)
+
+-- name: list_batches
+-- A page of an owner's batches with their figures, in one snapshot: newest first, or, going back, those just after a
+-- place, newest first as well. By state, one walk of the index for each, so that the page's size is what counts. By
+-- metadata, whatever has it is found first: that many there are, that much it costs.
+WITH ways AS MATERIALIZED (
+  SELECT d.dialect, s.state FROM unnest(%(dialects)s::text[]) AS d (dialect), unnest(%(states)s::text[]) AS s (state)
+),
+page AS MATERIALIZED (
+  SELECT older.id
+    FROM ways
+   CROSS JOIN LATERAL (
+     SELECT b.id FROM penstock.batches b
+      WHERE b.owner = %(owner)s AND b.dialect = ways.dialect AND b.state = ways.state AND b.deleted_at IS NULL
+        AND b.id < %(below)s AND b.id > %(above)s
+        AND b.created_at >= %(created_after)s AND b.created_at < %(created_before)s
+      ORDER BY b.id DESC
+      LIMIT %(limit)s) AS older
+   WHERE %(metadata)s::jsonb IS NULL AND NOT %(backwards)s::boolean
+  UNION ALL
+  SELECT newer.id
+    FROM ways
+   CROSS JOIN LATERAL (
+     SELECT b.id FROM penstock.batches b
+      WHERE b.owner = %(owner)s AND b.dialect = ways.dialect AND b.state = ways.state AND b.deleted_at IS NULL
+        AND b.id < %(below)s AND b.id > %(above)s
+        AND b.created_at >= %(created_after)s AND b.created_at < %(created_before)s
+      ORDER BY b.id
+      LIMIT %(limit)s) AS newer
+   WHERE %(metadata)s::jsonb IS NULL AND %(backwards)s::boolean
+  UNION ALL
+  SELECT marked.id
+    FROM (SELECT b.id, b.owner, b.dialect, b.state, b.created_at, b.deleted_at FROM penstock.batches b
+           WHERE b.metadata @> %(metadata)s::jsonb
+          OFFSET 0) AS marked
+   WHERE marked.deleted_at IS NULL AND marked.owner = %(owner)s AND marked.id < %(below)s AND marked.id > %(above)s
+     AND (marked.dialect, marked.state) IN (SELECT dialect, state FROM ways)
+     AND marked.created_at >= %(created_after)s AND marked.created_at < %(created_before)s
+),
+chosen AS MATERIALIZED (
+  SELECT id FROM page
+   ORDER BY CASE WHEN %(backwards)s::boolean THEN id END, CASE WHEN NOT %(backwards)s::boolean THEN id END DESC
+   LIMIT %(limit)s
+)
+SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoint, m.model, b.completion_window,
+       b.window_s, b.metadata, b.priority, nullif(b.deadline, 'infinity') AS deadline, b.created_at, b.validated_at,
+       b.paused_at, b.cancelling_at, b.completed_at, b.cancelled_at, b.expired_at, b.failed_at, b.problems,
+       b.fingerprint, b.reruns, b.output_file_id, b.error_file_id, b.output_expires_after_s, b.total,
+       coalesce(l.in_flight, 0)::int4 AS in_flight,
+       coalesce(b.completed, p.completed, 0)::int4 AS completed, coalesce(b.failed, p.failed, 0)::int4 AS failed,
+       coalesce(b.not_found, p.not_found, 0)::int4 AS not_found, coalesce(b.skipped, p.skipped, 0)::int4 AS skipped,
+       coalesce(b.retried, p.retried, 0)::int4 AS retried,
+       coalesce(b.output_bytes, p.output_bytes, 0)::int8 AS output_bytes,
+       coalesce(b.error_bytes, p.error_bytes, 0)::int8 AS error_bytes,
+       coalesce(b.input_tokens, p.input_tokens, 0)::int8 AS input_tokens,
+       coalesce(b.cached_tokens, p.cached_tokens, 0)::int8 AS cached_tokens,
+       coalesce(b.output_tokens, p.output_tokens, 0)::int8 AS output_tokens,
+       coalesce(b.reasoning_tokens, p.reasoning_tokens, 0)::int8 AS reasoning_tokens,
+       j.per_s
+  FROM penstock.batches b
+  LEFT JOIN LATERAL (
+    SELECT sum(completed) AS completed, sum(failed) AS failed, sum(not_found) AS not_found, sum(skipped) AS skipped,
+           sum(retried) AS retried, sum(output_bytes) AS output_bytes, sum(error_bytes) AS error_bytes,
+           sum(input_tokens) AS input_tokens, sum(cached_tokens) AS cached_tokens,
+           sum(output_tokens) AS output_tokens, sum(reasoning_tokens) AS reasoning_tokens
+      FROM penstock.progress WHERE batch_id = b.id AND b.completed IS NULL) AS p ON true
+  LEFT JOIN LATERAL (
+    SELECT sum(size) AS in_flight FROM penstock.leases WHERE batch_id = b.id AND b.completed IS NULL) AS l ON true
+  LEFT JOIN LATERAL (
+    SELECT max(route) AS model FROM (SELECT route FROM penstock.lanes WHERE batch_id = b.id LIMIT 2) AS two
+    HAVING count(*) = 1) AS m ON true
+  LEFT JOIN LATERAL (
+    SELECT sum(done) FILTER (WHERE written_at > began) / nullif(extract(epoch FROM at - min(began)), 0) AS per_s
+      FROM (SELECT done, written_at, at,
+                   CASE WHEN count(*) OVER () = 100 THEN greatest(min(written_at) OVER (), at - interval '1 minute')
+                        ELSE greatest(b.validated_at, at - interval '1 minute') END AS began
+              FROM (SELECT completed_count + others_count AS done, written_at,
+                           coalesce(%(now)s::timestamptz, now()) AS at
+                      FROM penstock.journal
+                     WHERE batch_id = b.id AND b.state = 'in_progress'
+                     ORDER BY xact DESC, id DESC
+                     LIMIT 100) AS latest) AS lately
+     GROUP BY at) AS j ON true
+ WHERE b.id = ANY (ARRAY(SELECT id FROM chosen))
+ ORDER BY b.id DESC
+
+-- name: find_batch_of_result
+-- The batch whose output or errors go by this id: while it is running, or as long as the file is there.
+SELECT b.id, CASE WHEN b.output_file_id = %(file_id)s THEN 'output' ELSE 'errors' END AS which
+  FROM penstock.batches b
+ WHERE b.id = ANY (ARRAY(
+         SELECT id FROM penstock.batches WHERE output_file_id = %(file_id)s
+         UNION ALL
+         SELECT id FROM penstock.batches WHERE error_file_id = %(file_id)s))
+   AND b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text) AND b.validated_at IS NOT NULL
+   AND (b.completed IS NULL
+        OR EXISTS (SELECT FROM penstock.files f
+                    WHERE f.id = %(file_id)s AND f.deleted_at IS NULL
+                      AND (f.expires_at IS NULL OR f.expires_at > coalesce(%(now)s::timestamptz, now()))))
+
+-- name: request_batch_if_ready
+-- Notes that somebody wants a batch over a sealed file. A key that made one before makes no second.
+WITH source AS MATERIALIZED (
+  SELECT id FROM penstock.files
+   WHERE id = %(file_id)s AND owner = %(owner)s AND state = 'ready' AND kind = 'input' AND purpose = 'batch'
+     AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > coalesce(%(now)s::timestamptz, now()))
+     FOR KEY SHARE
+)
+INSERT INTO penstock.batches
+  (id, owner, file_id, pool, dialect, idempotency_key, fingerprint, endpoint, completion_window, window_s, metadata,
+   priority, output_file_id, error_file_id, output_expires_after_s, deadline, total, created_at)
+SELECT %(id)s, %(owner)s, id, 'serve', %(dialect)s, %(key)s, %(fingerprint)s, %(endpoint)s, %(completion_window)s,
+       %(window_s)s, %(metadata)s::jsonb, %(priority)s, %(output_file_id)s, %(error_file_id)s,
+       %(output_expires_after_s)s,
+       coalesce(coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(window_s)s), 'infinity'), 0,
+       coalesce(%(now)s::timestamptz, now())
+  FROM source
+ON CONFLICT (owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+RETURNING id
+
+-- name: find_id_by_key
+-- The batch a key already made.
+SELECT id FROM penstock.batches WHERE owner = %(owner)s AND idempotency_key = %(key)s AND deleted_at IS NULL
+
+-- name: list_unvalidated
+-- Batches that were asked for and not looked at yet, oldest first.
+SELECT id FROM penstock.batches WHERE state = 'validating' AND deleted_at IS NULL ORDER BY id LIMIT %(limit)s
+
+-- name: read_wish
+-- What a batch that is to be validated would run: its endpoint, and its file's problems and lanes.
+SELECT b.endpoint, f.id, f.source_id, f.lines, f.problems,
+       ARRAY(SELECT source_lane FROM penstock.file_lanes WHERE source_id = f.source_id ORDER BY source_lane) AS lanes,
+       ARRAY(SELECT route FROM penstock.file_lanes WHERE source_id = f.source_id ORDER BY source_lane) AS routes,
+       ARRAY(SELECT endpoint FROM penstock.file_lanes WHERE source_id = f.source_id ORDER BY source_lane) AS endpoints
+  FROM penstock.batches b
+  JOIN penstock.files f ON f.id = b.file_id
+ WHERE b.id = %(id)s AND b.state = 'validating' AND b.deleted_at IS NULL
+
+-- name: read_first_lines
+-- The first lines of some of a file's lanes: what to name as wrong. Lines grow with ordinals.
+SELECT t.line, t.source_lane
+  FROM unnest(%(lanes)s::int4[]) AS lane (source_lane)
+ CROSS JOIN LATERAL (
+   SELECT line, source_lane FROM penstock.templates
+    WHERE source_id = %(source_id)s AND source_lane = lane.source_lane
+    ORDER BY ordinal
+    LIMIT %(limit)s) AS t
+ ORDER BY t.line
+ LIMIT %(limit)s
+
+-- name: validate_if_validating
+-- Makes the lanes of a batch, each for the pool that serves its route, and starts it; unless that is decided already, or
+-- its file was deleted since.
+WITH batch AS (
+  UPDATE penstock.batches
+     SET validated_at = coalesce(%(now)s::timestamptz, now()), total = %(total)s
+   WHERE id = %(id)s AND state = 'validating' AND file_id = %(file_id)s AND deleted_at IS NULL
+  RETURNING id, priority, deadline
+)
+INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, priority, deadline)
+SELECT batch.id, p.pool, f.route, f.endpoint, f.source_id, f.source_lane, f.total, batch.priority, batch.deadline
+  FROM batch, unnest(%(lanes)s::int4[], %(pools)s::text[]) AS p (source_lane, pool)
+  JOIN penstock.file_lanes f ON f.source_id = %(source_id)s AND f.source_lane = p.source_lane
+ ORDER BY f.source_lane
+RETURNING id
 
 -- name: pause_if_running
 -- Closes the lanes and holds the deferrals. What is in flight finishes. Whoever needs several lanes and waits for them
@@ -57,6 +248,7 @@ SELECT b.id, b.state, b.total, b.created_at, b.target, b.paused_at, b.cancelling
 WITH batch AS (
   UPDATE penstock.batches SET paused_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = %(id)s AND state = 'in_progress' AND deleted_at IS NULL
+     AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
   RETURNING id
 ),
 lane AS MATERIALIZED (
@@ -75,6 +267,7 @@ SELECT id FROM batch
 WITH batch AS (
   UPDATE penstock.batches SET paused_at = NULL
    WHERE id = %(id)s AND state = 'paused' AND deleted_at IS NULL
+     AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
   RETURNING id
 ),
 lane AS MATERIALIZED (
@@ -92,7 +285,8 @@ SELECT id FROM batch
 -- Stamps the batch and closes its lanes, whatever the number of lines. What is in flight finishes and is kept.
 WITH batch AS (
   UPDATE penstock.batches SET cancelling_at = coalesce(%(now)s::timestamptz, now())
-   WHERE id = %(id)s AND state IN ('in_progress', 'paused') AND deleted_at IS NULL
+   WHERE id = %(id)s AND state IN ('validating', 'in_progress', 'paused') AND deleted_at IS NULL
+     AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
   RETURNING id
 ),
 lane AS MATERIALIZED (
@@ -106,66 +300,14 @@ parked AS (
 )
 SELECT id FROM batch
 
--- name: finish_if_settled
--- Ends a batch whose every input has an outcome, and freezes its counts: the deltas they are the sum of can go.
-WITH sums AS (
-  SELECT coalesce(sum(completed), 0)::int4 AS completed, coalesce(sum(failed), 0)::int4 AS failed,
-         coalesce(sum(not_found), 0)::int4 AS not_found, coalesce(sum(skipped), 0)::int4 AS skipped,
-         coalesce(sum(retried), 0)::int4 AS retried
-    FROM penstock.progress WHERE batch_id = %(id)s
-),
-batch AS (
-  UPDATE penstock.batches b
-     SET completed_at = coalesce(%(now)s::timestamptz, now()),
-         completed = s.completed, failed = s.failed, not_found = s.not_found, skipped = s.skipped,
-         retried = s.retried
-    FROM sums s
-   WHERE b.id = %(id)s AND b.state IN ('in_progress', 'paused', 'cancelling')
-     AND s.completed + s.failed + s.not_found + s.skipped = b.total
-  RETURNING b.id
-),
-frozen AS (
-  DELETE FROM penstock.progress WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
-)
-SELECT id FROM batch
-
--- name: finish_if_drained
--- Ends a cancelled batch, or one past its deadline, once nothing of it is in flight, and freezes its counts.
--- The lanes are closed by then, so no lease can appear after this statement's snapshot.
-WITH sums AS (
-  SELECT coalesce(sum(completed), 0)::int4 AS completed, coalesce(sum(failed), 0)::int4 AS failed,
-         coalesce(sum(not_found), 0)::int4 AS not_found, coalesce(sum(skipped), 0)::int4 AS skipped,
-         coalesce(sum(retried), 0)::int4 AS retried
-    FROM penstock.progress WHERE batch_id = %(id)s
-),
-batch AS (
-  UPDATE penstock.batches b
-     SET cancelled_at = CASE WHEN b.cancelling_at IS NOT NULL THEN coalesce(%(now)s::timestamptz, now()) END,
-         expired_at = CASE WHEN b.cancelling_at IS NULL THEN coalesce(%(now)s::timestamptz, now()) END,
-         completed = s.completed, failed = s.failed, not_found = s.not_found, skipped = s.skipped,
-         retried = s.retried
-    FROM sums s
-   WHERE b.id = %(id)s
-     AND (b.state = 'cancelling' OR b.state IN ('in_progress', 'paused') AND b.deadline <= coalesce(%(now)s::timestamptz, now()))
-     AND NOT EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND open)
-     AND NOT EXISTS (SELECT FROM penstock.leases WHERE batch_id = b.id)
-     -- Settled since finish_if_settled looked: then it is completed, the next time.
-     AND s.completed + s.failed + s.not_found + s.skipped < b.total
-  RETURNING b.id
-),
-dropped AS (
-  DELETE FROM penstock.deferrals WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
-),
-frozen AS (
-  DELETE FROM penstock.progress WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch)
-)
-SELECT id FROM batch
-
 -- name: close_if_past_deadline
--- Closes the lanes of a batch whose deadline has passed.
+-- Closes the lanes of those of some batches whose deadline has passed.
 WITH lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes
-   WHERE batch_id = %(id)s AND open AND deadline <= coalesce(%(now)s::timestamptz, now())
+   WHERE batch_id = ANY (ARRAY(
+           SELECT id FROM penstock.batches
+            WHERE id = ANY (%(ids)s::uuid[]) AND deadline <= coalesce(%(now)s::timestamptz, now())))
+     AND open
    ORDER BY id
      FOR UPDATE
 )
@@ -177,28 +319,169 @@ RETURNING id
 -- Holds deferrals that were written while their batch was being paused or cancelled, and releases those that were held
 -- while it was being resumed: this very statement may do that, since it waits for nobody and believes its snapshot.
 UPDATE penstock.deferrals SET held = NOT held
- WHERE batch_id = %(id)s
-   AND held <> (lane_id IN (SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND NOT open))
+ WHERE id = ANY (ARRAY(
+   SELECT d.id
+     FROM penstock.lanes l
+    CROSS JOIN LATERAL (
+      SELECT id FROM penstock.deferrals
+       WHERE batch_id = l.batch_id AND held = l.open AND lane_id = l.id
+      OFFSET 0) AS d
+    WHERE l.batch_id = ANY (%(ids)s::uuid[])))
 
 -- name: list_unfinished
--- Batches that have not ended, for the housekeeping round.
+-- Batches that were started and have not ended, for the housekeeping round: the next some of them.
 SELECT id FROM penstock.batches
- WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND deleted_at IS NULL
-   AND pool = %(pool)s
+ WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL
+   AND id > %(after)s AND deleted_at IS NULL AND state <> 'validating'
+ ORDER BY id
+ LIMIT %(limit)s
+
+-- name: list_unfinished_of
+-- Those of some batches that have not ended.
+SELECT id FROM penstock.batches
+ WHERE id = ANY (%(ids)s::uuid[]) AND state IN ('in_progress', 'paused', 'cancelling') AND deleted_at IS NULL
 
 -- name: fold_progress
--- Sums a batch's deltas into one row. Deltas that a settle or another fold holds are left for the next time.
-WITH folded AS (
-  DELETE FROM penstock.progress
-   WHERE batch_id = %(batch)s
-     AND id = ANY (ARRAY(
-       SELECT id FROM penstock.progress
-        WHERE batch_id = %(batch)s
-        ORDER BY id LIMIT %(limit)s
-          FOR UPDATE SKIP LOCKED))
-  RETURNING completed, failed, not_found, skipped, retried
+-- Sums the deltas of some batches into one row each, where there are several. Deltas that a settle or another fold holds
+-- are left for the next time. Rows here are never updated, so that their place holds still.
+WITH seen AS MATERIALIZED (
+  SELECT p.place, b.id
+    FROM unnest(%(ids)s::uuid[]) AS b (id)
+   CROSS JOIN LATERAL (
+     SELECT ctid AS place FROM penstock.progress
+      WHERE batch_id = b.id
+      ORDER BY id
+      LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED) AS p
+   WHERE (SELECT count(*) FROM (SELECT FROM penstock.progress WHERE batch_id = b.id LIMIT 2) AS two) > 1
+),
+folded AS (
+  DELETE FROM penstock.progress WHERE ctid = ANY (ARRAY(SELECT place FROM seen))
+  RETURNING batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens,
+            cached_tokens, output_tokens, reasoning_tokens
 )
-INSERT INTO penstock.progress (batch_id, completed, failed, not_found, skipped, retried)
-SELECT %(batch)s, sum(completed), sum(failed), sum(not_found), sum(skipped), sum(retried)
+INSERT INTO penstock.progress
+  (batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens,
+   output_tokens, reasoning_tokens)
+SELECT batch_id, sum(completed), sum(failed), sum(not_found), sum(skipped), sum(retried), sum(output_bytes),
+       sum(error_bytes), sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens)
   FROM folded
-HAVING count(*) > 0
+ GROUP BY batch_id
+
+-- name: take_turn_if_due
+-- Takes the turn at a duty that one process does for all, unless somebody has had it within the interval.
+UPDATE penstock.duties SET done_at = coalesce(%(now)s::timestamptz, now())
+ WHERE name = (
+   SELECT name FROM penstock.duties
+    WHERE name = %(name)s
+      AND done_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(every_s)s)
+      FOR UPDATE SKIP LOCKED)
+RETURNING name
+
+-- name: hold_if_known
+-- Locks a batch whose failures are to be run again, and says what there is of it: until the commit nobody ends it,
+-- steers it or deletes it.
+SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
+       b.dialect <> 'openai' OR num_nulls(b.output_file_id, b.error_file_id) = 0 AS has_results,
+       EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND width IS NOT NULL) AS limited,
+       b.total - coalesce(b.completed + b.failed + b.not_found + b.skipped, b.total) AS not_run
+  FROM penstock.batches b
+ WHERE b.id = %(id)s AND b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)
+   FOR UPDATE
+
+-- name: reopen_if_ended
+-- Lets an ended batch go on: its figures move again, its lanes are open, what was deferred is due, its result files are
+-- to be written anew. What an earlier end may have left of its deltas is part of its figures already.
+WITH batch AS MATERIALIZED (
+  SELECT * FROM penstock.batches WHERE id = %(id)s AND completed IS NOT NULL AND failed_at IS NULL
+),
+stale AS (
+  DELETE FROM penstock.progress WHERE batch_id = (SELECT id FROM batch)
+),
+seeded AS (
+  INSERT INTO penstock.progress
+    (batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens,
+     output_tokens, reasoning_tokens)
+  SELECT id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens,
+         output_tokens, reasoning_tokens
+    FROM batch
+),
+opened AS (
+  UPDATE penstock.batches b
+     SET reruns = reruns + 1,
+         completed_at = NULL, cancelled_at = NULL, expired_at = NULL, cancelling_at = NULL, paused_at = NULL,
+         completed = NULL, failed = NULL, not_found = NULL, skipped = NULL, retried = NULL, output_bytes = NULL,
+         error_bytes = NULL, input_tokens = NULL, cached_tokens = NULL, output_tokens = NULL, reasoning_tokens = NULL,
+         deadline = coalesce(coalesce(%(now)s::timestamptz, now()) + make_interval(secs => b.window_s), 'infinity')
+   WHERE b.id = (SELECT id FROM batch)
+  RETURNING b.id, b.deadline
+),
+lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes WHERE batch_id = (SELECT id FROM batch) ORDER BY id FOR UPDATE
+),
+lanes AS (
+  UPDATE penstock.lanes SET open = true, deadline = (SELECT deadline FROM opened)
+   WHERE id = ANY (ARRAY(SELECT id FROM lane))
+),
+released AS (
+  UPDATE penstock.deferrals SET held = false WHERE batch_id = (SELECT id FROM batch) AND held
+),
+unpublished AS (
+  DELETE FROM penstock.files WHERE batch_id = (SELECT id FROM batch) AND kind <> 'input'
+)
+SELECT id FROM opened
+
+-- name: list_lanes_with_failures
+-- The lanes of a batch that have outcomes to be had again.
+SELECT l.id
+  FROM penstock.lanes l
+  LEFT JOIN LATERAL (
+    SELECT true AS found FROM penstock.outcomes WHERE lane_id = l.id AND state <> 'completed' LIMIT 1) AS o ON true
+ WHERE l.batch_id = %(id)s AND o.found
+ ORDER BY l.id
+
+-- name: read_failures
+-- The next failures of a lane: all, or those with certain custom ids or lines.
+SELECT ordinal, line, state::text, custom_id, status_code, request_id, error_code, error_message, response
+  FROM penstock.outcomes
+ WHERE lane_id = %(lane)s AND state <> 'completed' AND ordinal > %(after)s
+   AND (%(custom_ids)s::text[] IS NULL OR custom_id = ANY (%(custom_ids)s::text[]))
+   AND (%(lines)s::int4[] IS NULL OR line = ANY (%(lines)s::int4[]))
+ ORDER BY ordinal
+ LIMIT %(limit)s
+
+-- name: rerun_failures
+-- Turns failures of one lane back into work: their outcomes go, their ordinals are deferred and due, the figures and the
+-- journal forget them. The batch is locked by this transaction, and nothing but a rerun takes an outcome back. A batch
+-- that was reopened is marked already: a second update in one transaction would look at the file once more, for the
+-- foreign key's sake, and that may be held by a deletion which waits for the batch.
+WITH marked AS (
+  UPDATE penstock.batches SET reruns = reruns + 1 WHERE id = %(id)s AND NOT %(reopened)s::boolean
+),
+gone AS (
+  DELETE FROM penstock.outcomes
+   WHERE lane_id = %(lane)s AND ordinal = ANY (%(ordinals)s::int4[]) AND state <> 'completed'
+  RETURNING ordinal, state
+),
+again AS MATERIALIZED (
+  SELECT range_agg(int4range(ordinal, ordinal + 1)) AS ordinals FROM gone HAVING count(*) > 0
+),
+deferred AS (
+  INSERT INTO penstock.deferrals (lane_id, batch_id, pool, route, limited, ordinals, attempt, reason, due_at, held)
+  SELECT l.id, l.batch_id, l.pool, l.route, false, again.ordinals, 1, 'reprocess',
+         coalesce(%(now)s::timestamptz, now()), NOT l.open
+    FROM again, penstock.lanes l
+   WHERE l.id = %(lane)s
+),
+counted AS (
+  INSERT INTO penstock.progress (batch_id, failed, not_found, skipped, error_bytes)
+  SELECT %(id)s, -count(*) FILTER (WHERE state = 'failed'), -count(*) FILTER (WHERE state = 'not_found'),
+         -count(*) FILTER (WHERE state = 'skipped'), -%(bytes)s::int8
+    FROM gone
+  HAVING count(*) > 0
+),
+unfollowed AS (
+  UPDATE penstock.journal SET others = others - (SELECT ordinals FROM again)
+   WHERE batch_id = %(id)s AND lane_id = %(lane)s AND others && (SELECT ordinals FROM again)
+)
+SELECT count(*)::int4 FROM gone

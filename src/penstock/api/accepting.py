@@ -1,0 +1,112 @@
+"""Storing what callers send to sessions: many requests, one statement, one commit.
+
+While one statement runs, whatever arrives gathers for the next, so that nothing waits for company and company costs
+nothing. One statement at a time: within a session, the order in which requests were handed in is the order they get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from penstock.api.errors import busy
+from penstock.config import MIB, SessionLimits
+from penstock.db.pool import Pool, borrowed
+from penstock.work import sessions
+from penstock.work.sessions import Acceptance, NewRequest
+
+_log = logging.getLogger("penstock.sessions")
+
+_MAX_ROWS = 500
+_MAX_BYTES = 8 * MIB
+_MAX_WAITING_BYTES = 256 * MIB
+
+
+@dataclass(slots=True)
+class _Entry:
+    request: NewRequest
+    taken: asyncio.Future[Acceptance]
+
+
+class Acceptor:
+    """The one way into sessions for everything a process receives."""
+
+    def __init__(self, database: Pool, limits: SessionLimits) -> None:
+        self._database = database
+        self._limits = limits
+        self._waiting: deque[_Entry] = deque()
+        self._bytes = 0
+        self._storing: asyncio.Task[None] | None = None
+
+    async def accept(self, request: NewRequest) -> Acceptance:
+        """Returns once it is stored, or known to be refused. Raises what the database does."""
+        if len(self._waiting) >= self._limits.session_accept_max or self._bytes >= _MAX_WAITING_BYTES:
+            raise busy("More requests are waiting to be stored than this server takes.")
+        entry = _Entry(request, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        self._bytes += len(request.body)
+        if self._storing is None:
+            self._storing = asyncio.create_task(self._store(), name="accept")
+        return await entry.taken
+
+    async def close(self) -> None:
+        """Until what was handed in is stored."""
+        if self._storing is not None:
+            await asyncio.wait([self._storing])
+
+    async def _store(self) -> None:
+        try:
+            while self._waiting:
+                await self._store_some(self._next())
+        finally:
+            self._storing = None
+
+    def _next(self) -> list[_Entry]:
+        entries: list[_Entry] = []
+        size = 0
+        while self._waiting and len(entries) < _MAX_ROWS and size < _MAX_BYTES:
+            entry = self._waiting.popleft()
+            size += len(entry.request.body)
+            entries.append(entry)
+        self._bytes -= size
+        return entries
+
+    async def _store_some(self, entries: Sequence[_Entry]) -> None:
+        try:
+            async with borrowed(self._database) as connection:
+                results = await sessions.accept_many(
+                    connection,
+                    [entry.request for entry in entries],
+                    max_queued=self._limits.session_max_queued,
+                )
+        except (psycopg.DataError, psycopg.IntegrityError, UnicodeEncodeError) as error:
+            if len(entries) == 1:
+                _settle(entries, error)
+                return
+            # One that cannot be stored must not take the others with it.
+            middle = len(entries) // 2
+            await self._store_some(entries[:middle])
+            await self._store_some(entries[middle:])
+        except Exception as error:
+            # Whoever waits is told; the next ones may have better luck.
+            _log.warning("%d requests could not be stored: %s", len(entries), type(error).__name__)
+            _settle(entries, error)
+        except BaseException:
+            for entry in entries:
+                entry.taken.cancel()
+            raise
+        else:
+            for entry, taken in zip(entries, results, strict=True):
+                if not entry.taken.done():
+                    entry.taken.set_result(taken)
+
+
+def _settle(entries: Sequence[_Entry], error: Exception) -> None:
+    for entry in entries:
+        if not entry.taken.done():
+            entry.taken.set_exception(error)

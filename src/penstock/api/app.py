@@ -1,0 +1,356 @@
+"""The whole API as one ASGI application, composed from the endpoints its modules declare.
+
+Everything that is the same for all routes happens here: request ids, keys, decoding, the shape of errors, the access
+log. Nothing of a query, a body, a key or an exception's text is ever logged or answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import traceback
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import msgspec
+import psycopg
+from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+from starlette.types import Receive, Scope, Send
+
+from penstock.api import (
+    batches,
+    erasures,
+    files,
+    follow,
+    health,
+    keys,
+    messages,
+    models,
+    passthrough,
+    providers,
+    results,
+    sessions,
+    uploads,
+    webhooks,
+)
+from penstock.api.accepting import Acceptor
+from penstock.api.auth import Auth
+from penstock.api.endpoint import Call, Caller, Endpoint, Server
+from penstock.api.errors import ApiError, Dialect, busy, disk_full, render
+from penstock.api.guard import Guard, SlowReaderError
+from penstock.api.openapi import document
+from penstock.api.reading import BodyReader, QueryReader
+from penstock.api.waiting import Waiters
+from penstock.caretaker import Caretaker, Presence
+from penstock.config import Config
+from penstock.db.pool import Pool, open_pool
+from penstock.providers import Providers
+
+_log = logging.getLogger("penstock.api")
+_access = logging.getLogger("penstock.access")
+
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_SHOWN_PATH_CHARS = 200
+_CLOSED_REQUEST = 499
+_NOBODY = Caller("", "user", None)
+
+_MODULES = (
+    files,
+    uploads,
+    batches,
+    results,
+    follow,
+    messages,
+    sessions,
+    passthrough,
+    webhooks,
+    erasures,
+    models,
+    providers,
+    keys,
+    health,
+)
+
+
+def endpoints() -> tuple[Endpoint, ...]:
+    """Every route there is."""
+    return tuple(endpoint for module in _MODULES for endpoint in module.ENDPOINTS)
+
+
+def create_app(server: Server, *, in_process: bool = False, trust_prefix: bool = False) -> Api:
+    """The application. `in_process` is for a caller who holds the database anyway: everybody is the local user."""
+    public = server.config.public_url
+    host = urlsplit(public).hostname if public else None
+    auth = Auth(server.database, server.config.serve.key_cache_s, public_host=host, in_process=in_process)
+    return Api(server, auth, endpoints(), trust_prefix=trust_prefix)
+
+
+class Api:
+    """The ASGI application."""
+
+    def __init__(self, server: Server, auth: Auth, declared: Sequence[Endpoint], *, trust_prefix: bool = False) -> None:
+        self._server = server
+        self._auth = auth
+        self._trust_prefix = trust_prefix
+        self._root_path = server.config.root_path
+        described = Endpoint(
+            "GET", "/openapi.json", self._describe, "This description.", answer=dict[str, Any], name="openapi"
+        )
+        self.endpoints = (*declared, described)
+        self._document = document(self.endpoints)
+        self._routes = _Routes(self.endpoints)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        started = monotonic()
+        path = self._mounted(scope)
+        dialect: Dialect = "anthropic" if path.startswith("/v1/messages") else "openai"
+        request_id = f"req_{secrets.token_hex(12)}"
+        guard = Guard(
+            receive,
+            send,
+            self._server.config.serve,
+            _constant_headers(dialect, request_id),
+            bodiless=scope["method"] == "HEAD",
+        )
+        who = _NOBODY
+        try:
+            response: Response
+            try:
+                request = Request(scope, guard.receive)
+                route, who = await self._admit(request, path)
+                response = await self._answer(route, who, request, guard, request_id)
+            except (ClientDisconnect, SlowReaderError):
+                raise
+            except Exception as error:
+                # Whatever it is, the client gets an answer in shape.
+                response = _refusal(_in_words(error, request_id), dialect, request_id)
+            await _deliver(response, scope, guard)
+        except (ClientDisconnect, SlowReaderError):
+            pass  # nobody is left to be answered; the connection is closed for want of an end
+        except Exception as error:
+            # Too late for another answer: the connection is cut.
+            _report(error, request_id)
+        finally:
+            _tell(scope["method"], path, guard, who, monotonic() - started, request_id)
+
+    def _mounted(self, scope: Scope) -> str:
+        """The path as the routes know it: what a proxy put before it is taken off, if it left it there."""
+        prefix = self._root_path
+        if self._trust_prefix:
+            for name, value in scope["headers"]:
+                told = value.decode("latin-1").rstrip("/")
+                if name == b"x-forwarded-prefix" and _PREFIX.fullmatch(told):
+                    prefix = told
+        path: str = scope["path"]
+        if prefix:
+            scope["root_path"] = prefix
+            if path == prefix or path.startswith(f"{prefix}/"):
+                path = path[len(prefix) :] or "/"
+        return path
+
+    async def _admit(self, request: Request, path: str) -> tuple[_Reader | Response, Caller]:
+        """The endpoint, and who may call it. Keys come first: without one, nobody learns which routes exist."""
+        method = request.method
+        found = self._routes.find(path)
+        if found is None:
+            await self._auth.identify(request.headers)
+            raise ApiError(404, f"Invalid URL ({method} {path[:_SHOWN_PATH_CHARS]})", code="unknown_url")
+        methods, request.scope["path_params"] = found
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is not None and route.endpoint.role == "anyone":
+            return route, _NOBODY
+        who = await self._auth.identify(request.headers)
+        if route is None:
+            allowed = ", ".join(sorted({*methods, "OPTIONS", *(["HEAD"] if "GET" in methods else [])}))
+            if method == "OPTIONS":
+                return Response(status_code=204, headers={"allow": allowed}), who
+            raise ApiError(
+                405,
+                f"{method} is not among this path's methods.",
+                code="method_not_allowed",
+                headers={"allow": allowed},
+            )
+        if route.endpoint.role == "admin" and who.role != "admin":
+            raise ApiError(403, "This needs an admin's key.", type="permission_error", code="forbidden")
+        return route, who
+
+    async def _answer(
+        self, reader: _Reader | Response, who: Caller, request: Request, guard: Guard, request_id: str
+    ) -> Response:
+        if isinstance(reader, Response):
+            return reader
+        endpoint = reader.endpoint
+        query = reader.query.read(request.scope["query_string"]) if reader.query else None
+        body = None
+        if reader.body is not None:
+            content = await guard.read(self._server.config.serve.max_json_bytes)
+            body = reader.body.read(content, request.headers.get("content-type"))
+        answer = await endpoint.handle(Call(self._server, who, request, request_id, query, body))
+        if isinstance(answer, Response):
+            return answer
+        return Response(msgspec.json.encode(answer), endpoint.status, media_type=endpoint.media)
+
+    async def _describe(self, call: Call[None, None]) -> Response:
+        prefix = self._server.config.public_url or call.request.scope.get("root_path") or "/"
+        return Response(
+            msgspec.json.encode({**self._document, "servers": [{"url": prefix}]}), media_type="application/json"
+        )
+
+
+class _Reader:
+    """How one endpoint's query and body are read."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.query: QueryReader[Any] | None = QueryReader(endpoint.query) if endpoint.query else None
+        self.body: BodyReader[Any] | None = BodyReader(endpoint.body) if endpoint.body is not None else None
+
+
+class _Routes:
+    """Finds what a path leads to: by method, and the path's variable parts."""
+
+    def __init__(self, declared: Iterable[Endpoint]) -> None:
+        paths: dict[str, dict[str, _Reader]] = {}
+        for endpoint in declared:
+            methods = paths.setdefault(endpoint.path, {})
+            if endpoint.method in methods:
+                raise ValueError(f"{endpoint.method} {endpoint.path} is declared twice")
+            methods[endpoint.method] = _Reader(endpoint)
+        self._plain = {path: methods for path, methods in paths.items() if "{" not in path}
+        variable = [entry for entry in paths.items() if "{" in entry[0]]
+        # Where two could match, the one that names more of the path itself.
+        variable.sort(key=lambda entry: [("{" in part, ":path" in part) for part in entry[0].split("/")])
+        self._variable = [(compile_path(path)[0], methods) for path, methods in variable]
+
+    def find(self, path: str) -> tuple[dict[str, _Reader], dict[str, str]] | None:
+        if path in self._plain:
+            return self._plain[path], {}
+        for pattern, methods in self._variable:
+            if match := pattern.match(path):
+                return methods, match.groupdict()
+        return None
+
+
+def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, bytes]]:
+    headers = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+    if dialect == "anthropic":
+        headers.append((b"request-id", request_id.encode()))
+    return headers
+
+
+async def _deliver(response: Response, scope: Scope, guard: Guard) -> None:
+    if scope["method"] == "HEAD":
+        await guard.send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        await guard.send({"type": "http.response.body", "body": b""})
+        return
+    await response(scope, guard.receive, guard.send)
+
+
+# -- what went wrong
+
+
+def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> Response:
+    return Response(render(error, dialect, request_id), error.status, error.headers, "application/json")
+
+
+def _in_words(error: Exception, request_id: str) -> ApiError:
+    """What a client is told."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, psycopg.errors.DiskFull):
+        _log.error("%s: the database's disk is full", request_id)
+        return disk_full()
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        _log.warning("%s: a statement took longer than statement_timeout_s", request_id)
+        return busy("The database is too slow at the moment.")
+    if isinstance(
+        error, psycopg.OperationalError | psycopg.InterfaceError | PoolTimeout | PoolClosed | TooManyRequests
+    ):
+        _log.warning("%s: the database is away: %s", request_id, type(error).__name__)
+        return busy()
+    if isinstance(error, psycopg.DataError):
+        # A NUL in a text, a number past its column: nothing the server could store.
+        return ApiError(400, "The request contains a value that cannot be stored.", code="invalid_value")
+    _report(error, request_id)
+    return ApiError(500, f"Something went wrong here. Quote {request_id} to find it in the log.", type="server_error")
+
+
+def _report(error: Exception, request_id: str) -> None:
+    """Where it happened; not what it said, since an exception's text may quote a request."""
+    frames = traceback.extract_tb(error.__traceback__)
+    way = " < ".join(f"{frame.filename.rsplit('penstock/', 1)[-1]}:{frame.lineno}" for frame in reversed(frames))
+    state = f" {error.sqlstate}" if isinstance(error, psycopg.Error) and error.sqlstate else ""
+    _log.error("%s: %s%s at %s", request_id, type(error).__name__, state, way)
+
+
+def _tell(method: str, path: str, guard: Guard, who: Caller, seconds: float, request_id: str) -> None:
+    if not _access.isEnabledFor(logging.INFO):
+        return
+    shown = path[:_SHOWN_PATH_CHARS].encode("ascii", "backslashreplace").decode()
+    if not shown.isprintable():
+        shown = ascii(shown)[1:-1]
+    status = (guard.status or _CLOSED_REQUEST) if guard.complete else f"{guard.status or _CLOSED_REQUEST}-"
+    _access.info(
+        "%s %s %s %s %d bytes %.0f ms %s",
+        status,
+        method,
+        shown,
+        who.owner or "-",
+        guard.sent_bytes,
+        seconds * 1000,
+        request_id,
+    )
+
+
+def make_server(
+    config: Config, conninfo: str, database: Pool, known: Providers, worker_id: UUID, caretaker: Caretaker
+) -> Server:
+    """What handlers share. To be closed after the last request."""
+    return Server(
+        config,
+        conninfo,
+        database,
+        known,
+        worker_id,
+        follow.Hub(database),
+        caretaker,
+        Acceptor(database, config.sessions),
+        Waiters(database, conninfo),
+        passthrough.Upstreams(config),
+    )
+
+
+@asynccontextmanager
+async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncIterator[Server]:
+    """Everything the application needs, for as long as the context lasts. The database must be migrated."""
+    limits = replace(config.database, pool_max=config.serve.api_pool_max)
+    database = await open_pool(conninfo, limits, name="penstock serve")
+    try:
+        async with (
+            Presence(config, conninfo, database) as presence,
+            Caretaker(config, conninfo, database, known) as caretaker,
+        ):
+            server = make_server(config, conninfo, database, known, presence.worker_id, caretaker)
+            presence.on_change = server.take_identity
+            try:
+                yield server
+            finally:
+                await server.close()
+    finally:
+        await database.close()

@@ -1,0 +1,117 @@
+"""Who asks: API keys, or the one user of a server that has none."""
+
+from __future__ import annotations
+
+import ipaddress
+from hmac import compare_digest
+from time import monotonic
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from penstock.api.endpoint import Caller
+from penstock.api.errors import ApiError
+from penstock.api.keys import KEY, FoundKey, any_key, find_key, hash_of
+from penstock.db.pool import Pool, borrowed
+
+LOCAL = Caller("local", "admin", None)
+"""Whose everything is on a server without keys."""
+
+_MAX_REMEMBERED = 10_000
+
+
+class Auth:
+    """Decides who a request is from. What the database said is remembered for `cache_s`."""
+
+    def __init__(self, database: Pool, cache_s: float, *, public_host: str | None = None, in_process: bool = False):
+        self._database = database
+        self._cache_s = cache_s
+        self._public_host = public_host
+        self._in_process = in_process
+        self._keys: dict[bytes, tuple[float, FoundKey | None]] = {}
+        self._keyless_until = -1.0
+        self._has_keys = False
+
+    async def identify(self, headers: Headers) -> Caller:
+        """The caller, or 401."""
+        if self._in_process:
+            return LOCAL
+        presented = _presented(headers)
+        for secret in presented:
+            # What cannot be a key is not worth a look into the database.
+            if KEY.fullmatch(secret):
+                key = await self._find(secret)
+                # One key, even an old one, is enough to know that this server is nobody's alone.
+                self._has_keys = self._has_keys or key is not None
+                if key is not None and key.usable:
+                    return Caller(key.owner, key.role, key.id)
+        if await self.single_user():
+            self._refuse_strangers(headers)
+            return LOCAL
+        if not presented:
+            raise _refused("You didn't provide an API key. Send it as 'Authorization: Bearer sk-penstock-...'.")
+        raise _refused("Incorrect API key provided: it is unknown, expired or revoked.", code="invalid_api_key")
+
+    async def single_user(self) -> bool:
+        """Whether no key was ever made. Once there was one, there is no way back."""
+        if self._has_keys:
+            return False
+        now = monotonic()
+        if now > self._keyless_until:
+            async with borrowed(self._database) as connection:
+                self._has_keys = await any_key(connection)
+            self._keyless_until = now + self._cache_s
+        return not self._has_keys
+
+    async def _find(self, secret: str) -> FoundKey | None:
+        digest = hash_of(secret)
+        now = monotonic()
+        known = self._keys.get(digest)
+        if known is None or known[0] < now:
+            async with borrowed(self._database) as connection:
+                found = await find_key(connection, digest)
+            if len(self._keys) >= _MAX_REMEMBERED:
+                self._keys.clear()
+            known = self._keys[digest] = (now + self._cache_s, found)
+        key = known[1]
+        return key if key is not None and compare_digest(key.hash, digest) else None
+
+    def _refuse_strangers(self, headers: Headers) -> None:
+        """Without keys, a web page in the user's browser could ask too, by a name that leads to this machine (DNS
+        rebinding) or across sites. Both show in the headers, which a page cannot forge."""
+        if not self._own_name(headers.get("host", "")):
+            raise _refused("Without API keys this server answers only to loopback names.")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+            raise _refused("Without API keys this server answers no other site's pages.")
+
+    def _own_name(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in ("localhost", self._public_host) or is_loopback(name)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name localhost, is this machine and nobody else."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _presented(headers: Headers) -> list[str]:
+    """Every key in the request: clients of either dialect put it in different places, some in two."""
+    found = []
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        found.append(value.strip())
+    found += [headers[name].strip() for name in ("x-api-key", "api-key") if name in headers]
+    return [secret for secret in found if secret]
+
+
+def _refused(message: str, code: str | None = None) -> ApiError:
+    return ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})

@@ -1,0 +1,383 @@
+"""Batches: asked for, watched, steered, ended."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, get_args
+from uuid import UUID
+
+import msgspec
+
+from penstock.api import objects
+from penstock.api.endpoint import Call, Endpoint, Nothing
+from penstock.api.errors import ApiError, conflict, not_found
+from penstock.api.files import cursor, ends
+from penstock.api.multipart import idempotency_key, invalid
+from penstock.db.pool import Connection, borrowed
+from penstock.erase import erase
+from penstock.intake import files as stored
+from penstock.model import BatchState, parse_id
+from penstock.work import batches
+from penstock.work.batches import Batch
+
+ENDPOINTS_OF_BATCHES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/moderations",
+)
+# Checked by hand, so that whoever is wrong is told what would be right.
+BatchEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_BATCHES)})]
+Window = Annotated[
+    str,
+    msgspec.Meta(
+        description="How long the batch may take: a number and s, m, h or d, at most a year. Usually 24h.",
+        examples=["24h", "30m", "7d"],
+        extra_json_schema={"pattern": "^[1-9][0-9]{0,6}[smhd]$"},
+    ),
+]
+Metadata = Annotated[
+    dict[str, str],
+    msgspec.Meta(
+        extra_json_schema={
+            "maxProperties": 16,
+            "propertyNames": {"maxLength": 64},
+            "additionalProperties": {"type": "string", "maxLength": 512},
+        }
+    ),
+]
+_WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+Moment = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799, description="Unix time, in seconds.")]
+_STATUSES = (*get_args(objects.BatchStatus), "paused")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MAX_WINDOW_S = 366 * 86_400
+_REQUEST_ID = re.compile(r"batch_req_([0-9a-f]{32})_([1-9][0-9]{0,9})")
+
+# What clients call `in_progress` covers batches that are paused.
+_STATES_OF: Mapping[str, tuple[str, ...]] = {"in_progress": ("in_progress", "paused"), "finalizing": ()}
+
+
+_Move = Callable[[Connection, UUID, str | None], Awaitable[bool]]
+
+
+class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    input_file_id: str
+    endpoint: BatchEndpoint
+    completion_window: Window
+    metadata: Metadata | None = None
+    output_expires_after: objects.ExpiresAfter | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+
+
+class WaitQuery(msgspec.Struct):
+    wait: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0
+
+
+class BatchesQuery(msgspec.Struct):
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    status: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    created_after: Moment | None = None
+    created_before: Moment | None = None
+
+
+class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
+    custom_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)] | None = None
+    request_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)] | None = None
+
+
+# -- asking for one
+
+
+async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
+    """Stores the wish and answers; whether the file can be run is found out right after."""
+    body = call.body
+    if body.endpoint not in ENDPOINTS_OF_BATCHES:
+        raise invalid("endpoint", f"it is one of {', '.join(ENDPOINTS_OF_BATCHES)}.")
+    window_s = _window_s(body.completion_window)
+    metadata = body.metadata or {}
+    _check_metadata(metadata)
+    key = idempotency_key(call.request.headers)
+    fingerprint = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).digest()
+    file_id = parse_id("file", body.input_file_id)
+    async with borrowed(call.server.database) as connection:
+        requested = file_id and await batches.request_batch(
+            connection,
+            owner=call.caller.owner,
+            dialect="openai",
+            file_id=file_id,
+            endpoint=body.endpoint,
+            completion_window=body.completion_window,
+            window_s=window_s,
+            metadata=metadata,
+            priority=body.priority,
+            key=key,
+            fingerprint=fingerprint,
+            output_expires_after_s=(
+                body.output_expires_after.seconds if body.output_expires_after else objects.DEFAULT_LIFETIME_S
+            ),
+        )
+        if not requested:
+            file = file_id and await stored.get_file(connection, file_id, call.caller.owner)
+    if not requested:
+        if not file:
+            raise not_found("File", body.input_file_id, "input_file_id")
+        raise ApiError(
+            400,
+            f"The file's purpose is '{file.purpose}'; a batch runs over a file uploaded with purpose 'batch'.",
+            param="input_file_id",
+            code="invalid_purpose",
+        )
+    if requested.existed:
+        if requested.batch.fingerprint != fingerprint:
+            raise conflict(
+                "This Idempotency-Key was used for another batch.", param="Idempotency-Key", code="idempotency_conflict"
+            )
+    else:
+        call.server.caretaker.wake("validate")
+    return objects.batch_object(requested.batch)
+
+
+def _window_s(window: str) -> float:
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= _MAX_WINDOW_S:
+        raise invalid("completion_window", "write a time of up to a year, such as 24h, 30m or 7d.")
+    return float(seconds)
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > 16:
+        raise invalid("metadata", "it has at most 16 pairs.")
+    if any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
+        raise invalid("metadata", "a key has at most 64 characters and a value 512.")
+    refuse_nul("metadata", (text for pair in metadata.items() for text in pair))
+
+
+def refuse_nul(name: str, texts: Iterable[str]) -> None:
+    """The one character that a text in the database cannot hold."""
+    if any("\x00" in text for text in texts):
+        raise invalid(name, "it contains a NUL character.")
+
+
+# -- looking
+
+
+async def find_batch(call: Call[Any, Any], batch_id: UUID) -> Batch:
+    """The caller's batch. Somebody else's answers like one that does not exist."""
+    async with borrowed(call.server.database) as connection:
+        batch = await batches.get_batch(connection, batch_id, call.caller.scope)
+    return known(call, batch)
+
+
+def known(call: Call[Any, Any], batch: Batch | None) -> Batch:
+    if batch is None or batch.dialect != "openai":
+        raise not_found("Batch", call.path["batch_id"])
+    return batch
+
+
+async def retrieve_batch(call: Call[WaitQuery, None]) -> objects.Batch:
+    """With `wait`, answers as soon as the batch has ended or the time is up."""
+    batch_id = call.id("batch", "batch_id")
+    batch = await find_batch(call, batch_id)
+    if call.query.wait > 0 and not batch.state.terminal:
+        batch = known(call, await call.server.hub.wait(batch, call.query.wait, call.request.receive))
+    return objects.batch_object(batch)
+
+
+async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
+    query = call.query
+    states = _states(query.status)
+    refuse_nul("metadata", (text for pair in (query.metadata or {}).items() for text in pair))
+    rows: list[Batch] = []
+    if states != []:
+        async with borrowed(call.server.database) as connection:
+            rows = await batches.list_batches(
+                connection,
+                owner=call.caller.owner,
+                dialect="openai",
+                after=cursor("batch", query.after),
+                before=None,
+                limit=query.limit + 1,
+                states=states,
+                metadata=query.metadata,
+                created_after=_moment(query.created_after),
+                created_before=_moment(query.created_before),
+            )
+    data = [objects.batch_object(row) for row in rows[: query.limit]]
+    first, last = ends(batch.id for batch in data)
+    return objects.BatchList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+
+
+def _states(wanted: Sequence[str] | None) -> list[str] | None:
+    """The states that are asked for, separated by commas or one by one; none at all is not the same as any."""
+    if wanted is None:
+        return None
+    words = [word for entry in wanted for word in entry.split(",")]
+    if not set(words) <= set(_STATUSES):
+        raise invalid("status", f"it is one or more of {', '.join(_STATUSES)}.")
+    return [state for word in words for state in _STATES_OF.get(word, (word,))]
+
+
+def _moment(unix_s: int | None) -> datetime | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC)
+
+
+# -- steering
+
+
+async def cancel_batch(call: Call[None, Nothing | None]) -> objects.Batch:
+    """Also lands in `cancelled` at once if nothing was in flight."""
+    return await _steer(call, "cancel", batches.cancel, BatchState.CANCELLING)
+
+
+async def pause_batch(call: Call[None, Nothing | None]) -> objects.Batch:
+    return await _steer(call, "pause", batches.pause, BatchState.PAUSED)
+
+
+async def resume_batch(call: Call[None, Nothing | None]) -> objects.Batch:
+    return await _steer(call, "resume", batches.resume, BatchState.IN_PROGRESS)
+
+
+async def _steer(call: Call[Any, Any], verb: str, move: _Move, there: BatchState) -> objects.Batch:
+    """Move the batch. One that is there already is left as it is; one that cannot go there is a conflict."""
+    batch_id, scope = call.id("batch", "batch_id"), call.caller.scope
+    async with borrowed(call.server.database) as connection:
+        found = known(call, await batches.get_batch(connection, batch_id, scope))
+        if found.state is BatchState.VALIDATING and call.server.providers:
+            # So that its lines are known, and each is told that it was not run.
+            await batches.validate_batch(connection, batch_id, call.server.providers.pool_of)
+        moved = await move(connection, batch_id, scope)
+        if moved and there is BatchState.CANCELLING:
+            # With nothing in flight there is nothing to wait for.
+            await batches.finish(connection, batch_id)
+        batch = known(call, await batches.get_batch(connection, batch_id, scope))
+    if not moved and batch.state is not there:
+        raise conflict(f"Cannot {verb} a batch with status '{batch.state.value}'.")
+    return objects.batch_object(batch)
+
+
+async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
+    """Runs again what failed or was not run: all of it, or what is named. Completed requests are never run again."""
+    batch_id = call.id("batch", "batch_id")
+    body = call.body or RetryBody()
+    if body.custom_ids is not None and body.request_ids is not None:
+        raise invalid("request_ids", "give either custom_ids or request_ids.")
+    refuse_nul("custom_ids", body.custom_ids or ())
+    lines = (
+        None if body.request_ids is None else [request_line(batch_id, text, "request_ids") for text in body.request_ids]
+    )
+    async with borrowed(call.server.database) as connection:
+        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        try:
+            retried = await batches.retry_batch(
+                connection, batch_id, call.caller.scope, custom_ids=body.custom_ids, lines=lines
+            )
+        except batches.NotRetryable as error:
+            raise conflict(error.message) from None
+        if not retried.requests:
+            raise conflict("Nothing of that has failed.")
+        batch = known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+    return objects.batch_object(batch)
+
+
+def request_line(batch_id: UUID, text: str, name: str) -> int:
+    """The line that a request's id names."""
+    match = _REQUEST_ID.fullmatch(text)
+    if match is None or match[1] != batch_id.hex or int(match[2]) >= 2**31:
+        raise invalid(name, f"'{text[:100]}' is no request of this batch.")
+    return int(match[2])
+
+
+async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
+    batch_id = call.id("batch", "batch_id")
+    async with borrowed(call.server.database) as connection:
+        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        try:
+            gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
+        except erase.NotErasable as error:
+            raise conflict(error.message) from None
+    if not gone:
+        raise not_found("Batch", call.path["batch_id"])
+    call.server.caretaker.wake("purge")
+    return objects.BatchDeleted(id=call.path["batch_id"])
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/batches",
+        create_batch,
+        "Run every request of a file.",
+        body=BatchBody,
+        answer=objects.Batch,
+        errors=(400, 404, 409, 422),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/batches",
+        list_batches,
+        "List batches, newest first; `metadata[key]=value` narrows it.",
+        query=BatchesQuery,
+        answer=objects.BatchList,
+        errors=(400,),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/batches/{batch_id}",
+        retrieve_batch,
+        "One batch, at once or when it has ended.",
+        query=WaitQuery,
+        answer=objects.Batch,
+        errors=(400, 404),
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/batches/{batch_id}",
+        delete_batch,
+        "Erase a batch and its results.",
+        answer=objects.BatchDeleted,
+        errors=(404, 409),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/batches/{batch_id}/cancel",
+        cancel_batch,
+        "Start nothing more of a batch.",
+        body=Nothing | None,
+        answer=objects.Batch,
+        errors=(404, 409, 422),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/batches/{batch_id}/pause",
+        pause_batch,
+        "Start nothing of a batch until it is resumed.",
+        body=Nothing | None,
+        answer=objects.Batch,
+        errors=(404, 409, 422),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/batches/{batch_id}/resume",
+        resume_batch,
+        "Go on with a paused batch.",
+        body=Nothing | None,
+        answer=objects.Batch,
+        errors=(404, 409, 422),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/batches/{batch_id}/retry",
+        retry_batch,
+        "Run failed requests again.",
+        body=RetryBody | None,
+        answer=objects.Batch,
+        errors=(400, 404, 409, 422),
+    ),
+)

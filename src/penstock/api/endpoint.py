@@ -1,0 +1,173 @@
+"""What a handler sees: one call, its caller, the server behind it; and how a module declares its routes.
+
+    async def retrieve(call: Call[None, None]) -> FileObject: ...
+
+    ENDPOINTS = (Endpoint("GET", "/v1/files/{file_id}", retrieve, "One file.", answer=FileObject, errors=(404,)),)
+
+`app` serves what the modules declare and `openapi` documents it, both from the same tuples. A handler returns a
+Struct, which is encoded as JSON with the endpoint's status, or a starlette Response, which is sent as it is. It
+raises ApiError for every other answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from penstock.api.errors import Dialect, not_found
+from penstock.model import parse_id
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from penstock.api.accepting import Acceptor
+    from penstock.api.follow import Hub
+    from penstock.api.passthrough import Upstreams
+    from penstock.api.waiting import Waiters
+    from penstock.caretaker import Caretaker
+    from penstock.config import Config
+    from penstock.db.pool import Pool
+    from penstock.providers import Providers
+
+Role = Literal["user", "admin"]
+
+Q = TypeVar("Q", covariant=True)
+B = TypeVar("B", covariant=True)
+
+# What an object is called in messages.
+KIND_WORDS = {
+    "file": "File",
+    "batch": "Batch",
+    "msgbatch": "MessageBatch",
+    "upload": "Upload",
+    "part": "UploadPart",
+    "webhook": "WebhookEndpoint",
+    "key": "Key",
+    "erasure": "Erasure",
+    "event": "Event",
+    "session": "Session",
+    "session_request": "SessionRequest",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    owner: str
+    role: Role
+    key_id: UUID | None
+
+    @property
+    def scope(self) -> str | None:
+        """Whose objects can be reached by id: the caller's own, or anybody's (None) for an admin."""
+        return None if self.role == "admin" else self.owner
+
+
+@dataclass(slots=True)
+class Server:
+    """What the handlers of one process share."""
+
+    config: Config
+    conninfo: str
+    database: Pool
+    providers: Providers
+    worker_id: UUID
+    """A registered, beating identity: what an intake of this process leaves half-done can be swept."""
+    hub: Hub
+    caretaker: Caretaker
+    acceptor: Acceptor
+    waiters: Waiters
+    upstreams: Upstreams
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server is going down: long polls and streams end soon after."""
+
+    def stop(self) -> None:
+        """Streams end and waits are over; clients come again elsewhere."""
+        self.stopping.set()
+        self.hub.stop()
+        self.waiters.stop()
+
+    async def close(self) -> None:
+        """After the last request."""
+        self.stop()
+        await self.acceptor.close()
+        await self.waiters.close()
+        await self.upstreams.close()
+
+    def take_identity(self, worker_id: UUID) -> None:
+        """The old one was declared dead."""
+        self.worker_id = worker_id
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that takes none: absent, or an empty object. Declare it as `Nothing | None`."""
+
+
+class Call(Generic[Q, B]):
+    """One request, read and checked."""
+
+    __slots__ = ("body", "caller", "query", "request", "request_id", "server")
+
+    def __init__(self, server: Server, caller: Caller, request: Request, request_id: str, query: Q, body: B) -> None:
+        self.server = server
+        self.caller = caller
+        self.request = request
+        self.request_id = request_id
+        self.query = query
+        self.body = body
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The variable parts of the path."""
+        found: dict[str, str] = self.request.path_params
+        return found
+
+    def id(self, kind: str, name: str, param: str | None = "id") -> UUID:
+        """The id in the path. One that cannot be an id answers like one that does not exist."""
+        text = self.path[name]
+        found = parse_id(kind, text)
+        if found is None:
+            raise not_found(KIND_WORDS[kind], text, param)
+        return found
+
+    def link(self, path: str) -> str:
+        """Where clients find `path`: below the configured public URL, or relative to the root they use."""
+        public = self.server.config.public_url
+        return f"{public}{path}" if public else path
+
+
+Handler = Callable[[Call[Any, Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route. Its types are the checks and the documentation.
+
+    A `body` is decoded from JSON: unknown fields answer 422, wrong types 400, each naming the field. `Thing | None`
+    may be absent. Without a `body` nothing is read: the handler streams `call.request` itself; say with `stream`
+    (media type) or `form` (JSON schema of the multipart fields) what it takes.
+    """
+
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+    path: str
+    handle: Handler
+    summary: str
+    query: type[Any] | None = None
+    body: Any = None
+    answer: Any = None
+    status: int = 200
+    media: str = "application/json"
+    """Of the answer, where it is not a Struct."""
+    role: Literal["user", "admin", "anyone"] = "user"
+    dialect: Dialect = "openai"
+    form: Mapping[str, Any] | None = None
+    stream: str | None = None
+    errors: tuple[int, ...] = ()
+    name: str = ""
+    """`operationId`; the handler's name if empty."""

@@ -1,0 +1,79 @@
+"""Reports of what was erased: they outlive what they are about."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+import msgspec
+
+from penstock.api import objects
+from penstock.api.endpoint import Call, Endpoint
+from penstock.api.errors import not_found
+from penstock.api.files import cursor, ends
+from penstock.db.pool import borrowed
+from penstock.erase import erase
+from penstock.erase.erase import Erasure
+from penstock.model import public_id
+
+
+class ErasuresQuery(msgspec.Struct):
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+
+
+async def list_erasures(call: Call[ErasuresQuery, None]) -> objects.ErasureList:
+    query = call.query
+    async with borrowed(call.server.database) as connection:
+        rows = await erase.list_erasures(connection, call.caller.owner, cursor("erasure", query.after), query.limit + 1)
+    data = [_report(row) for row in rows[: query.limit]]
+    first, last = ends(entry.id for entry in data)
+    return objects.ErasureList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+
+
+async def retrieve_erasure(call: Call[None, None]) -> objects.Erasure:
+    erasure_id = call.id("erasure", "erasure_id")
+    async with borrowed(call.server.database) as connection:
+        row = await erase.get_erasure(connection, erasure_id, call.caller.scope)
+    if row is None:
+        raise not_found("Erasure", call.path["erasure_id"])
+    return _report(row)
+
+
+def _report(row: Erasure) -> objects.Erasure:
+    kind = {"batch": "batch", "upload": "upload"}.get(row.kind, "file")
+    return objects.Erasure(
+        id=public_id("erasure", row.id),
+        kind=cast(objects.ErasureKind, row.kind),
+        object_id=public_id(kind, row.object_id),
+        status="finished" if row.finished_at else "in_progress",
+        requested_at=objects.seconds(row.requested_at),
+        finished_at=objects.seconds_or_none(row.finished_at),
+        erased=objects.Erased(
+            inputs=row.templates,
+            chunks=row.chunks,
+            outcomes=row.outcomes,
+            attempts=row.attempts,
+            others=row.others,
+        ),
+    )
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/v1/erasures",
+        list_erasures,
+        "What was asked to be erased, newest first.",
+        query=ErasuresQuery,
+        answer=objects.ErasureList,
+        errors=(400,),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/erasures/{erasure_id}",
+        retrieve_erasure,
+        "One erasure: what is gone, and since when.",
+        answer=objects.Erasure,
+        errors=(404,),
+    ),
+)

@@ -1,0 +1,104 @@
+"""Errors as clients see them: OpenAI's shape, or Anthropic's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+Dialect = Literal["openai", "anthropic"]
+
+_MAX_ID_CHARS = 100
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class ApiError(Exception):
+    """An answer other than success. Everything in it is shown to the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # noqa: A002 -- the wire's word
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+class OpenAIErrorDetail(msgspec.Struct, rename={"kind": "type"}):
+    message: str
+    kind: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(msgspec.Struct):
+    error: OpenAIErrorDetail
+
+
+class AnthropicErrorDetail(msgspec.Struct, rename={"kind": "type"}):
+    kind: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, rename={"kind": "type"}):
+    kind: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+ERROR_TYPES: Mapping[Dialect, Any] = {"openai": OpenAIError, "anthropic": AnthropicError}
+
+
+def render(error: ApiError, dialect: Dialect, request_id: str) -> bytes:
+    """The body of the answer."""
+    if dialect == "anthropic":
+        kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return msgspec.json.encode(AnthropicError("error", AnthropicErrorDetail(kind, error.message), request_id))
+    detail = OpenAIErrorDetail(error.message, error.type, error.param, error.code)
+    return msgspec.json.encode(OpenAIError(detail))
+
+
+def not_found(kind_word: str, public_id: str, param: str | None = "id") -> ApiError:
+    """The one answer for what is not there, was deleted, or is somebody else's."""
+    return ApiError(404, f"No such {kind_word} object: {public_id[:_MAX_ID_CHARS]}", param=param)
+
+
+def conflict(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """409. The official clients would repeat it; they are told not to."""
+    return ApiError(409, message, param=param, code=code, headers={"x-should-retry": "false"})
+
+
+def busy(message: str = "The database cannot be reached at the moment.", *, retry_after_s: int = 1) -> ApiError:
+    """503, with the time to come again."""
+    headers = {"retry-after": str(retry_after_s)}
+    return ApiError(503, message, type="server_error", code="unavailable", headers=headers)
+
+
+def disk_full() -> ApiError:
+    """507: nothing more can be stored until somebody makes room."""
+    headers = {"retry-after": "10"}
+    return ApiError(507, "The database's disk is full.", type="server_error", code="disk_full", headers=headers)

@@ -1,0 +1,411 @@
+"""Files: uploaded by clients, or the results of a batch, which are read from what was recorded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from penstock.api import objects
+from penstock.api.endpoint import Call, Endpoint
+from penstock.api.errors import ApiError, busy, conflict, not_found
+from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
+from penstock.db.pool import borrowed
+from penstock.erase import erase
+from penstock.export import follow, read
+from penstock.intake import files as stored
+from penstock.intake.files import ContentGone, FileRow
+from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
+from penstock.intake.upload import IdempotencyConflict, Upload
+from penstock.model import parse_id, public_id
+from penstock.work import batches
+from penstock.work.batches import Batch, Which
+
+_TEXT_FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+_FORM = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "properties": {
+        "purpose": {"type": "string", "enum": list(objects.PURPOSES)},
+        "file": {"type": "string", "format": "binary"},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+    },
+}
+_FORM_BYTES = 1024 * 1024
+"""What a form may be larger than its file."""
+_PAGE_BYTES = 1024 * 1024
+
+
+class FilesQuery(msgspec.Struct):
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
+
+
+class PutQuery(msgspec.Struct):
+    purpose: objects.Purpose
+    filename: str = "upload"
+    expires_after_seconds: objects.Lifetime | None = None
+
+
+class ContentQuery(msgspec.Struct):
+    offset: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+
+
+# -- taking files in
+
+
+async def create_file(call: Call[None, None]) -> objects.File:
+    """The form's fields may come before or after the file: what is known when the file begins is used at once."""
+    form = Form(call.request.headers.get("content-type", ""), "file", _TEXT_FIELDS)
+    _refuse_too_large(call)
+    async with _receiving(call) as begin:
+        feeder: Feeder | None = None
+        async for data in call.request.stream():
+            pieces = form.write(data)
+            if feeder is None and form.filename is not None:
+                purpose = _purpose(form.fields["purpose"]) if "purpose" in form.fields else None
+                upload = begin(form.filename, purpose)
+                feeder = Feeder(upload)
+            if feeder is not None:
+                for piece in pieces:
+                    await feeder.put(piece)
+        form.finish()
+        if feeder is None:
+            raise missing("file")
+        if "purpose" not in form.fields:
+            raise missing("purpose")
+        await feeder.flush()
+        return await _finish(upload, _purpose(form.fields["purpose"]), _lifetime(form.fields))
+
+
+async def put_file(call: Call[PutQuery, None]) -> objects.File:
+    """The body is the file: `curl -T requests.jsonl '…/v1/files?purpose=batch&filename=requests.jsonl'`."""
+    if call.request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "Send the file as it is, without 'Content-Encoding'.", code="unsupported_media_type")
+    _refuse_too_large(call)
+    async with _receiving(call) as begin:
+        upload = begin(clean_filename(call.query.filename), call.query.purpose)
+        feeder = Feeder(upload)
+        async for data in call.request.stream():
+            await feeder.put(data)
+        await feeder.flush()
+        return await _finish(upload, call.query.purpose, call.query.expires_after_seconds)
+
+
+def _refuse_too_large(call: Call[Any, Any]) -> None:
+    """What says that it is too large is not read."""
+    most = call.server.config.intake.max_upload_bytes
+    length = call.request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > most + _FORM_BYTES:
+        raise ApiError(413, f"The file is larger than {most:,} bytes (max_upload_bytes).", code="file_too_large")
+
+
+@contextlib.asynccontextmanager
+async def _receiving(call: Call[Any, Any]) -> AsyncIterator[Callable[[str, str | None], Upload]]:
+    """Begins an upload; whatever becomes of it, nothing is left of one that was not finished."""
+    begun: list[Upload] = []
+
+    def begin(filename: str, purpose: str | None) -> Upload:
+        begun.append(_begin(call, filename, purpose))
+        return begun[-1]
+
+    try:
+        with refusals():
+            yield begin
+    finally:
+        for upload in begun:
+            await in_thread(upload.close)
+
+
+def _begin(call: Call[Any, Any], filename: str, purpose: str | None) -> Upload:
+    server = call.server
+    return Upload(
+        server.conninfo,
+        owner=call.caller.owner,
+        worker_id=server.worker_id,
+        filename=filename,
+        limits=server.config.intake,
+        purpose=purpose,
+        idempotency_key=idempotency_key(call.request.headers),
+    )
+
+
+async def _finish(upload: Upload, purpose: str, lifetime_s: int | None) -> objects.File:
+    upload.purpose = purpose
+    upload.expires_after_s = default_lifetime_s(purpose, lifetime_s)
+    done = await in_thread(upload.finish)
+    return objects.file_object(done.file)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """What intake does not take, as clients are told it."""
+    try:
+        yield
+    except IntakeRefused as refused:
+        raise ApiError(413 if refused.code == "file_too_large" else 400, refused.message, code=refused.code) from None
+    except IdempotencyConflict as refused:
+        raise conflict(refused.message, param="Idempotency-Key", code="idempotency_conflict") from None
+    except IntakeGivenUp as refused:
+        raise busy(refused.message) from None
+
+
+def default_lifetime_s(purpose: str, lifetime_s: int | None) -> float | None:
+    """Inputs of batches do not stay for ever, unless asked to stay shorter."""
+    if lifetime_s is not None:
+        return float(lifetime_s)
+    return float(objects.DEFAULT_LIFETIME_S) if purpose == "batch" else None
+
+
+def _purpose(value: str) -> str:
+    if value not in objects.PURPOSES:
+        raise invalid("purpose", f"it is one of {', '.join(objects.PURPOSES)}.")
+    return value
+
+
+def _lifetime(fields: Mapping[str, str]) -> int | None:
+    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise invalid("expires_after.anchor", "it can only be 'created_at'.")
+    try:
+        return msgspec.convert(seconds, objects.Lifetime, strict=False)
+    except msgspec.ValidationError:
+        raise invalid("expires_after.seconds", "give 3600 (1 hour) to 2592000 (30 days).") from None
+
+
+# -- showing them
+
+
+async def list_files(call: Call[FilesQuery, None]) -> objects.FileList:
+    query = call.query
+    async with borrowed(call.server.database) as connection:
+        rows = await stored.list_files(
+            connection,
+            owner=call.caller.owner,
+            purpose=query.purpose,
+            after=cursor("file", query.after),
+            limit=query.limit + 1,
+            ascending=query.order == "asc",
+        )
+    data = [objects.file_object(row) for row in rows[: query.limit]]
+    first, last = ends(file.id for file in data)
+    return objects.FileList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+
+
+def cursor(kind: str, after: str | None, name: str = "after") -> Any:
+    """Where a list goes on. The object itself may be gone by now."""
+    if after is None:
+        return None
+    found = parse_id(kind, after)
+    if found is None:
+        raise invalid(name, "it is the 'last_id' of the page before.")
+    return found
+
+
+def ends(ids: Iterable[str]) -> tuple[str | None, str | None]:
+    """The first and last id of a page."""
+    listed = list(ids)
+    return (listed[0], listed[-1]) if listed else (None, None)
+
+
+async def retrieve_file(call: Call[None, None]) -> objects.File:
+    found = await _find(call)
+    if isinstance(found, FileRow):
+        return objects.file_object(found)
+    if found.row is not None:
+        return objects.file_object(found.row)
+    # Not yet a file of its own: what the batch has recorded so far.
+    batch = found.batch
+    return objects.File(
+        id=call.path["file_id"],
+        bytes=batch.output_bytes if found.which == "output" else batch.error_bytes,
+        created_at=objects.seconds(batch.validated_at or batch.created_at),
+        filename=found.filename,
+        purpose="batch_output",
+    )
+
+
+async def delete_file(call: Call[None, None]) -> objects.FileDeleted:
+    file_id, scope = call.id("file", "file_id"), call.caller.scope
+    async with borrowed(call.server.database) as connection:
+        try:
+            gone = await erase.delete_file(connection, file_id, scope)
+        except erase.NotErasable as error:
+            raise conflict(error.message) from None
+        if not gone and await batches.batch_of_result(connection, file_id, scope) is not None:
+            raise conflict("The batch is still writing this file. Cancel the batch, or wait for its end.")
+    if not gone:
+        raise not_found("File", call.path["file_id"])
+    call.server.caretaker.wake("purge")
+    return objects.FileDeleted(id=call.path["file_id"])
+
+
+async def file_content(call: Call[ContentQuery, None]) -> Response:
+    found = await _find(call)
+    database, offset = call.server.database, call.query.offset
+    if isinstance(found, FileRow):
+        if offset is not None:
+            raise invalid("offset", "only the results of a batch can be read from an offset.")
+        return await _download(stored.content(database, found), found.filename, {"content-length": str(found.bytes)})
+    if found.row is None or offset is not None:
+        return await _follow(call, found, offset or 0)
+    blocks = read.output_blocks(database, found.batch.id, found.which, found.batch.state, "openai")
+    return await _download(blocks, found.filename, {"x-incomplete": "false", "x-last-line": str(found.row.lines)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A file that is the result of a batch. While that is running, it has no row."""
+
+    row: FileRow | None
+    batch: Batch
+    which: Which
+
+    @property
+    def filename(self) -> str:
+        return f"{public_id('batch', self.batch.id)}_{'output' if self.which == 'output' else 'error'}.jsonl"
+
+
+async def _find(call: Call[Any, Any]) -> FileRow | _Result:
+    """The caller's file. Somebody else's answers like one that does not exist."""
+    file_id = call.id("file", "file_id")
+    async with borrowed(call.server.database) as connection:
+        row = await stored.get_file(connection, file_id, call.caller.scope)
+        if row is not None and row.kind == "input":
+            return row
+        result = await batches.batch_of_result(connection, file_id, call.caller.scope)
+        if row is None and result is not None and result[0].state.terminal:
+            # The batch has ended since the first look, and its files are there now; or they are deleted.
+            row = await stored.get_file(connection, file_id, call.caller.scope)
+    if result is None or (row is None and result[0].state.terminal):
+        raise not_found("File", call.path["file_id"])
+    return _Result(row, *result)
+
+
+async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response:
+    """Results in the order in which they were recorded, up to the last one there is now."""
+    database, batch, which = call.server.database, found.batch, found.which
+    counts = batch.counts
+    recorded = counts.completed if which == "output" else counts.failed + counts.not_found + counts.skipped
+    end = max(offset, await _readable(call, found, recorded))
+    start = await follow.place_at(database, batch.id, which, offset)
+    whole = batch.state.terminal and end >= (recorded if which == "output" else counts.total - counts.completed)
+
+    async def lines() -> AsyncIterator[bytes]:
+        place = start
+        while place.offset < end:
+            page = await follow.journal_page(database, batch.id, which, place, _PAGE_BYTES)
+            if not page.lines:
+                return
+            yield b"".join(line for line, after in zip(page.lines, page.offsets, strict=True) if after <= end)
+            place = page.place
+
+    headers = {"x-incomplete": "false" if whole else "true", "x-last-line": str(end)}
+    return await _download(lines(), found.filename, headers)
+
+
+async def _readable(call: Call[Any, Any], found: _Result, recorded: int) -> int:
+    """A number of lines that can all be read now: what the figures say, or a little less while others are writing."""
+    if found.batch.state.terminal and found.which == "output":
+        return recorded
+    step = 1
+    while recorded > 0 and not await _is_readable(call, found, recorded):
+        recorded -= step
+        step *= 2
+    # Errors that were run again have left the figures, but keep their numbers.
+    step = 1
+    while await _is_readable(call, found, max(recorded, 0) + step):
+        recorded = max(recorded, 0) + step
+        step *= 2
+    return max(recorded, 0)
+
+
+async def _is_readable(call: Call[Any, Any], found: _Result, number: int) -> bool:
+    database, batch_id = call.server.database, found.batch.id
+    if number == 1:
+        return bool((await follow.journal_page(database, batch_id, found.which, follow.Place(), 1)).lines)
+    return (await follow.place_at(database, batch_id, found.which, number - 1)).xact > 0
+
+
+async def _download(blocks: AsyncIterator[bytes], filename: str, headers: Mapping[str, str]) -> Response:
+    """An answer that is a file. Its first block is read before the answer begins, so that a failure can be told."""
+    try:
+        first = await anext(blocks, b"")
+    except ContentGone as gone:
+        raise ApiError(404, gone.message, param="id", code="content_gone") from None
+    except read.ResultsChangedError:
+        raise conflict("The batch has gone on meanwhile: read it again.") from None
+
+    async def body() -> AsyncIterator[bytes]:
+        if first:
+            yield first
+        async for block in blocks:
+            yield block
+
+    return StreamingResponse(
+        body(),
+        media_type="application/octet-stream",
+        headers={
+            **headers,
+            "content-disposition": _attachment(filename),
+            "x-content-type-options": "nosniff",
+            "cache-control": "private, no-store",
+        },
+    )
+
+
+def _attachment(filename: str) -> str:
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._- ()") else "_" for c in filename)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/files",
+        create_file,
+        "Upload a file.",
+        answer=objects.File,
+        form=_FORM,
+        errors=(400, 408, 409, 413, 422),
+    ),
+    Endpoint(
+        "PUT",
+        "/v1/files",
+        put_file,
+        "Upload a file as the whole body, as `curl -T` does.",
+        query=PutQuery,
+        answer=objects.File,
+        stream="application/octet-stream",
+        errors=(400, 408, 409, 413, 415),
+    ),
+    Endpoint("GET", "/v1/files", list_files, "List files.", query=FilesQuery, answer=objects.FileList, errors=(400,)),
+    Endpoint("GET", "/v1/files/{file_id}", retrieve_file, "One file.", answer=objects.File, errors=(404,)),
+    Endpoint(
+        "DELETE",
+        "/v1/files/{file_id}",
+        delete_file,
+        "Delete a file. Batches that still run over it are cancelled.",
+        answer=objects.FileDeleted,
+        errors=(404, 409),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/files/{file_id}/content",
+        file_content,
+        "A file's bytes. Of a running batch: the results so far.",
+        query=ContentQuery,
+        media="application/octet-stream",
+        errors=(400, 404),
+    ),
+)

@@ -1,0 +1,415 @@
+"""Following a batch: server-sent events and long polls, fed by one poller per followed batch and process.
+
+However many follow a batch, it is read once and each event is encoded once; readers share the bytes. The results last
+read are kept for those who keep up. Whoever lags behind, or starts far back, has them read again at its own pace, so
+that a slow reader costs neither memory nor a database connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Self
+from uuid import UUID
+
+import msgspec
+import psycopg
+from psycopg_pool import PoolClosed, PoolTimeout
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response, StreamingResponse
+
+from penstock.api import objects
+from penstock.api.batches import find_batch
+from penstock.api.endpoint import Call, Endpoint
+from penstock.api.multipart import invalid
+from penstock.db.pool import Pool, borrowed
+from penstock.export.follow import Page, Place, journal_page, place_at
+from penstock.model import public_id
+from penstock.work import batches
+from penstock.work.batches import Batch
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+_log = logging.getLogger("penstock.follow")
+
+_POLL_S = 0.25
+# So many polls, and so many sends of one batch's events, per second and process: beyond, everybody waits longer.
+_POLLS_PER_S = 100
+_SENDS_PER_S = 1_000
+_PROGRESS_S = 1.0
+_KEEPALIVE_S = 15.0
+_PAGE_BYTES = 512 * 1024
+_KEPT_BYTES = 2 * 1024 * 1024
+# What waits in memory for a reader who does not read.
+_SEND_BYTES = 64 * 1024
+_LAST_BACKOFF_S = 5.0
+
+_FAULTS = (psycopg.OperationalError, PoolTimeout, PoolClosed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Some results in a row, as they are sent."""
+
+    events: bytes
+    place: Place
+    """After the last of them."""
+
+
+class _Results:
+    """The results of one batch as blocks, by where they begin. The last ones used are kept: readers who are near each
+    other are served from one read, also when they all come at once."""
+
+    def __init__(self, database: Pool, batch_id: UUID) -> None:
+        self._database = database
+        self._batch_id = batch_id
+        self._kept: OrderedDict[int, _Block] = OrderedDict()
+        self._kept_bytes = 0
+        self._reads: dict[int, asyncio.Task[_Block | None]] = {}
+        self.edge: Place | None = None
+        """The last place that a reader has come to; before it there is nothing unread."""
+
+    async def after(self, place: Place) -> _Block | None:
+        """The block that begins at a place, None if nothing is there yet."""
+        block = self._kept.get(place.offset)
+        if block is not None:
+            self._kept.move_to_end(place.offset)
+            return block
+        reading = self._reads.get(place.offset)
+        if reading is None:
+            reading = self._reads[place.offset] = asyncio.create_task(self._read(place))
+            reading.add_done_callback(_heard)
+        # A reader who leaves does not take the read from the others.
+        return await asyncio.shield(reading)
+
+    async def _read(self, place: Place) -> _Block | None:
+        try:
+            page = await journal_page(self._database, self._batch_id, "output", place, _PAGE_BYTES)
+        finally:
+            del self._reads[place.offset]
+        if not page.lines:
+            return None
+        block = _Block(_result_events(page), page.place)
+        self._kept[place.offset] = block
+        self._kept_bytes += len(block.events)
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._kept_bytes -= len(self._kept.popitem(last=False)[1].events)
+        return block
+
+    def reached(self, place: Place) -> None:
+        if self.edge is None or place.offset > self.edge.offset:
+            self.edge = place
+
+    async def advance(self) -> bool:
+        """Read on from the edge, for all who wait there; whether there was anything."""
+        moved = False
+        while self.edge is not None and (block := await self.after(self.edge)) is not None:
+            self.reached(block.place)
+            moved = True
+        return moved
+
+    def forget(self) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
+        self.edge = None
+
+
+def _heard(reading: asyncio.Task[Any]) -> None:
+    """A failure is told to whoever waited for the read; perhaps nobody does any more."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+class Watch:
+    """What this process knows of one batch that somebody follows."""
+
+    def __init__(self, hub: Hub, batch: Batch) -> None:
+        self.batch_id = batch.id
+        self.batch: Batch | None = batch
+        """None once it has been deleted."""
+        self.event = b""
+        """The batch as a progress event."""
+        self.version = 0
+        """Grows with every progress event."""
+        self.changed = asyncio.Event()
+        """Set at the next news, and another one taken. Take it before looking, then wait for it."""
+        self.readers = 0
+        self.result_readers = 0
+        self.results = _Results(hub.database, batch.id)
+        self._hub = hub
+        self._told_at = 0.0
+        self._idle = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._tell()
+
+    @property
+    def ended(self) -> bool:
+        return self.batch is None or self.batch.state.terminal
+
+    @property
+    def stopping(self) -> bool:
+        return self._hub.stopping
+
+    def last_event(self) -> bytes:
+        """What ends every stream: the batch as it ended, or that it was deleted."""
+        if self.batch is None:
+            return _event(b"done", msgspec.json.encode(objects.BatchDeleted(id=public_id("batch", self.batch_id))))
+        return self.event.replace(b"event: progress", b"event: done", 1)
+
+    def wake(self) -> None:
+        """Tell every reader to look."""
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+        if self._hub.stopping:
+            self._idle.set()
+
+    def left(self) -> None:
+        """A reader has gone."""
+        self.readers -= 1
+        if not self.readers:
+            self._idle.set()
+
+    async def _run(self) -> None:
+        backoff_s = 0.0
+        while self.readers and not self._hub.stopping:
+            pause_s = max(_POLL_S, self.result_readers / _SENDS_PER_S, len(self._hub.watches) / _POLLS_PER_S)
+            await self._rest(max(pause_s, backoff_s * random.uniform(0.5, 1)))  # noqa: S311 -- jitter
+            if not self.readers:
+                break
+            try:
+                await self._poll()
+                backoff_s = 0.0
+            except _FAULTS as error:
+                backoff_s = min(max(2 * backoff_s, 0.5), _LAST_BACKOFF_S)
+                _log.warning("cannot read batch %s, trying again: %s", self.batch_id, type(error).__name__)
+            except Exception as error:
+                backoff_s = _LAST_BACKOFF_S
+                _log.error("following batch %s failed, trying again: %s", self.batch_id, type(error).__name__)
+        # Nothing is awaited between the last look at `readers` and this: the next reader finds a new watch.
+        self._hub.watches.pop(self.batch_id, None)
+        self.wake()
+
+    async def _rest(self, seconds: float) -> None:
+        """Sleep, unless the last reader leaves."""
+        self._idle.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+
+    async def _poll(self) -> None:
+        # The batch before its results: once it is seen to have ended, what is read after is all there is.
+        async with borrowed(self._hub.database) as connection:
+            batch = await batches.get_batch(connection, self.batch_id, None)
+        if not self.result_readers:
+            self.results.forget()
+        news = await self.results.advance()
+        self._note(batch)
+        if self.ended or time.monotonic() - self._told_at >= _PROGRESS_S:
+            news = self._tell() or news
+        if news:
+            self.wake()
+
+    def join(self, batch: Batch) -> None:
+        """A reader has come, who has just read the batch."""
+        self.readers += 1
+        self._note(batch)
+        if self.ended and self._tell():
+            self.wake()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"follow {self.batch_id.hex}")
+
+    def _note(self, batch: Batch | None) -> None:
+        """Keep what was read unless more is known already; what was deleted stays so."""
+        if self.batch is not None and (batch is None or not _is_older(batch, self.batch)):
+            self.batch = batch
+
+    def _tell(self) -> bool:
+        """Make an event of how the batch is now; whether that is news."""
+        if self.batch is not None:
+            event = _event(b"progress", msgspec.json.encode(objects.batch_object(self.batch)))
+            if event == self.event:
+                return False
+            self.event = event
+            self._told_at = time.monotonic()
+        self.version += 1
+        return True
+
+
+def _is_older(batch: Batch, known: Batch) -> bool:
+    """Whether one reading of a batch was made before another: figures only grow until somebody asks for a rerun."""
+    if batch.reruns != known.reruns:
+        return batch.reruns < known.reruns
+    if batch.state.terminal != known.state.terminal:
+        return known.state.terminal
+    return batch.counts.settled < known.counts.settled
+
+
+class Hub:
+    """The followed batches of one process."""
+
+    def __init__(self, database: Pool) -> None:
+        self.database = database
+        self.watches: dict[UUID, Watch] = {}
+        self.stopping = False
+
+    @contextlib.contextmanager
+    def watching(self, batch: Batch) -> Iterator[Watch]:
+        """Follow a batch that the caller may see, just read."""
+        watch = self.watches.get(batch.id)
+        if watch is None:
+            watch = self.watches[batch.id] = Watch(self, batch)
+        watch.join(batch)
+        try:
+            yield watch
+        finally:
+            watch.left()
+
+    async def wait(self, batch: Batch, timeout_s: float, receive: Receive) -> Batch | None:
+        """The batch when it has ended or the time is up; None if it was deleted meanwhile."""
+        with self.watching(batch) as watch:
+            ended = asyncio.create_task(_until_ended(watch))
+            left = asyncio.create_task(until_left(receive))
+            try:
+                await asyncio.wait((ended, left), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if left.done():
+                    raise ClientDisconnect
+            finally:
+                ended.cancel()
+                left.cancel()
+            return watch.batch
+
+    def stop(self) -> None:
+        """End every stream and answer every long poll: the server is going down, clients come again elsewhere."""
+        self.stopping = True
+        for watch in self.watches.values():
+            watch.wake()
+
+
+async def _until_ended(watch: Watch) -> None:
+    while True:
+        changed = watch.changed
+        if watch.ended or watch.stopping:
+            return
+        await changed.wait()
+
+
+async def until_left(receive: Receive) -> None:
+    """Until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# -- server-sent events
+
+
+class EventsQuery(msgspec.Struct):
+    results: bool = False
+    after: int | None = None
+
+
+async def batch_events(call: Call[EventsQuery, None]) -> Response:
+    """The batch as it runs, at most once a second; with `results=true` every result too, in order of completion."""
+    batch = await find_batch(call, call.id("batch", "batch_id"))
+    place: Place | None = None
+    if call.query.results:
+        place = await place_at(call.server.database, batch.id, "output", _offset(call))
+    return StreamingResponse(
+        _stream(call.server.hub, batch, place),
+        media_type="text/event-stream",
+        # Proxies that gather an answer before passing it on would hold every event back.
+        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+    )
+
+
+def _offset(call: Call[EventsQuery, None]) -> int:
+    text = call.request.headers.get("last-event-id") or str(call.query.after or 0)
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise invalid("after", "it is the id of a result event.")
+    return int(text)
+
+
+async def _stream(hub: Hub, batch: Batch, place: Place | None) -> AsyncIterator[bytes]:
+    with hub.watching(batch) as watch:
+        yield b"retry: 2000\n\n" + watch.event
+        version = watch.version
+        with _Reader(watch, place) as reader:
+            while not watch.stopping:
+                changed, ended = watch.changed, watch.ended
+                if watch.version != version and not ended:
+                    version = watch.version
+                    yield watch.event
+                async for events in reader.read(ended):
+                    yield events
+                if ended and reader.complete:
+                    yield watch.last_event()
+                    return
+                try:
+                    # Of an ended batch nobody tells anything more: what could not be read is tried again.
+                    await asyncio.wait_for(changed.wait(), _POLL_S if ended else _KEEPALIVE_S)
+                except TimeoutError:
+                    yield b": still here\n\n"
+
+
+class _Reader:
+    """One reader's place in the results of a batch; none at all for those who do not want them."""
+
+    def __init__(self, watch: Watch, place: Place | None) -> None:
+        self._watch = watch
+        self._place = place
+        self.complete = place is None
+        """Whether there is nothing more to come."""
+
+    def __enter__(self) -> Self:
+        self._watch.result_readers += self._place is not None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.result_readers -= self._place is not None
+
+    async def read(self, ended: bool) -> AsyncIterator[bytes]:
+        """Everything up to now."""
+        results = self._watch.results
+        while self._place is not None and not self._watch.stopping:
+            if results.edge is not None and self._place.offset >= results.edge.offset and not ended:
+                return
+            try:
+                block = await results.after(self._place)
+            except _FAULTS:
+                return
+            if block is None:
+                results.reached(self._place)
+                self.complete = ended
+                return
+            self._place = block.place
+            for at in range(0, len(block.events), _SEND_BYTES):
+                yield block.events[at : at + _SEND_BYTES]
+
+
+def _result_events(page: Page) -> bytes:
+    """Lines as events; each event's id is the place after it."""
+    return b"".join(
+        b"id: %d\nevent: result\ndata: %b\n\n" % (after, line.rstrip(b"\n"))
+        for line, after in zip(page.lines, page.offsets, strict=True)
+    )
+
+
+def _event(name: bytes, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name, data)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/v1/batches/{batch_id}/events",
+        batch_events,
+        "Follow a batch as server-sent events: progress, result, done.",
+        query=EventsQuery,
+        media="text/event-stream",
+        errors=(400, 404),
+    ),
+)

@@ -1,0 +1,102 @@
+"""A request's stream under watch: slow senders and slow readers are cut off, sizes are bounded, headers are added."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from time import monotonic
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Send
+
+from penstock.api.errors import ApiError
+from penstock.config import ServeLimits
+
+
+class SlowReaderError(Exception):
+    """The client has left the answer unread for too long."""
+
+
+class Guard:
+    """Stands between the server and the handler of one request."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        limits: ServeLimits,
+        headers: Iterable[tuple[bytes, bytes]],
+        *,
+        bodiless: bool,
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._headers = list(headers)
+        self._bodiless = bodiless
+        self._whole = False
+        self._waited_s = 0.0
+        self._received = 0
+        self.status: int | None = None
+        """Of the answer, once it has begun."""
+        self.complete = False
+        self.sent_bytes = 0
+
+    async def receive(self) -> Message:
+        """The next piece of the body. Only the time spent waiting for the client counts against it."""
+        if self._whole:
+            return await self._receive()
+        limits = self._limits
+        allowed_s = limits.body_idle_timeout_s + self._received / limits.body_min_bytes_per_s - self._waited_s
+        began = monotonic()
+        try:
+            async with asyncio.timeout(min(limits.body_idle_timeout_s, max(0.0, allowed_s))):
+                message = await self._receive()
+        except TimeoutError:
+            self._whole = True
+            raise ApiError(
+                408, "The request's body came too slowly.", code="timeout", headers={"connection": "close"}
+            ) from None
+        self._waited_s += monotonic() - began
+        if message["type"] == "http.request":
+            self._received += len(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+        else:
+            self._whole = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            names = {name for name, _ in self._headers}
+            kept = [entry for entry in message.get("headers", []) if entry[0].lower() not in names]
+            message = {**message, "headers": kept + self._headers}
+        elif message["type"] == "http.response.body":
+            if self._bodiless:
+                if self.complete:
+                    return
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            self.sent_bytes += len(message.get("body", b""))
+            self.complete = not message.get("more_body", False)
+        try:
+            async with asyncio.timeout(self._limits.send_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            raise SlowReaderError from None
+
+    async def read(self, max_bytes: int) -> bytes:
+        """The whole body, if it is no longer than that."""
+        pieces: list[bytes] = []
+        while not self._whole:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            pieces.append(message.get("body", b""))
+            if self._received > max_bytes:
+                raise too_large(max_bytes)
+        return b"".join(pieces)
+
+
+def too_large(max_bytes: int) -> ApiError:
+    message = f"The request's body is larger than {max_bytes:,} bytes."
+    return ApiError(413, message, code="request_too_large", headers={"connection": "close"})

@@ -1,0 +1,244 @@
+"""API keys: random, shown once, kept as a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+
+from penstock.api.endpoint import Call, Endpoint, Nothing, Role
+from penstock.api.errors import ApiError, not_found
+from penstock.db import sql
+from penstock.db.pool import Connection, borrowed
+from penstock.model import new_id, parse_id, public_id
+
+_SQL = sql.load("penstock.api", "keys.sql")
+
+_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_VISIBLE_CHARS = 12
+_SECRET_BYTES = 24
+KEY = re.compile(rf"(sk-penstock-[A-Za-z0-9]{{{_VISIBLE_CHARS}}})-[A-Za-z0-9_-]{{22,64}}")
+_MAX_LIFE_S = 100 * 365 * 86_400
+
+_Printable = r"^[^\x00-\x1f\x7f]+$"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What can be known of a key once it has been handed out."""
+
+    id: UUID
+    owner: str
+    name: str
+    role: Role
+    prefix: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKey:
+    """What deciding about a request needs."""
+
+    id: UUID
+    owner: str
+    role: Role
+    hash: bytes
+    usable: bool
+
+
+def hash_of(secret: str) -> bytes:
+    # Random keys of 192 bits cannot be guessed from a plain hash; slow hashes are for what people think up.
+    return hashlib.sha256(secret.encode()).digest()
+
+
+async def create_key(
+    connection: Connection, *, owner: str, name: str, role: Role, expires_after_s: float | None = None
+) -> tuple[Key, str]:
+    """A new key and its secret, which exists nowhere else from now on."""
+    prefix = "sk-penstock-" + "".join(secrets.choice(_ALPHABET) for _ in range(_VISIBLE_CHARS))
+    secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
+    cursor = await connection.execute(
+        _SQL["insert_key"],
+        {
+            "id": new_id(),
+            "owner": owner,
+            "name": name,
+            "role": role,
+            "prefix": prefix,
+            "hash": hash_of(secret),
+            "expires_after_s": expires_after_s,
+        },
+    )
+    row = await cursor.fetchone()
+    if row is None:
+        raise AssertionError("INSERT ... RETURNING answers one row")
+    return Key(*row), secret
+
+
+async def list_keys(connection: Connection, after: UUID | None, limit: int) -> list[Key]:
+    """Newest first."""
+    cursor = await connection.execute(_SQL["list_keys_before"], {"after": after, "limit": limit})
+    return [Key(*row) for row in await cursor.fetchall()]
+
+
+async def revoke_key(connection: Connection, key_id: UUID) -> Key | None:
+    """From now on (plus what servers remember, `key_cache_s`) it is refused. None if there is no such key."""
+    row = await (await connection.execute(_SQL["revoke_key"], {"id": key_id})).fetchone()
+    return None if row is None else Key(*row)
+
+
+async def find_key(connection: Connection, digest: bytes) -> FoundKey | None:
+    row = await (await connection.execute(_SQL["find_key_by_hash"], {"hash": digest})).fetchone()
+    return None if row is None else FoundKey(row[0], row[1], row[2], bytes(row[3]), row[4])
+
+
+async def any_key(connection: Connection) -> bool:
+    """Whether a key was ever made: without any, there is one user and the server is theirs alone."""
+    row = await (await connection.execute(_SQL["has_any_key"])).fetchone()
+    return row is not None and bool(row[0])
+
+
+# -- the routes
+
+
+class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
+    owner: Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=_Printable)]
+    name: Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    role: Literal["user", "admin"] = "user"
+    expires_after_s: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LIFE_S)] | None = None
+
+
+class KeyObject(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
+    id: str
+    kind: Literal["api_key"] = "api_key"
+    owner: str
+    name: str
+    role: Literal["user", "admin"]
+    prefix: str
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+
+
+class NewKeyObject(KeyObject, kw_only=True):
+    key: str
+    """Shown here, once."""
+
+
+class KeyList(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
+    kind: Literal["list"] = "list"
+    data: list[KeyObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class KeyQuery(msgspec.Struct):
+    after: Annotated[str, msgspec.Meta(pattern="^key_[0-9a-f]{32}$")] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+
+
+def _fields(key: Key) -> dict[str, object]:
+    return {
+        "id": public_id("key", key.id),
+        "owner": key.owner,
+        "name": key.name,
+        "role": key.role,
+        "prefix": key.prefix,
+        "created_at": int(key.created_at.timestamp()),
+        "expires_at": _seconds(key.expires_at),
+        "revoked_at": _seconds(key.revoked_at),
+    }
+
+
+def _seconds(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp())
+
+
+def key_object(key: Key) -> KeyObject:
+    return msgspec.convert(_fields(key) | {"object": "api_key"}, KeyObject)
+
+
+def new_key_object(key: Key, secret: str) -> NewKeyObject:
+    return msgspec.convert(_fields(key) | {"object": "api_key", "key": secret}, NewKeyObject)
+
+
+async def _create(call: Call[None, KeyRequest]) -> NewKeyObject:
+    wanted = call.body
+    async with borrowed(call.server.database) as connection:
+        key, secret = await create_key(
+            connection,
+            owner=wanted.owner,
+            name=wanted.name,
+            role=wanted.role,
+            expires_after_s=wanted.expires_after_s,
+        )
+    return new_key_object(key, secret)
+
+
+async def _list(call: Call[KeyQuery, None]) -> KeyList:
+    after = None
+    if call.query.after is not None:
+        after = parse_id("key", call.query.after)
+        if after is None:
+            raise ApiError(400, "Invalid 'after': not the id of a key.", param="after", code="invalid_value")
+    async with borrowed(call.server.database) as connection:
+        found = await list_keys(connection, after, call.query.limit + 1)
+    page = [key_object(key) for key in found[: call.query.limit]]
+    return KeyList(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=len(found) > len(page),
+    )
+
+
+async def _revoke(call: Call[None, Nothing | None]) -> KeyObject:
+    async with borrowed(call.server.database) as connection:
+        key = await revoke_key(connection, call.id("key", "key_id"))
+    if key is None:
+        raise not_found("Key", call.path["key_id"])
+    return key_object(key)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/keys",
+        _create,
+        "Make an API key. Its secret is in this answer and nowhere else.",
+        body=KeyRequest,
+        answer=NewKeyObject,
+        role="admin",
+        name="create_key",
+    ),
+    Endpoint(
+        "GET",
+        "/v1/keys",
+        _list,
+        "API keys, newest first.",
+        query=KeyQuery,
+        answer=KeyList,
+        role="admin",
+        name="list_keys",
+    ),
+    Endpoint(
+        "POST",
+        "/v1/keys/{key_id}/revoke",
+        _revoke,
+        "Revoke an API key. It stays in the list.",
+        body=Nothing | None,
+        answer=KeyObject,
+        role="admin",
+        errors=(404,),
+        name="revoke_key",
+    ),
+)

@@ -1,0 +1,222 @@
+"""Request bodies that may be large: taken as they arrive and handed on in pieces, never kept.
+
+A form's text fields may come before or after its file. The file's bytes go to a sink, which blocks and therefore runs
+in a thread; while it works nothing more is read, so that a client is never faster than the database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from penstock.api.errors import ApiError
+
+# What is wrong with a form is told to whoever sent it.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
+
+PIECE_BYTES = 256 * 1024
+"""The least that is handed to a sink at once, so that small network reads do not each cost a thread's turn."""
+
+_T = TypeVar("_T")
+
+# Each thread may hold a database connection of its own: few enough for the server, enough to keep it busy.
+_MAX_THREADS = 8
+_limiter: RunVar[CapacityLimiter] = RunVar("penstock uploads")
+
+_MAX_PARTS = 32
+_MAX_FIELD_BYTES = 16 * 1024
+_MAX_HEADERS = 8
+_MAX_HEADER_BYTES = 4 * 1024
+_MAX_FILENAME_CHARS = 255
+
+
+async def in_thread(work: Callable[[], _T]) -> _T:
+    """Run something that blocks on the database. It is not left behind: whoever is cancelled waits for its end."""
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = CapacityLimiter(_MAX_THREADS)
+        _limiter.set(limiter)
+    return await to_thread.run_sync(work, limiter=limiter)
+
+
+class Sink(Protocol):
+    """Where the bytes go."""
+
+    def feed(self, data: bytes, /) -> None: ...
+
+
+class Feeder:
+    """Gathers what arrives into pieces worth a turn in a thread."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    async def put(self, data: bytes) -> None:
+        if data:
+            self._pieces.append(data)
+            self._size += len(data)
+            if self._size >= PIECE_BYTES:
+                await self.flush()
+
+    async def flush(self) -> None:
+        if self._pieces:
+            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            self._size = 0
+            await in_thread(partial(self._sink.feed, data))
+
+
+class Form:
+    """A multipart/form-data body as it arrives."""
+
+    def __init__(self, content_type: str, file_field: str, text_fields: frozenset[str] = frozenset()) -> None:
+        kind, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary", b"")
+        if kind != b"multipart/form-data" or not boundary:
+            raise ApiError(
+                400,
+                "Send this as multipart/form-data with a boundary; 'Content-Type' says otherwise.",
+                param=file_field,
+            )
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        """Known once the file has begun."""
+        self.ended = False
+        self._file_field = file_field
+        self._text_fields = text_fields
+        self._parts = 0
+        self._beyond = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._header_name = bytearray()
+        self._header_value = bytearray()
+        self._name: str | None = None
+        self._value = bytearray()
+        self._file: list[bytes] = []
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._part_begins,
+                    "on_part_data": self._part_data,
+                    "on_part_end": self._part_ends,
+                    "on_header_field": self._header_field,
+                    "on_header_value": self._header_value_data,
+                    "on_header_end": self._header_ends,
+                    "on_headers_finished": self._headers_end,
+                    "on_end": self._end,
+                },
+                max_header_count=_MAX_HEADERS,
+                max_header_size=_MAX_HEADER_BYTES,
+            )
+        except FormParserError as error:
+            raise ApiError(400, f"The multipart body cannot be read: {error}") from None
+
+    def write(self, data: bytes) -> list[bytes]:
+        """Take some of the body; what of it belongs to the file."""
+        if self.ended:
+            self._beyond += len(data)
+            if self._beyond > _MAX_FIELD_BYTES:
+                raise ApiError(400, "The multipart body goes on after its last boundary.")
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise ApiError(400, f"The multipart body cannot be read: {error}") from None
+        pieces, self._file = self._file, []
+        return pieces
+
+    def finish(self) -> None:
+        """The body is over. One without its last boundary was cut."""
+        if not self.ended:
+            raise ApiError(400, "The multipart body ends before its last boundary.")
+        if self.filename is None:
+            raise missing(self._file_field)
+
+    # -- told by the parser
+
+    def _part_begins(self) -> None:
+        self._parts += 1
+        if self._parts > _MAX_PARTS:
+            raise ApiError(400, f"The form has more than {_MAX_PARTS} fields.")
+        self._headers = {}
+        self._name = None
+        self._value = bytearray()
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _header_value_data(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _header_ends(self) -> None:
+        self._headers[bytes(self._header_name).lower()] = bytes(self._header_value)
+        self._header_name.clear()
+        self._header_value.clear()
+
+    def _headers_end(self) -> None:
+        kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        if kind != b"form-data" or b"name" not in options:
+            raise ApiError(400, "A part of the form has no name.")
+        name = options[b"name"].decode("utf-8", "replace")
+        if name == self._file_field:
+            if self.filename is not None:
+                raise ApiError(400, f"'{name}' is given twice.", param=name)
+            self.filename = clean_filename(options.get(b"filename", b"").decode("utf-8", "replace"))
+        elif name not in self._text_fields:
+            shown = clean_filename(name)
+            raise ApiError(422, f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
+        elif name in self.fields:
+            raise ApiError(400, f"'{name}' is given twice.", param=name)
+        self._name = name
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._name == self._file_field:
+            self._file.append(data[start:end])
+            return
+        self._value += data[start:end]
+        if len(self._value) > _MAX_FIELD_BYTES:
+            raise ApiError(400, f"'{self._name}' is longer than {_MAX_FIELD_BYTES} bytes.", param=self._name)
+
+    def _part_ends(self) -> None:
+        if self._name is not None and self._name != self._file_field:
+            try:
+                self.fields[self._name] = self._value.decode()
+            except UnicodeDecodeError:
+                raise ApiError(400, f"'{self._name}' is not UTF-8 text.", param=self._name) from None
+
+    def _end(self) -> None:
+        self.ended = True
+
+
+def clean_filename(name: str) -> str:
+    """A name that can be stored and shown: no directories, no control characters; `upload` if nothing is left."""
+    base = name.replace("\\", "/").rsplit("/", 1)[-1]
+    kept = "".join(c for c in base if c.isprintable())[:_MAX_FILENAME_CHARS].strip()
+    return kept if kept not in ("", ".", "..") else "upload"
+
+
+def missing(name: str) -> ApiError:
+    return ApiError(400, f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+
+
+def invalid(name: str, message: str) -> ApiError:
+    return ApiError(400, f"Invalid '{name}': {message}", param=name, code="invalid_value")
+
+
+def idempotency_key(headers: Mapping[str, str]) -> str | None:
+    """The key under which a call that is repeated does its work once."""
+    key = headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 1 <= len(key) <= _MAX_FILENAME_CHARS or not key.isascii() or not key.isprintable():
+        raise invalid("Idempotency-Key", f"give 1 to {_MAX_FILENAME_CHARS} printable ASCII characters.")
+    return key

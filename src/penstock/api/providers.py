@@ -1,0 +1,102 @@
+"""The providers as an operator sees them: what they serve, what they wait for, and a way to let them go on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from penstock.api.endpoint import Call, Endpoint, Nothing
+from penstock.api.errors import not_found
+from penstock.claim import gates
+from penstock.db.bell import WORK, ring
+from penstock.db.pool import Connection, borrowed
+from penstock.providers import Provider
+
+
+class GateObject(msgspec.Struct, kw_only=True):
+    """A model that is not called at the moment, and why."""
+
+    model: str
+    state: Literal["waiting", "halted"]
+    until: int | None
+    code: str
+    message: str
+
+
+class ProviderObject(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
+    kind: Literal["provider"] = "provider"
+    name: str
+    models: list[str]
+    max_concurrency: int | None
+    gates: list[GateObject]
+
+
+class ProviderList(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
+    kind: Literal["list"] = "list"
+    data: list[ProviderObject]
+
+
+async def _seen(connection: Connection, provider: Provider) -> ProviderObject:
+    found: dict[str, gates.Gate] = {}
+    for pool in (provider.pool, provider.session_pool):
+        for gate in await gates.closed(connection, pool):
+            found.setdefault(gate.route, gate)
+    closed = [
+        GateObject(
+            model=gate.route,
+            state="halted" if gate.halted_at else "waiting",
+            until=int(gate.not_before.timestamp()) if gate.not_before and not gate.halted_at else None,
+            code=gate.code,
+            message=gate.message,
+        )
+        for gate in found.values()
+    ]
+    return ProviderObject(
+        name=provider.name,
+        models=list(provider.models),
+        max_concurrency=provider.max_concurrency,
+        gates=closed,
+    )
+
+
+async def _list(call: Call[None, None]) -> ProviderList:
+    async with borrowed(call.server.database) as connection:
+        return ProviderList(data=[await _seen(connection, provider) for provider in call.server.providers])
+
+
+async def _resume(call: Call[None, Nothing | None]) -> ProviderObject:
+    wanted = call.path["name"]
+    for provider in call.server.providers:
+        if provider.name == wanted:
+            async with borrowed(call.server.database) as connection:
+                for pool in (provider.pool, provider.session_pool):
+                    await gates.reopen(connection, pool)
+                    await ring(connection, WORK, pool)
+                return await _seen(connection, provider)
+    raise not_found("Provider", wanted, "name")
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/v1/providers",
+        _list,
+        "The providers, and which of their models wait or are halted.",
+        answer=ProviderList,
+        role="admin",
+        errors=(403,),
+        name="list_providers",
+    ),
+    Endpoint(
+        "POST",
+        "/v1/providers/{name}/resume",
+        _resume,
+        "What halted this provider is mended: go on.",
+        body=Nothing | None,
+        answer=ProviderObject,
+        role="admin",
+        errors=(403, 404),
+        name="resume_provider",
+    ),
+)

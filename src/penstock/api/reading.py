@@ -1,0 +1,119 @@
+"""Requests made values: bodies and queries decoded and checked, with errors that name the field."""
+
+from __future__ import annotations
+
+import re
+from types import NoneType, UnionType
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import inspect
+
+from penstock.api.errors import ApiError
+
+T = TypeVar("T")
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`")
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*?)`")
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?(?P<path>\$.*)`)?$", re.DOTALL)
+# A key may have brackets of its own: read as another parameter, it would not narrow the answer.
+_BRACKETED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<key>.*)\]", re.DOTALL)
+_JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
+_MAX_QUERY_FIELDS = 200
+
+
+def is_optional(kind: Any) -> bool:
+    """Whether the type is `Thing | None`."""
+    return get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
+
+
+class BodyReader(Generic[T]):
+    """Decodes one endpoint's JSON."""
+
+    def __init__(self, kind: Any) -> None:
+        self._optional = is_optional(kind)
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+
+    def read(self, content: bytes, content_type: str | None) -> T | None:
+        if not content.strip():
+            if self._optional:
+                return None
+            raise ApiError(400, "The request's body is empty; it must be a JSON object.", code="invalid_json")
+        if content_type is not None and not _JSON_TYPE.match(content_type.strip()):
+            raise ApiError(
+                415, "The request's body must have the content type application/json.", code="unsupported_media_type"
+            )
+        try:
+            return self._decoder.decode(content)
+        except msgspec.ValidationError as error:
+            raise _explained(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
+
+
+class QueryReader(Generic[T]):
+    """Converts one endpoint's query: numbers from text, `name[key]=value` to tables, repeated names to lists."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._kind = kind
+        about = inspect.type_info(kind)
+        if not isinstance(about, inspect.StructType):
+            raise TypeError(f"{kind.__name__} is not a Struct")
+        self._names = {field.encode_name: field.name for field in about.fields}
+        self._lists = {field.encode_name for field in about.fields if _holds(field.type, inspect.ListType)}
+        self._tables = {field.encode_name for field in about.fields if _holds(field.type, inspect.DictType)}
+
+    def read(self, query: bytes) -> T:
+        try:
+            pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+        except ValueError:
+            raise ApiError(400, "The query cannot be read.", code="invalid_query") from None
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            match = _BRACKETED.fullmatch(name)
+            if match and match["name"] in self._tables:
+                values.setdefault(match["name"], {})[match["key"]] = value
+            elif match and match["name"] in self._lists and not match["key"]:
+                values.setdefault(match["name"], []).append(value)
+            elif name in self._lists:
+                values.setdefault(name, []).append(value)
+            elif name not in self._tables:
+                values[name] = value
+            else:
+                raise ApiError(
+                    400, f"Invalid '{name}': write it as {name}[key]=value.", param=name, code="invalid_value"
+                )
+        try:
+            found = msgspec.convert(values, self._kind, strict=False)
+        except msgspec.ValidationError as error:
+            explained = _explained(str(error))
+            explained.status = 400
+            raise explained from None
+        for name in values:
+            # The word null would be read as if nothing had been said.
+            if name in self._names and getattr(found, self._names[name]) is None:
+                raise ApiError(400, f"Invalid '{name}': null is no value.", param=name, code="invalid_value")
+        return found
+
+
+def _holds(kind: inspect.Type, wanted: type[inspect.Type]) -> bool:
+    if isinstance(kind, inspect.UnionType):
+        return any(isinstance(entry, wanted) for entry in kind.types)
+    return isinstance(kind, wanted)
+
+
+def _explained(text: str) -> ApiError:
+    """msgspec's words, with the field's place as `param`."""
+    found = _PLACE.match(text)
+    what, path = (found["what"], found["path"]) if found else (text, None)
+    place = (path or "$").removeprefix("$").removeprefix(".")
+    if unknown := _UNKNOWN.match(what):
+        param = f"{place}.{unknown['field']}".lstrip(".")[:200]
+        return ApiError(422, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    if missing := _MISSING.match(what):
+        param = f"{place}.{missing['field']}".lstrip(".")
+        return ApiError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if not place:
+        return ApiError(400, f"Invalid body: {what}.", code="invalid_type")
+    return ApiError(400, f"Invalid '{place}': {what}.", param=place, code="invalid_value")

@@ -1,0 +1,465 @@
+"""Sessions: requests answered one at a time, in the order they came, whoever answers them.
+
+A call is stored and then waited with; the work is done by workers, here or elsewhere. A caller that goes away, or whose
+time is up, cancels nothing: its request keeps its place and can be asked for by its id.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from time import monotonic
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import quote
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from penstock.api import objects
+from penstock.api.endpoint import Call, Endpoint
+from penstock.api.errors import OpenAIErrorDetail, conflict, not_found
+from penstock.api.files import cursor, ends
+from penstock.api.multipart import idempotency_key, invalid
+from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, checked_key, submit
+from penstock.api.waiting import attending
+from penstock.db.pool import borrowed
+from penstock.model import public_id
+from penstock.work import sessions
+from penstock.work.sessions import RequestRow, SessionRow
+
+Status = Literal["pending", "processing", "completed", "failed", "cancelled"]
+OnDeadHead = Literal["continue", "block"]
+WaitS = Annotated[float, msgspec.Meta(ge=0, le=3_600)]
+SessionEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_SESSIONS)})]
+
+_PREFERENCE = re.compile(r'\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*(?:=\s*"?([^",;]*)"?\s*)?(?:;[^,]*)?')
+_RETRY_AFTER_S = 1
+
+
+# -- what is read and shown
+
+
+class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
+    endpoint: SessionEndpoint
+    body: msgspec.Raw
+    """What the endpoint takes, passed on byte by byte."""
+
+
+class SettingsBody(msgspec.Struct, forbid_unknown_fields=True):
+    on_dead_head: OnDeadHead = "continue"
+    max_queued: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
+    wait_timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=3_600)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+
+
+class ResumeBody(msgspec.Struct, forbid_unknown_fields=True):
+    retry_head: bool = False
+
+
+class SubmitQuery(msgspec.Struct):
+    wait: WaitS | None = None
+    cancel_on_disconnect: bool = False
+
+
+class RequestQuery(msgspec.Struct):
+    wait: WaitS = 0
+
+
+class RequestsQuery(msgspec.Struct):
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    status: Status | None = None
+
+
+class SessionsQuery(msgspec.Struct):
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    status_code: int | None
+    body: Any
+
+
+class RequestError(msgspec.Struct, kw_only=True):
+    code: str
+    message: str
+
+
+class SessionRequest(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["session.request"] = "session.request"
+    session: str
+    sequence: int
+    status: Status
+    response: Answer | None
+    error: RequestError | None
+    attempts: int
+    created_at: objects.Seconds
+    completed_at: objects.Seconds | None
+
+
+class SessionRequestList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[SessionRequest]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Session(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["session"] = "session"
+    key: str
+    status: Literal["open", "blocked"]
+    queued: int
+    in_flight: int
+    on_dead_head: OnDeadHead
+    max_queued: int | None
+    wait_timeout_s: float | None
+    priority: int
+    created_at: objects.Seconds
+
+
+class SessionList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Session]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class SessionDeleted(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["session"] = "session"
+    deleted: bool = True
+
+
+class StillWaiting(msgspec.Struct, kw_only=True):
+    """The body of a 503 whose request is stored: which one it is, beside the error."""
+
+    error: OpenAIErrorDetail
+    id: str
+    status: Status
+
+
+def request_object(row: RequestRow) -> SessionRequest:
+    response = error = None
+    if row.response is not None or row.status_code is not None:
+        body = msgspec.Raw(row.response) if row.response is not None else None
+        response = Answer(status_code=row.status_code, body=body)
+    if row.error_code is not None:
+        error = RequestError(code=row.error_code, message=row.error_message or "")
+    return SessionRequest(
+        id=public_id("session_request", row.id),
+        session=row.session_key,
+        sequence=row.sequence,
+        status=cast(Status, row.status),
+        response=response,
+        error=error,
+        attempts=row.attempts,
+        created_at=_seconds(row.accepted_at),
+        completed_at=_seconds(row.completed_at) if row.completed_at else None,
+    )
+
+
+def session_object(row: SessionRow) -> Session:
+    return Session(
+        id=public_id("session", row.id),
+        key=row.key,
+        status="open" if row.open else "blocked",
+        queued=row.queued,
+        in_flight=row.in_flight,
+        on_dead_head=cast(OnDeadHead, row.on_dead_head),
+        max_queued=row.max_queued,
+        wait_timeout_s=row.wait_timeout_s,
+        priority=row.priority,
+        created_at=_seconds(row.created_at),
+    )
+
+
+def _seconds(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+# -- sending
+
+
+async def create_session_request(call: Call[SubmitQuery, RequestBody]) -> Response | SessionRequest:
+    """Blocks until the answer is there. `Prefer: respond-async` does not wait; `wait=N` waits so long at most."""
+    key = checked_key(call.path["key"], "key")
+    if call.body.endpoint not in ENDPOINTS_OF_SESSIONS:
+        raise invalid("endpoint", f"it is one of {', '.join(ENDPOINTS_OF_SESSIONS)}.")
+    preferences = _preferences(call.request.headers.getlist("prefer"))
+    wait_s = call.query.wait if call.query.wait is not None else _wait_s(preferences)
+    asynchronous = "respond-async" in preferences
+    at_once = asynchronous and not wait_s
+    content = bytes(call.body.body)
+    submission = await submit(call, key, call.body.endpoint, content, waited=not at_once, inside="body.")
+    row = submission.row if submission.answered or at_once else await wait(call, submission, wait_s)
+    if row is not None and row.status in ("completed", "failed", "cancelled"):
+        return request_object(row)
+    if not asynchronous:
+        return still_waiting(call, submission)
+    if row is None:
+        row = await _find(call, submission.public_id)
+    headers = {
+        "location": _place(call, submission),
+        "preference-applied": "respond-async",
+        "retry-after": str(_RETRY_AFTER_S),
+    }
+    return Response(msgspec.json.encode(request_object(row)), 202, headers, "application/json")
+
+
+async def wait(call: Call[Any, Any], submission: Submission, wait_s: float | None = None) -> RequestRow | None:
+    """The answer, if it comes in time."""
+    waiters = call.server.waiters
+    until = monotonic() + submission.patience_s(wait_s)
+    with waiters.waiting(submission.request_id, submission.lane_id) as waiter:
+        async with attending(waiters, waiter, call.request.receive) as attention:
+            try:
+                return await attention.answer(until)
+            except ClientDisconnect:
+                await give_up(call, submission)
+                raise
+
+
+async def give_up(call: Call[Any, Any], submission: Submission) -> None:
+    """The caller has gone. Only if it asked for that does its request go with it."""
+    if getattr(call.query, "cancel_on_disconnect", False):
+        async with borrowed(call.server.database) as connection:
+            await sessions.cancel_request(connection, call.caller.owner, submission.key, submission.request_id)
+
+
+def still_waiting(call: Call[Any, Any], submission: Submission) -> Response:
+    """503: the caller's time is up, or the server's. With the same Idempotency-Key it gets the same request."""
+    told = idempotency_key(call.request.headers) is not None
+    message = f"No answer yet. The request keeps its place: ask for {submission.public_id}" + (
+        ", or repeat the call with the same Idempotency-Key." if told else "."
+    )
+    headers = {"retry-after": str(_RETRY_AFTER_S), "location": _place(call, submission)}
+    if not told:
+        # The official clients would repeat the call, and without a key that is another request.
+        headers["x-should-retry"] = "false"
+    error = OpenAIErrorDetail(message, "server_error", None, "wait_timeout")
+    body = StillWaiting(error=error, id=submission.public_id, status="pending")
+    return Response(msgspec.json.encode(body), 503, headers, "application/json")
+
+
+def _place(call: Call[Any, Any], submission: Submission) -> str:
+    return call.link(f"/v1/sessions/{quote(submission.key, safe='')}/requests/{submission.public_id}")
+
+
+def _preferences(headers: list[str]) -> dict[str, str]:
+    """RFC 7240: names and values, the first of each name."""
+    found: dict[str, str] = {}
+    for header in headers:
+        for part in header.split(","):
+            if match := _PREFERENCE.fullmatch(part):
+                found.setdefault(match[1].lower(), match[2] or "")
+    return found
+
+
+def _wait_s(preferences: dict[str, str]) -> float | None:
+    text = preferences.get("wait", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) <= 6 else None
+
+
+# -- looking
+
+
+async def retrieve_session_request(call: Call[RequestQuery, None]) -> SessionRequest:
+    """With `wait`, answers as soon as the request has ended or the time is up."""
+    text = call.path["request_id"]
+    row = await _find(call, text)
+    if call.query.wait > 0 and row.status in ("pending", "processing"):
+        waiters = call.server.waiters
+        with waiters.waiting(row.id, None) as waiter:
+            async with attending(waiters, waiter, call.request.receive) as attention:
+                await attention.answer(monotonic() + call.query.wait)
+        row = await _find(call, text)
+    return request_object(row)
+
+
+async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionRequestList:
+    key, query = checked_key(call.path["key"], "key"), call.query
+    after = 0
+    if query.after is not None:
+        after_id = cursor("session_request", query.after)
+        async with borrowed(call.server.database) as connection:
+            place = await sessions.get_request(connection, call.caller.owner, key, after_id)
+        if place is None:
+            raise invalid("after", "it is the 'last_id' of the page before.")
+        after = place.sequence
+    async with borrowed(call.server.database) as connection:
+        if await sessions.get_session(connection, call.caller.owner, key) is None:
+            raise not_found("Session", key, "key")
+        rows = await sessions.list_requests(
+            connection, call.caller.owner, key, after_sequence=after, limit=query.limit + 1, status=query.status
+        )
+    data = [request_object(row) for row in rows[: query.limit]]
+    first, last = ends(entry.id for entry in data)
+    return SessionRequestList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+
+
+async def _find(call: Call[Any, Any], text: str) -> RequestRow:
+    key = checked_key(call.path["key"], "key")
+    request_id = cursor("session_request", text) if text.startswith("sreq_") and len(text) == 37 else None
+    row = None
+    if request_id is not None:
+        async with borrowed(call.server.database) as connection:
+            row = await sessions.get_request(connection, call.caller.owner, key, request_id)
+    if row is None:
+        raise not_found("SessionRequest", text)
+    return row
+
+
+async def list_sessions(call: Call[SessionsQuery, None]) -> SessionList:
+    query = call.query
+    after = cursor("session", query.after)
+    async with borrowed(call.server.database) as connection:
+        rows = await sessions.list_sessions(connection, call.caller.owner, after=after, limit=query.limit + 1)
+    data = [session_object(row) for row in rows[: query.limit]]
+    first, last = ends(entry.id for entry in data)
+    return SessionList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+
+
+async def retrieve_session(call: Call[None, None]) -> Session:
+    return session_object(await _session(call))
+
+
+async def _session(call: Call[Any, Any]) -> SessionRow:
+    key = checked_key(call.path["key"], "key")
+    async with borrowed(call.server.database) as connection:
+        row = await sessions.get_session(connection, call.caller.owner, key)
+    if row is None:
+        raise not_found("Session", key, "key")
+    return row
+
+
+# -- steering
+
+
+async def put_session(call: Call[None, SettingsBody]) -> Session:
+    """What is not given is the default again."""
+    key = checked_key(call.path["key"], "key")
+    body = call.body
+    async with borrowed(call.server.database) as connection:
+        row = await sessions.put_session(
+            connection,
+            call.caller.owner,
+            key,
+            on_dead_head=body.on_dead_head,
+            max_queued=body.max_queued,
+            wait_timeout_s=body.wait_timeout_s,
+            priority=body.priority,
+        )
+    return session_object(row)
+
+
+async def resume_session(call: Call[None, ResumeBody | None]) -> Session:
+    key = checked_key(call.path["key"], "key")
+    retry_head = call.body is not None and call.body.retry_head
+    async with borrowed(call.server.database) as connection:
+        if await sessions.get_session(connection, call.caller.owner, key) is None:
+            raise not_found("Session", key, "key")
+        if not await sessions.resume_session(connection, call.caller.owner, key, retry_head=retry_head):
+            raise conflict("The session is not blocked.", code="not_blocked")
+    return session_object(await _session(call))
+
+
+async def cancel_session_request(call: Call[None, None]) -> SessionRequest:
+    row = await _find(call, call.path["request_id"])
+    if row.status != "cancelled":
+        async with borrowed(call.server.database) as connection:
+            cancelled = await sessions.cancel_request(connection, call.caller.owner, row.session_key, row.id)
+        row = await _find(call, call.path["request_id"])
+        if not cancelled and row.status != "cancelled":
+            raise conflict(f"Cannot cancel a request with status '{row.status}'.")
+    return request_object(row)
+
+
+async def delete_session(call: Call[None, None]) -> SessionDeleted:
+    row = await _session(call)
+    async with borrowed(call.server.database) as connection:
+        if not await sessions.delete_session(connection, call.caller.owner, row.key):
+            raise not_found("Session", row.key, "key")
+    call.server.caretaker.wake("purge")
+    return SessionDeleted(id=public_id("session", row.id))
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/sessions/{key}/requests",
+        create_session_request,
+        "Send a request to a session and wait for its answer; `Prefer: respond-async` does not wait.",
+        query=SubmitQuery,
+        body=RequestBody,
+        answer=SessionRequest,
+        errors=(400, 409, 422, 429, 503),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/sessions/{key}/requests",
+        list_session_requests,
+        "The requests of a session, in order.",
+        query=RequestsQuery,
+        answer=SessionRequestList,
+        errors=(400, 404),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/sessions/{key}/requests/{request_id}",
+        retrieve_session_request,
+        "One request, at once or when it has ended.",
+        query=RequestQuery,
+        answer=SessionRequest,
+        errors=(400, 404),
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/sessions/{key}/requests/{request_id}",
+        cancel_session_request,
+        "Cancel a request that waits.",
+        answer=SessionRequest,
+        errors=(404, 409),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/sessions",
+        list_sessions,
+        "The sessions, newest first.",
+        query=SessionsQuery,
+        answer=SessionList,
+        errors=(400,),
+    ),
+    Endpoint("GET", "/v1/sessions/{key}", retrieve_session, "One session.", answer=Session, errors=(400, 404)),
+    Endpoint(
+        "PUT",
+        "/v1/sessions/{key}",
+        put_session,
+        "Set how a session behaves; it is made if there is none.",
+        body=SettingsBody,
+        answer=Session,
+        errors=(400, 422),
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/sessions/{key}",
+        delete_session,
+        "Cancel what waits in a session and erase it.",
+        answer=SessionDeleted,
+        errors=(400, 404),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/sessions/{key}/resume",
+        resume_session,
+        "Go on after a request that failed for good, or run it again.",
+        body=ResumeBody | None,
+        answer=Session,
+        errors=(400, 404, 409, 422),
+    ),
+)

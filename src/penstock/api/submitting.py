@@ -1,0 +1,154 @@
+"""How a request gets into a session, whichever way it came: checked, stored, and known by its id."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from penstock.api.endpoint import Call
+from penstock.api.errors import ApiError, conflict
+from penstock.api.multipart import idempotency_key, invalid, missing
+from penstock.model import new_id, public_id
+from penstock.providers import Provider
+from penstock.work.sessions import Existing, NewRequest, Refused, RequestRow
+
+ENDPOINTS_OF_SESSIONS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/moderations",
+    "/v1/messages",
+)
+_MAX_KEY_CHARS = 256
+_MAX_MODEL_CHARS = 256
+_ANSWERED = ("completed", "failed", "cancelled")
+
+
+class _Asked(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+
+
+_asked = msgspec.json.Decoder(_Asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the server has to know of a body."""
+
+    model: str
+    stream: bool
+    provider: Provider
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request that is stored."""
+
+    key: str
+    request_id: UUID
+    lane_id: int | None
+    stream: bool
+    wait_timeout_s: float
+    row: RequestRow | None
+    """As it was found, if it had been sent before under the same Idempotency-Key."""
+
+    @property
+    def public_id(self) -> str:
+        return public_id("session_request", self.request_id)
+
+    @property
+    def answered(self) -> bool:
+        return self.row is not None and self.row.status in _ANSWERED
+
+    def patience_s(self, wait_s: float | None) -> float:
+        """How long its caller may wait, who would like to wait so long."""
+        return self.wait_timeout_s if wait_s is None else min(wait_s, self.wait_timeout_s)
+
+
+def checked_key(key: str, name: str) -> str:
+    """A session's key as it can be stored, shown, and written in a path."""
+    if not 1 <= len(key) <= _MAX_KEY_CHARS or not key.isprintable() or "/" in key or key in (".", ".."):
+        raise invalid(name, f"a session's key has 1 to {_MAX_KEY_CHARS} printable characters and no slash.")
+    return key
+
+
+def read_asked(call: Call[Any, Any], content: bytes, inside: str = "") -> Asked:
+    """Which model a body asks for, and who serves it."""
+    try:
+        asked = _asked.decode(content)
+    except msgspec.ValidationError as error:
+        words, _, place = str(error).partition(" - at `$")
+        name = (inside + place.strip("`.")).rstrip(".") or "body"
+        raise ApiError(400, f"Invalid '{name}': {words}.", param=name, code="invalid_type") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
+    if not asked.model:
+        raise missing(f"{inside}model")
+    provider = call.server.providers.provider_of(asked.model)
+    if provider is None or len(asked.model) > _MAX_MODEL_CHARS or not asked.model.isprintable():
+        raise ApiError(
+            400,
+            f"The model '{asked.model[:100]}' is served by none of the providers.",
+            param=f"{inside}model",
+            code="model_not_found",
+        )
+    return Asked(asked.model, bool(asked.stream), provider)
+
+
+async def submit(
+    call: Call[Any, Any], key: str, endpoint: str, content: bytes, *, waited: bool, inside: str = ""
+) -> Submission:
+    """Store a request at the end of its session. Raises ApiError if it is not taken."""
+    server, limits = call.server, call.server.config.sessions
+    if len(content) > limits.session_max_body_bytes:
+        raise ApiError(
+            413, f"The body is larger than {limits.session_max_body_bytes:,} bytes.", code="request_too_large"
+        )
+    asked = read_asked(call, content, inside)
+    repeat_key = idempotency_key(call.request.headers)
+    fingerprint = hashlib.sha256(endpoint.encode() + b"\0" + content).digest()
+    request = NewRequest(
+        id=new_id(),
+        owner=call.caller.owner,
+        session_key=key,
+        pool=asked.provider.session_pool,
+        route=asked.model,
+        endpoint=endpoint,
+        body=content,
+        stream=asked.stream,
+        waited=waited,
+        idempotency_key=repeat_key,
+        fingerprint=fingerprint,
+    )
+    taken = await server.acceptor.accept(request)
+    if isinstance(taken, Refused):
+        raise _refused(taken, key)
+    patience_s = limits.session_wait_timeout_s if taken.wait_timeout_s is None else taken.wait_timeout_s
+    if isinstance(taken, Existing):
+        row = taken.request
+        if row.fingerprint is not None and bytes(row.fingerprint) != fingerprint:
+            raise conflict(
+                "This Idempotency-Key was used for another request of this session.",
+                param="Idempotency-Key",
+                code="idempotency_conflict",
+            )
+        return Submission(key, row.id, taken.lane_id, row.stream, patience_s, row)
+    return Submission(key, request.id, taken.lane_id, asked.stream, patience_s, None)
+
+
+def _refused(refused: Refused, key: str) -> ApiError:
+    if refused.code == "queue_full":
+        return ApiError(
+            429,
+            f"As many requests wait in the session '{key}' as may.",
+            type="rate_limit_error",
+            code="session_queue_full",
+            headers={"retry-after": "1"},
+        )
+    return conflict(f"The session '{key}' does not take requests: {refused.code}.", code=refused.code)

@@ -1,0 +1,261 @@
+"""Callers who wait for answers, all of one process together.
+
+Answers are made by workers elsewhere. One connection listens for word of them, and one statement asks for all that may
+have come. Nothing depends on being told: whoever waits is also looked for by the clock, more and more rarely while
+notices arrive, steadily where there are none (behind a transaction pooler).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import logging
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from time import monotonic
+from uuid import UUID
+
+import psycopg
+from psycopg_pool import PoolTimeout
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from penstock.api.follow import until_left
+from penstock.db.bell import ANSWERS, Bell
+from penstock.db.pool import Pool, borrowed
+from penstock.work import sessions, streams
+from penstock.work.sessions import RequestRow
+from penstock.work.streams import Piece, Place
+
+_log = logging.getLogger("penstock.sessions")
+
+_FIRST_LOOK_S = 0.05
+_LAST_LOOK_S = 1.0
+_BLIND_LOOK_S = 0.1
+_FAULT_LOOK_S = 0.5
+# Looks are made on these beats, so that those who wait are asked for together.
+_BEAT_S = 0.025
+_MAX_AT_ONCE = 5_000
+# A reader who lags gets no more until it has caught up.
+_MAX_UNREAD_BYTES = 256 * 1024
+_MAX_REMEMBERED = 10_000
+_REMEMBER_S = 1.0
+
+
+class Waiter:
+    """One caller."""
+
+    __slots__ = ("changed", "follows", "lane_id", "look_s", "pieces", "place", "request_id", "row", "unread")
+
+    def __init__(self, request_id: UUID, lane_id: int | None, *, follows: bool) -> None:
+        self.request_id = request_id
+        self.lane_id = lane_id
+        self.follows = follows
+        """Whether it wants the pieces of a streamed answer as they come."""
+        self.row: RequestRow | None = None
+        """The answer, once there is one."""
+        self.changed = asyncio.Event()
+        self.look_s = _FIRST_LOOK_S
+        self.place = Place(request_id)
+        self.pieces: deque[Piece] = deque()
+        self.unread = 0
+
+    def take_piece(self) -> Piece:
+        piece = self.pieces.popleft()
+        self.unread -= len(piece.content)
+        return piece
+
+    def tell(self, row: RequestRow) -> None:
+        self.row = row
+        self.changed.set()
+
+    def hand(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self.place = Place(self.request_id, piece.lease_id, piece.number)
+            self.pieces.append(piece)
+            self.unread += len(piece.content)
+            self.changed.set()
+
+
+class Waiters:
+    """All callers of this process who wait."""
+
+    def __init__(self, database: Pool, conninfo: str) -> None:
+        self._database = database
+        self._bell = Bell(conninfo)
+        self._waiters: set[Waiter] = set()
+        self._by_lane: dict[int, set[Waiter]] = {}
+        self._due: list[tuple[float, int, Waiter]] = []
+        self._count = itertools.count()
+        self._rung: set[Waiter] = set()
+        self._wake = asyncio.Event()
+        self._remembered: dict[int, float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.stopping = asyncio.Event()
+
+    @contextlib.contextmanager
+    def waiting(self, request_id: UUID, lane_id: int | None, *, follows: bool = False) -> Iterator[Waiter]:
+        """Wait for the answer of a request that is stored."""
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._run(), name="waiters"),
+                asyncio.create_task(self._bell.run(), name="waiters' bell"),
+            ]
+        waiter = Waiter(request_id, lane_id, follows=follows)
+        self._waiters.add(waiter)
+        if lane_id is not None:
+            self._by_lane.setdefault(lane_id, set()).add(waiter)
+            if self._remembered.get(lane_id, -math.inf) > monotonic() - _REMEMBER_S:
+                # It may have been told of before we came to listen.
+                self._ring((waiter,))
+        self._look_later(waiter)
+        if len(self._waiters) == 1:
+            self._wake.set()
+        try:
+            yield waiter
+        finally:
+            self._waiters.discard(waiter)
+            self._rung.discard(waiter)
+            if lane_id is not None:
+                others = self._by_lane[lane_id]
+                others.discard(waiter)
+                if not others:
+                    del self._by_lane[lane_id]
+
+    def stop(self) -> None:
+        """The server is going down: nobody waits any longer."""
+        self.stopping.set()
+        for waiter in self._waiters:
+            waiter.changed.set()
+
+    async def close(self) -> None:
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- being told
+
+    def _hear(self, payload: str) -> None:
+        if payload in ("", "*"):
+            self._ring(self._waiters)
+            return
+        now = monotonic()
+        if len(self._remembered) > _MAX_REMEMBERED:
+            self._remembered.clear()
+        for text in payload.split(","):
+            if text.isdecimal():
+                lane_id = int(text)
+                self._remembered[lane_id] = now
+                self._ring(self._by_lane.get(lane_id, ()))
+
+    def _ring(self, waiters: Iterable[Waiter]) -> None:
+        self._rung.update(waiters)
+        if self._rung:
+            self._wake.set()
+
+    def _look_later(self, waiter: Waiter, look_s: float | None = None) -> None:
+        due = monotonic() + (look_s or waiter.look_s)
+        heapq.heappush(self._due, (math.ceil(due / _BEAT_S) * _BEAT_S, next(self._count), waiter))
+
+    # -- looking
+
+    async def _run(self) -> None:
+        with self._bell.hears(ANSWERS, self._hear):
+            while True:
+                looked_for = self._next()
+                if not looked_for:
+                    await self._pause()
+                    continue
+                try:
+                    await self._look(looked_for)
+                except (psycopg.Error, PoolTimeout, OSError) as error:
+                    _log.warning("answers could not be asked for, trying again: %s", error)
+                    self._rung.update(waiter for waiter in looked_for if waiter in self._waiters)
+                    await asyncio.sleep(_FAULT_LOOK_S)
+
+    def _next(self) -> list[Waiter]:
+        """Those whose time has come or who were told of, each once."""
+        now = monotonic()
+        found = set(itertools.islice(self._rung, _MAX_AT_ONCE))
+        self._rung -= found
+        while self._due and self._due[0][0] <= now and len(found) < _MAX_AT_ONCE:
+            waiter = heapq.heappop(self._due)[2]
+            if waiter in self._waiters and waiter.row is None:
+                found.add(waiter)
+                listening = self._bell.listening.is_set()
+                waiter.look_s = min(2 * waiter.look_s, _LAST_LOOK_S) if listening else _BLIND_LOOK_S
+                self._look_later(waiter)
+        return [waiter for waiter in found if waiter.row is None]
+
+    async def _pause(self) -> None:
+        """Until the next look is due, or there is word of an answer."""
+        self._wake.clear()
+        if self._rung:
+            return
+        timeout_s = max(0.001, self._due[0][0] - monotonic()) if self._due else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+
+    async def _look(self, waiters: list[Waiter]) -> None:
+        followers = [waiter for waiter in waiters if waiter.follows and waiter.unread < _MAX_UNREAD_BYTES]
+        async with borrowed(self._database) as connection:
+            if followers:
+                found = await streams.read_after(connection, [waiter.place for waiter in followers])
+                for waiter, pieces in zip(followers, found, strict=True):
+                    waiter.hand(pieces)
+            rows = await sessions.answered(connection, list({waiter.request_id for waiter in waiters}))
+        by_id = {row.id: row for row in rows}
+        for waiter in waiters:
+            if row := by_id.get(waiter.request_id):
+                waiter.tell(row)
+
+
+class Attention:
+    """What a handler that waits keeps an eye on: its waiter, its caller, the server."""
+
+    def __init__(self, waiters: Waiters, waiter: Waiter, left: asyncio.Task[None]) -> None:
+        self._waiters = waiters
+        self._waiter = waiter
+        self._left = left
+
+    async def change(self, until: float) -> bool:
+        """Wait for news until this time of the monotonic clock: False if there was none, or the server is stopping.
+
+        Raises ClientDisconnect if the caller has gone.
+        """
+        waiter = self._waiter
+        if not waiter.changed.is_set() and not self._waiters.stopping.is_set():
+            changed = asyncio.create_task(waiter.changed.wait())
+            try:
+                timeout_s = max(0.0, until - monotonic())
+                await asyncio.wait((changed, self._left), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changed.cancel()
+        if waiter.row is not None or waiter.pieces:
+            waiter.changed.clear()
+            return True
+        if self._left.done():
+            raise ClientDisconnect
+        return False
+
+    async def answer(self, until: float) -> RequestRow | None:
+        """The answer, if it comes in time."""
+        while self._waiter.row is None:
+            if not await self.change(until):
+                return None
+        return self._waiter.row
+
+
+@contextlib.asynccontextmanager
+async def attending(waiters: Waiters, waiter: Waiter, receive: Receive) -> AsyncIterator[Attention]:
+    """For as long as the caller is waited with."""
+    left = asyncio.create_task(until_left(receive))
+    try:
+        yield Attention(waiters, waiter, left)
+    finally:
+        left.cancel()

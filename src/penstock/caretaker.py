@@ -1,0 +1,279 @@
+"""What every server process does beside answering: validates, expires, sweeps, purges, delivers.
+
+Each duty is a loop of its own that can be woken before its time and outlives every fault of the database. Most are done
+by all servers at once; the statements see to it that none does another's work again. What a single server does well
+enough is done by the one that leads, so that the others need not look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from penstock.claim import liveness
+from penstock.claim.heart import Heart
+from penstock.config import Config
+from penstock.db.bell import WORK, ring
+from penstock.db.leader import Leader
+from penstock.db.pool import Pool, borrowed
+from penstock.deliver import webhooks
+from penstock.erase import erase
+from penstock.housekeeping import end_batches, take_turn
+from penstock.intake import parts, sweep
+from penstock.providers import POOL, Providers
+from penstock.work import batches
+
+_log = logging.getLogger("penstock.caretaker")
+
+_VALIDATE_EVERY_S = 5.0
+_END_EVERY_S = 2.0
+_EXPIRE_EVERY_S = 10.0
+_DELIVER_EVERY_S = 1.0
+_FORGET_EVERY_S = 300.0
+_EXPIRE_AT_ONCE = 100
+_FIRST_BACKOFF_S = 0.5
+_LAST_BACKOFF_S = 30.0
+_CANCEL_AGAIN_S = 1.0
+
+Step = Callable[[], Awaitable[bool]]
+"""One round; True if there is more to do right away."""
+
+
+@dataclass(slots=True)
+class _Duty:
+    name: str
+    step: Step
+    every_s: float
+    rest_s: float = 0.0
+    """Between two rounds that follow each other at once."""
+    led: bool = False
+    """Whether only the leader does it in its time. Whoever is woken for it has a reason, and does it anyway."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Caretaker:
+    """Runs the duties for as long as its context lasts."""
+
+    def __init__(self, config: Config, conninfo: str, database: Pool, providers: Providers) -> None:
+        self._config = config
+        self._conninfo = conninfo
+        self._database = database
+        self._providers = providers
+        erasing = config.erase
+        self._duties = {
+            duty.name: duty
+            for duty in (
+                _Duty("validate", self._validate, _VALIDATE_EVERY_S),
+                _Duty("end", self._end, _END_EVERY_S, led=True),
+                _Duty("expire", self._expire, _EXPIRE_EVERY_S, led=True),
+                _Duty("sweep", self._sweep, config.liveness.heartbeat_grace_s, led=True),
+                _Duty("purge", self._purge, erasing.purge_interval_ms / 1000, erasing.purge_throttle_ms / 1000),
+                _Duty("webhooks", self._deliver, _DELIVER_EVERY_S),
+                _Duty("forget", self._forget, _FORGET_EVERY_S, led=True),
+            )
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+        self.leader = Leader(
+            conninfo, "caretaker", grace_s=config.liveness.leader_grace_s, on_lead=self._wake_what_is_led
+        )
+        self._sender = webhooks.sender_for(config)
+
+    def wake(self, name: str) -> None:
+        """There is something to do for this duty: do not wait for its time."""
+        self._duties[name].woken.set()
+
+    def _wake_what_is_led(self) -> None:
+        for duty in self._duties.values():
+            if duty.led:
+                duty.woken.set()
+
+    async def __aenter__(self) -> Self:
+        await self.leader.__aenter__()
+        self._tasks = [asyncio.create_task(self._keep(duty), name=duty.name) for duty in self._duties.values()]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        going = set(self._tasks)
+        while going:
+            for task in going:
+                task.cancel()
+            # A cancellation can be lost in a connection that breaks at the same moment.
+            _, going = await asyncio.wait(going, timeout=_CANCEL_AGAIN_S)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.leader.__aexit__(None, None, None)
+
+    async def _keep(self, duty: _Duty) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            woken = duty.woken.is_set()
+            duty.woken.clear()
+            try:
+                more = await self._round(duty, woken=woken)
+            except (psycopg.Error, PoolTimeout, OSError) as error:
+                _log.warning("%s: trying again: %s", duty.name, type(error).__name__)
+            except Exception as error:
+                # A duty that ended would be missed by nobody until much later.
+                _log.error("%s: failed: %s", duty.name, type(error).__name__)
+            else:
+                backoff_s = _FIRST_BACKOFF_S
+                await self._rest(duty, duty.rest_s if more else duty.every_s, early=not more)
+                continue
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
+            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+
+    async def _round(self, duty: _Duty, *, woken: bool) -> bool:
+        if woken or not duty.led:
+            return await duty.step()
+        async with self.leader.turn(duty.name) as turn:
+            return turn.mine and await duty.step()
+
+    @staticmethod
+    async def _rest(duty: _Duty, seconds: float, *, early: bool) -> None:
+        if not early:
+            await asyncio.sleep(seconds)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds * random.uniform(0.75, 1)):  # noqa: S311 -- jitter
+                await duty.woken.wait()
+
+    # -- the duties
+
+    async def _validate(self) -> bool:
+        """Open or fail the batches that were asked for; without providers, somebody else has to."""
+        if not len(self._providers):
+            return False
+        async with borrowed(self._database) as connection:
+            waiting = await batches.unvalidated(connection)
+            for batch_id in waiting:
+                await batches.validate_batch(connection, batch_id, self._providers.pool_of)
+            if waiting:
+                await ring(connection, WORK, "")
+        return False
+
+    async def _end(self) -> bool:
+        """Batches end in time even where no worker is left to end them."""
+        if await take_turn(self._database, _END_EVERY_S):
+            await end_batches(self._database)
+        return False
+
+    async def _expire(self) -> bool:
+        async with borrowed(self._database) as connection:
+            expired = await erase.expire_files(connection, _EXPIRE_AT_ONCE)
+            await parts.expire_uploads(connection)
+        if expired:
+            self.wake("purge")
+        return expired >= _EXPIRE_AT_ONCE
+
+    async def _sweep(self) -> bool:
+        """Remove what killed uploads left behind."""
+        grace_s = self._config.liveness.heartbeat_grace_s
+        throttle_s = self._config.erase.purge_throttle_ms / 1000
+        await _in_thread(lambda: sweep.sweep_leftovers(self._conninfo, grace_s=grace_s, throttle_s=throttle_s))
+        return False
+
+    async def _purge(self) -> bool:
+        async with borrowed(self._database) as connection:
+            return await erase.purge_step(connection, self._config.erase.purge_batch_size) > 0
+
+    async def _deliver(self) -> bool:
+        return await webhooks.deliver_due(self._database, self._config, sender=self._sender) > 0
+
+    async def _forget(self) -> bool:
+        return await webhooks.forget_old(self._database, self._config) > 0
+
+
+async def _in_thread(call: Callable[[], object]) -> None:
+    """Wait for a blocking call, in a thread that keeps no process from ending."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def end(error: Exception | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    def run() -> None:
+        failure: Exception | None = None
+        try:
+            call()
+        except Exception as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+            loop.call_soon_threadsafe(end, failure)
+
+    threading.Thread(target=run, name="penstock-sweep", daemon=True).start()
+    await ended
+
+
+class Presence:
+    """This process's registered, beating identity; a new one when the old was declared dead."""
+
+    def __init__(self, config: Config, conninfo: str, database: Pool) -> None:
+        self.worker_id: UUID = uuid4()
+        self._config = config
+        self._conninfo = conninfo
+        self._database = database
+        self._heart: Heart | None = None
+        self._died = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.on_change: Callable[[UUID], None] = lambda _: None
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        self._task = asyncio.create_task(self._watch(), name="presence")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._heart is not None:
+            self._heart.stop()
+        with contextlib.suppress(psycopg.Error, PoolTimeout):
+            async with borrowed(self._database) as connection:
+                await liveness.unregister(connection, self.worker_id)
+
+    async def _begin(self) -> None:
+        async with borrowed(self._database) as connection:
+            await liveness.register(connection, self.worker_id, POOL)
+        loop = asyncio.get_running_loop()
+        heart = Heart(self._conninfo, self.worker_id, self._config.liveness, on_beat=lambda: self._hear(loop))
+        self._heart = heart
+        heart.start()
+
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._heart is not None and self._heart.declared_dead:
+            loop.call_soon_threadsafe(self._died.set)
+
+    async def _watch(self) -> None:
+        while True:
+            await self._died.wait()
+            _log.warning("server %s was declared dead: going on under a new identity", self.worker_id)
+            while True:
+                self._died.clear()
+                self.worker_id = uuid4()
+                try:
+                    await self._begin()
+                except (psycopg.Error, PoolTimeout):
+                    await asyncio.sleep(_FIRST_BACKOFF_S)
+                    continue
+                self.on_change(self.worker_id)
+                break

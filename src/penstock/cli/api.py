@@ -1,0 +1,278 @@
+"""The batch API as the commands use it: over HTTP, or asked of the application in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlencode
+
+from penstock.cli.figures import plain
+from penstock.errors import ExitCode, PenstockError, UsageError
+
+if TYPE_CHECKING:
+    from penstock.cli.client import Place
+
+Json = dict[str, Any]
+Query = Mapping[str, str | int]
+Body = Callable[[], AsyncIterator[bytes]]
+"""Makes the body anew for every try."""
+
+_PATIENCE_S = 15.0
+_FIRST_PAUSE_S = 0.25
+_LAST_PAUSE_S = 5.0
+_RETRY_AFTER_MAX_S = 60.0
+_ERROR_MAX_BYTES = 64 * 1024
+_MESSAGE_CHARS = 2_000
+# The server did not do what was asked, and may do it in a moment.
+_PASSING = (429, 502, 503, 504)
+
+
+@dataclass(slots=True)
+class Request:
+    method: str
+    path: str
+    query: Query = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | Body | None = None
+
+    @property
+    def target(self) -> str:
+        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer's head, and its body as it comes."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    pieces: AsyncIterator[bytes]
+
+    async def whole(self, max_bytes: int | None = None) -> bytes:
+        content = bytearray()
+        async for piece in self.pieces:
+            content += piece
+            if max_bytes is not None and len(content) > max_bytes:
+                break
+        return bytes(content)
+
+
+class Transport(Protocol):
+    """Carries requests. Raises Unreachable where no whole answer comes."""
+
+    place: str
+    """What is asked, in an error's words."""
+    local: bool
+    """Whether it looks into the data itself rather than ask a server."""
+
+    def send(self, request: Request) -> AbstractAsyncContextManager[Answer]: ...
+
+    async def is_served(self) -> bool:
+        """Whether somebody works off what is there."""
+
+
+class Unreachable(PenstockError):  # noqa: N818 -- a state of affairs
+    """No whole answer came."""
+
+    def __init__(self, message: str, *, hint: str, sent: bool) -> None:
+        super().__init__(message, hint=hint)
+        self.sent = sent
+        """Whether the request may have arrived."""
+
+
+class Refused(PenstockError):  # noqa: N818 -- a verdict
+    """The server answered with an error."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None,
+        status: int,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+        if status in (400, 413, 422):
+            self.exit_code = ExitCode.USAGE
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may be granted in a moment."""
+        return self.status in _PASSING
+
+
+class Api:
+    """Sends requests, repeats those that can be repeated, and puts errors in words."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._answered = False
+
+    @property
+    def local(self) -> bool:
+        """Whether this looks into the data itself rather than ask a server."""
+        return self._transport.local
+
+    async def is_served(self) -> bool:
+        """Whether somebody works off what is there."""
+        return await self._transport.is_served()
+
+    async def get(self, path: str, query: Query | None = None, *, patience_s: float = _PATIENCE_S) -> Json:
+        """A read: tried again for a while when the server does not answer."""
+        return await self._retried(lambda: self._json(Request("GET", path, query or {})), patience_s)
+
+    async def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Json:
+        """Sent once. With an idempotency `key` it may be repeated: the server does the same thing only once."""
+        headers = {"content-type": "application/json"}
+        if key is not None:
+            headers["idempotency-key"] = key
+        content = b"" if body is None else json.dumps(body).encode()
+        return await self._retried(
+            lambda: self._json(Request("POST", path, headers=headers, body=content)), _PATIENCE_S if key else 0
+        )
+
+    async def put(self, path: str, query: Query, body: Body, *, key: str, size: int | None) -> Json:
+        """Upload a stream. Repeated from its beginning if it was cut."""
+        headers = {"content-type": "application/octet-stream", "idempotency-key": key}
+        if size is not None:
+            headers["content-length"] = str(size)
+        return await self._retried(
+            lambda: self._json(Request("PUT", path, query, dict(headers), body)), patience_s=_PATIENCE_S
+        )
+
+    async def delete(self, path: str) -> Json:
+        """Sent once."""
+        return await self._json(Request("DELETE", path))
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path: str, *, accept: str = "*/*") -> AsyncIterator[Answer]:
+        """A body read as it comes. What is cut half-way raises; only the caller knows how to go on."""
+        async with self._transport.send(Request("GET", path, headers={"accept": accept})) as answer:
+            self._answered = True
+            if answer.status != 200:
+                raise await self._refused(answer)
+            yield answer
+
+    async def walk(self, path: str, *, page: int) -> AsyncIterator[Json]:
+        """Every object of a list, page by page. The cursor is an id, so nothing is skipped or told twice."""
+        query: dict[str, str | int] = {"limit": page}
+        while True:
+            found = await self.get(path, query)
+            for entry in found["data"]:
+                yield entry
+            if not found["has_more"] or not found["data"]:
+                return
+            query["after"] = found["data"][-1]["id"]
+
+    async def _json(self, request: Request) -> Json:
+        async with self._transport.send(request) as answer:
+            self._answered = True
+            if answer.status >= 300:
+                raise await self._refused(answer)
+            content = await answer.whole()
+        try:
+            found = json.loads(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise self._foreign(answer)
+        return found
+
+    async def _retried(self, call: Callable[[], Any], patience_s: float) -> Json:
+        give_up_at = monotonic() + patience_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                found: Json = await call()
+            except Unreachable:
+                # A server that has never answered is most likely not there: waiting would only hide that.
+                if not self._answered or monotonic() > give_up_at:
+                    raise
+                wait_s = 0.0
+            except Refused as refusal:
+                if not refusal.passing or monotonic() > give_up_at:
+                    raise
+                wait_s = min(refusal.retry_after_s or 0.0, _RETRY_AFTER_MAX_S)
+            else:
+                return found
+            await asyncio.sleep(max(wait_s, pause_s * random.uniform(0.5, 1)))  # noqa: S311 -- jitter
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    async def _refused(self, answer: Answer) -> PenstockError:
+        try:
+            error = json.loads(await answer.whole(_ERROR_MAX_BYTES))["error"]
+            message, code = plain(str(error["message"]), _MESSAGE_CHARS), error.get("code")
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return self._foreign(answer)
+        status = answer.status
+        hint = {
+            401: "Set PENSTOCK_API_KEY to a key of this server; on the server, `penstock keys create` makes one.",
+            403: "The key in PENSTOCK_API_KEY may not do this: ask the server's admin.",
+            404: "`penstock ls` lists the batches of this key on this server.",
+            409: "`penstock show` tells the batch's state.",
+            413: "Split the file, or have the limit raised (docs/configuration.md).",
+            429: "Try again in a moment.",
+            503: "Try again in a moment; the server's log says what it lacks.",
+            507: "Make room on the database's disk, then try again.",
+        }.get(status)
+        if status >= 500:
+            trace = answer.headers.get("x-request-id")
+            message = f"{self._transport.place} failed: {message}" + (
+                f" (request {trace})" if trace and trace not in message else ""
+            )
+            hint = hint or "The server's log tells more."
+        retry_after_s = _seconds(answer.headers.get("retry-after"))
+        return Refused(message, hint=hint or "See `--help`.", status=status, code=code, retry_after_s=retry_after_s)
+
+    def _foreign(self, answer: Answer) -> PenstockError:
+        moved = answer.headers.get("location")
+        if moved is not None and 300 <= answer.status < 400:
+            return PenstockError(f"{self._transport.place} sends on to {moved}", hint="Give that address as --server.")
+        return Refused(
+            f"{self._transport.place} does not answer like Penstock: HTTP {answer.status}, "
+            f"{answer.headers.get('content-type', 'no content type')}",
+            hint="Check --server (or PENSTOCK_SERVER): the address `penstock serve` printed.",
+            status=answer.status,
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_api(place: Place) -> AsyncIterator[Api]:
+    """The API at a place, for as long as a command runs."""
+    if place.server is not None:
+        from penstock.cli.remote import HttpTransport
+
+        async with HttpTransport.of(place.server) as remote:
+            yield Api(remote)
+    elif place.config is not None:
+        config = place.config
+        if config.database_url is None and not place.makes_database and not (config.data_dir / "pg").is_dir():
+            raise PenstockError(
+                f"{config.data_dir} holds no data yet, and no server is named",
+                hint="Name a server with --server or PENSTOCK_SERVER; or `penstock submit` and `penstock serve` here.",
+            )
+        from penstock.cli.local import local_transport
+
+        async with local_transport(config, uploads=place.makes_database) as local:
+            yield Api(local)
+    else:
+        raise UsageError("neither a server nor a database is named", hint="Give --server URL or --data-dir PATH.")
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None

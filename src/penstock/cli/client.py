@@ -1,0 +1,148 @@
+"""What the client commands share: where the batches are, how a command is carried out, how it ends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.main import report
+from penstock.cli.options import database_options
+from penstock.errors import ExitCode, PenstockError, UsageError
+
+if TYPE_CHECKING:
+    from penstock.cli.api import Api
+    from penstock.config import Config
+
+_Command = Callable[..., Any]
+_Work = Callable[..., Awaitable[ExitCode | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One command under way."""
+
+    api: Api
+    as_json: bool
+
+    def say(self, text: str) -> None:
+        """Something for a person to know; not part of what was asked for."""
+        if not self.as_json:
+            click.echo(text, err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the batches are: a server, or the database this configuration names."""
+
+    server: str | None
+    config: Config | None
+    makes_database: bool
+    """Whether the command may make the local database; the others only look at one that is there."""
+
+
+def client_command(*, makes_database: bool = False) -> Callable[[_Work], _Command]:
+    """Give an async function a session, and --server, --json and the database's options."""
+
+    def decorate(work: _Work) -> _Command:
+        @functools.wraps(work)
+        def call(
+            server: str | None,
+            as_json: bool,
+            database_url: str | None,
+            data_dir: Path | None,
+            toml_path: Path | None,
+            settings: tuple[str, ...],
+            **given: Any,
+        ) -> None:
+            try:
+                place = _place(server, database_url, data_dir, toml_path, settings, makes_database=makes_database)
+                code = _carry_out(place, as_json, lambda session: work(session, **given))
+            except PenstockError as error:
+                report(error, as_json=as_json)
+                code = error.exit_code
+            raise SystemExit(code)
+
+        where = click.option(
+            "--server", metavar="URL", help="Server to talk to, or PENSTOCK_SERVER.  [default: the local data]"
+        )
+        json = click.option("--json", "as_json", is_flag=True, help="Answer as JSON; no progress display.")
+        return where(json(database_options(call)))
+
+    return decorate
+
+
+def _place(
+    server: str | None,
+    database_url: str | None,
+    data_dir: Path | None,
+    toml_path: Path | None,
+    settings: tuple[str, ...],
+    *,
+    makes_database: bool,
+) -> Place:
+    import os
+
+    from penstock.cli.options import load_config
+
+    if server is not None and (database_url is not None or data_dir is not None):
+        raise UsageError(
+            "--server and a database at once",
+            hint="--server asks a running server; --database-url or --data-dir looks into the data itself. Give one.",
+        )
+    if server is None and database_url is None and data_dir is None:
+        server = os.environ.get("PENSTOCK_SERVER", "").strip() or None
+    if server is not None:
+        return Place(server, None, makes_database)
+    return Place(None, load_config(database_url, data_dir, toml_path, settings), makes_database)
+
+
+def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Awaitable[ExitCode | None]]) -> int:
+    import asyncio
+    import os
+    import signal
+
+    import uvloop
+
+    from penstock.cli.api import open_api
+
+    async def attended() -> int:
+        signalled = 0
+        task: asyncio.Future[ExitCode | None] | None = None
+
+        def on_signal() -> None:
+            nonlocal signalled
+            signalled += 1
+            if signalled > 1:
+                os._exit(ExitCode.INTERRUPTED)
+            if task is not None:
+                task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        # Opening is not cancelled: a pool cut off half-opened may never close.
+        async with open_api(place) as api:
+            if not signalled:
+                task = asyncio.ensure_future(work(Session(api, as_json)))
+                try:
+                    return await task or ExitCode.OK
+                except asyncio.CancelledError:
+                    if not signalled:
+                        raise
+        click.echo("penstock: interrupted", err=True)
+        return ExitCode.INTERRUPTED
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(attended())
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on standard output."""
+    import json
+
+    click.echo(json.dumps(value))

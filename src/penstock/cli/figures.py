@@ -1,0 +1,83 @@
+"""A batch in a person's words: its state, how far it is, how it ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from penstock.errors import ExitCode
+
+Json = dict[str, Any]
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def state_of(batch: Json) -> str:
+    """Its status; the API calls a paused batch `in_progress`, as clients know no other word."""
+    return "paused" if batch["status"] == "in_progress" and batch.get("paused_at") else str(batch["status"])
+
+
+def has_ended(batch: Json) -> bool:
+    return batch["status"] in ENDED
+
+
+def exit_code_of(batch: Json) -> ExitCode:
+    """What a command that waited for the batch ends with."""
+    state = state_of(batch)
+    if state == "failed":
+        return ExitCode.USAGE
+    if state == "paused":
+        return ExitCode.PAUSED
+    if not has_ended(batch):
+        return ExitCode.OPERATIONAL
+    return ExitCode.FAILED_ROWS if batch["request_counts"]["failed"] or state != "completed" else ExitCode.OK
+
+
+def counts_text(batch: Json) -> str:
+    """`2,000 requests, 1,997 completed, 3 failed`."""
+    counts = batch["request_counts"]
+    total, completed, failed = counts["total"], counts["completed"], counts["failed"]
+    parts = [f"{total:,} {'request' if total == 1 else 'requests'}", f"{completed:,} completed"]
+    if failed:
+        parts.append(f"{failed:,} failed")
+    if not has_ended(batch) and total > completed + failed:
+        parts.append(f"{total - completed - failed:,} to go")
+    return ", ".join(parts)
+
+
+def problem_lines(batch: Json) -> list[str]:
+    """Why a batch could not run, line by line."""
+    lines = []
+    for problem in (batch.get("errors") or {}).get("data", []):
+        place = f"line {problem['line']}: " if problem.get("line") else ""
+        code = f" ({problem['code']})" if problem.get("code") else ""
+        lines.append(plain(f"{place}{problem.get('message') or 'not valid'}{code}"))
+    return lines
+
+
+def age(since: float, now: float | None = None) -> str:
+    """How long ago, at a glance: 12s, 5m, 3h, 2d."""
+    seconds = max(0, int((time.time() if now is None else now) - since))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= 2 * size or (unit != "d" and seconds >= size):
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def size_text(count: int) -> str:
+    """`1.5 MB`."""
+    amount, unit = float(count), 0
+    while amount >= 999.95 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1000, unit + 1
+    return f"{count} B" if unit == 0 else f"{amount:.1f} {_UNITS[unit]}"
+
+
+def plain(text: str, limit: int = 300) -> str:
+    """One line that cannot move the cursor: what others wrote is shown on a terminal only so."""
+    cleaned = "".join(c if c.isprintable() else " " for c in text)
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"

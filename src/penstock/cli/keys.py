@@ -1,0 +1,106 @@
+"""`penstock keys`: make, list and revoke API keys, on a server or in the database itself."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from penstock.cli.client import Session, client_command, print_json
+from penstock.errors import UsageError
+
+Json = dict[str, Any]
+
+_PAGE = 100
+_LIFE = re.compile(r"(\d+)([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+@click.group(short_help="Create, list and revoke API keys.")
+def keys() -> None:
+    """Create, list and revoke API keys.
+
+    The first key turns a server of one user into one that lets nobody in without a key.
+    """
+
+
+@keys.command("create", short_help="Make a key and show it, once.")
+@click.option("--owner", default="local", show_default=True, help="Whose batches and files it opens.")
+@click.option("--name", default="", help="What it is for, for people.")
+@click.option("--role", type=click.Choice(["user", "admin"]), default="user", show_default=True)
+@click.option("--expires", metavar="TIME", help="How long it is valid: 12h, 90d.  [default: until revoked]")
+@client_command(makes_database=True)
+async def create(session: Session, owner: str, name: str, role: str, expires: str | None) -> None:
+    """Make a key and show it, once: only a hash of it is kept.
+
+    An owner's keys open the same files and batches. "local" is who everything belongs to before there are keys.
+    """
+    wanted: Json = {"owner": owner, "name": name, "role": role}
+    if expires is not None:
+        wanted["expires_after_s"] = _life_s(expires)
+    made = await session.api.post("/v1/keys", wanted)
+    if session.as_json:
+        print_json(made)
+        return
+    session.say(f"{made['id']} for {made['owner']} ({made['role']}); this is shown once:")
+    click.echo(made["key"])
+
+
+@keys.command("list", short_help="List keys, newest first.")
+@client_command()
+async def list_(session: Session) -> None:
+    """List keys, newest first. The keys themselves are nowhere to be read."""
+    found = [key async for key in _all(session)]
+    if session.as_json:
+        print_json({"object": "list", "data": found, "has_more": False})
+        return
+    if not found:
+        session.say("no keys: the server has one user and listens on its own machine only")
+    for key in found:
+        line = f"{key['id']}  {key['prefix']}-...  {key['role']:<5}  {_state(key):<8}  {key['owner']}  {key['name']}"
+        click.echo(line.rstrip())
+
+
+@keys.command("revoke", short_help="Make a key useless.")
+@click.argument("key", metavar="ID")
+@client_command()
+async def revoke(session: Session, key: str) -> None:
+    """Revoke the key ID: its id, or the beginning of the id or of the key, as far as it is the only one."""
+    if key.startswith("sk-penstock-"):
+        key = key[: len("sk-penstock-") + 12]  # what follows is secret, and stored nowhere
+    matches = [found async for found in _all(session) if found["id"].startswith(key) or found["prefix"].startswith(key)]
+    if len(matches) != 1:
+        word = "no key begins" if not matches else f"{len(matches)} keys begin"
+        raise UsageError(f"{word} with '{key}'", hint="`penstock keys list` shows them all.")
+    revoked = await session.api.post(f"/v1/keys/{matches[0]['id']}/revoke")
+    if session.as_json:
+        print_json(revoked)
+    else:
+        session.say(f"{revoked['id']} is revoked; servers notice within seconds (key_cache_s)")
+
+
+async def _all(session: Session) -> Any:
+    query: dict[str, str | int] = {"limit": _PAGE}
+    while True:
+        page = await session.api.get("/v1/keys", query)
+        for key in page["data"]:
+            yield key
+        if not page["has_more"]:
+            return
+        query["after"] = page["last_id"]
+
+
+def _life_s(text: str) -> int:
+    match = _LIFE.fullmatch(text.strip())
+    if match is None or not int(match[1]):
+        raise UsageError(f"--expires {text}: not a time", hint="A number and a unit: 3600s, 30m, 12h or 90d.")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _state(key: Json) -> str:
+    import time
+
+    if key["revoked_at"] is not None:
+        return "revoked"
+    return "expired" if key["expires_at"] is not None and key["expires_at"] <= time.time() else "active"

@@ -1,0 +1,53 @@
+"""Which batch is meant: by its id, or by as many digits of it as tell it from the others."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.cli.api import Api, Json
+from penstock.cli.figures import age, state_of
+from penstock.errors import UsageError
+
+_PREFIX = "batch_"
+_DIGITS = 32
+_LISTED = 10
+_TAIL_DIGITS_MIN = 4
+_TAIL_SEARCHED = 1_000
+_PAGE = 100
+
+
+async def find_batch(api: Api, text: str) -> Json:
+    """The only batch whose id is, begins with or ends in `text`."""
+    digits = text.strip().lower().removeprefix(_PREFIX)
+    if not re.fullmatch(r"[0-9a-f]{1,32}", digits):
+        raise UsageError(f"'{text}' is not a batch id", hint="An id is batch_ and 32 digits; `penstock ls` lists them.")
+    if len(digits) == _DIGITS:
+        return await api.get(f"/v1/batches/{_PREFIX}{digits}")
+    # Ids sort by their digits and the list goes downwards: those with this beginning come first after its last.
+    page = await api.get("/v1/batches", {"after": _PREFIX + digits.ljust(_DIGITS, "f"), "limit": _LISTED + 1})
+    found: list[Json] = [batch for batch in page["data"] if batch["id"].startswith(_PREFIX + digits)]
+    if not found and not text.startswith(_PREFIX) and len(digits) >= _TAIL_DIGITS_MIN:
+        found = await _ending_in(api, digits)
+    if not found:
+        raise UsageError(f"no batch has an id like '{text}'", hint="`penstock ls --all` lists every batch.")
+    if len(found) > 1:
+        listed = "".join(
+            f"\n  {batch['id']}  {state_of(batch)}, {age(batch['created_at'])} old" for batch in found[:_LISTED]
+        )
+        more = "\n  ..." if len(found) > _LISTED else ""
+        raise UsageError(
+            f"'{text}' may mean any of these batches:{listed}{more}", hint="Give more digits, or the whole id."
+        )
+    return found[0]
+
+
+async def _ending_in(api: Api, digits: str) -> list[Json]:
+    """Ids begin with a time and end with chance: a few last digits tell those of a day apart."""
+    found, seen = [], 0
+    async for batch in api.walk("/v1/batches", page=_PAGE):
+        seen += 1
+        if batch["id"].endswith(digits):
+            found.append(batch)
+        if seen >= _TAIL_SEARCHED or len(found) > _LISTED:
+            break
+    return found

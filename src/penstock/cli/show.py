@@ -1,0 +1,120 @@
+"""`penstock show`: everything known of one batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.figures import ENDED
+
+if TYPE_CHECKING:
+    from penstock.cli.api import Api
+
+Json = dict[str, Any]
+
+_LISTED = 5
+
+
+@click.command(short_help="Show one batch: figures, times, problems.")
+@click.argument("batch", metavar="ID")
+@client_command()
+async def show(session: Session, batch: str) -> None:
+    """Show the batch ID: its figures, times, what stood in the way of running it, and the first of what failed.
+
+    ID may be cut short as long as it is unique. With --json, the batch as the API shows it, with `filename`,
+    `failures` (requests that failed) and, while it runs, `retried` (attempts that failed) added.
+    """
+    from penstock.cli.listing import file_name
+    from penstock.cli.lookup import find_batch
+
+    found = await find_batch(session.api, batch)
+    name = await file_name(session.api, found["input_file_id"]) if found["input_file_id"] else None
+    failures = await _first(session.api, f"/v1/batches/{found['id']}/results", {"status": "failed"})
+    ended = found["status"] in ENDED
+    retried = [] if ended else await _first(session.api, f"/v1/batches/{found['id']}/attempts", {})
+    if session.as_json:
+        print_json({**found, "filename": name, "failures": failures, "retried": retried})
+        return
+    _print(found, name, [_failure_text(failure) for failure in failures], [_attempt_text(one) for one in retried])
+    if found["status"] in ("validating", "in_progress") and not await session.api.is_served():
+        session.say("Nothing works it off until a server runs on this data: penstock serve")
+
+
+async def _first(api: Api, path: str, query: dict[str, str]) -> list[Json]:
+    found: list[Json] = (await api.get(path, {**query, "limit": _LISTED}))["data"]
+    return found
+
+
+def _print(batch: Json, name: str | None, failures: list[str], retried: list[str]) -> None:
+    from penstock.cli.figures import age, counts_text, has_ended, moment, plain, problem_lines, state_of
+    from penstock.cli.progress import duration
+
+    def row(label: str, text: str) -> None:
+        click.echo(f"  {label:<10} {text}")
+
+    click.echo(f"{batch['id']}  {state_of(batch)}")
+    row("file", f"{plain(name)}  {batch['input_file_id']}" if name else "(deleted)")
+    row("endpoint", f"{batch['endpoint']}" + (f"  model {plain(batch['model'])}" if batch["model"] else ""))
+    row("requests", counts_text(batch))
+    if batch.get("eta_seconds") is not None and not has_ended(batch):
+        row("ETA", duration(batch["eta_seconds"]))
+    usage = batch.get("usage")
+    if usage and usage["total_tokens"]:
+        cached, thought = (
+            usage["input_tokens_details"]["cached_tokens"],
+            usage["output_tokens_details"]["reasoning_tokens"],
+        )
+        row(
+            "tokens",
+            f"{usage['input_tokens']:,} in" + (f" ({cached:,} cached)" if cached else "") + ", "
+            f"{usage['output_tokens']:,} out" + (f" ({thought:,} reasoning)" if thought else ""),
+        )
+    if batch.get("priority"):
+        row("priority", str(batch["priority"]))
+    for key, value in sorted((batch["metadata"] or {}).items()):
+        row("metadata", f"{plain(key)}={plain(value)}")
+    _print_times(batch, row, moment, age)
+    for label in ("output", "error"):
+        if batch[f"{label}_file_id"]:
+            row("errors" if label == "error" else label, batch[f"{label}_file_id"])
+    for label, lines in (("problems", problem_lines(batch)), ("failed", failures), ("attempts", retried)):
+        for number, line in enumerate(lines):
+            row("" if number else label, line)
+
+
+def _print_times(batch: Json, row: Any, moment: Any, age: Any) -> None:
+    row("created", f"{moment(batch['created_at'])}  ({age(batch['created_at'])} ago)")
+    for field, label in (
+        ("in_progress_at", "started"),
+        ("paused_at", "paused"),
+        ("cancelling_at", "cancelling"),
+        ("completed_at", "completed"),
+        ("failed_at", "failed"),
+        ("expired_at", "expired"),
+        ("cancelled_at", "cancelled"),
+    ):
+        if batch.get(field):
+            row(label, moment(batch[field]))
+    if batch["expires_at"]:
+        row("window", f"{batch['completion_window']}, until {moment(batch['expires_at'])}")
+
+
+def _failure_text(request: Json) -> str:
+    from penstock.cli.figures import plain
+
+    response, error = request.get("response"), request.get("error")
+    if error is not None:
+        said = f"{error['code']}: {error['message']}"
+    else:
+        said = f"HTTP {response['status_code']}" if response is not None else "failed"
+    return f"line {request['line']}, {plain(request['custom_id'], 60)}: {plain(said, 160)}"
+
+
+def _attempt_text(attempt: Json) -> str:
+    from penstock.cli.figures import age, plain
+
+    who = plain(attempt["custom_id"] or attempt["request_id"] or "(erased)", 60)
+    said = f"{attempt['error']['code']}: {attempt['error']['message']}"
+    return f"{who}, attempt {attempt['attempt']}, {age(attempt['ended_at'])} ago: {plain(said, 160)}"

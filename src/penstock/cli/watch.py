@@ -1,0 +1,157 @@
+"""`penstock watch`: a batch as it moves, until it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.client import Session, client_command, print_json
+from penstock.errors import ExitCode
+
+if TYPE_CHECKING:
+    from penstock.cli.api import Answer, Api
+    from penstock.cli.progress import Display
+
+Json = dict[str, Any]
+
+_POLL_S = 1.0
+_PATIENCE_S = 300.0
+# Nobody is there who could tell events: an older server, or something in between that holds streams back.
+_NO_EVENTS = (404, 405, 406, 501)
+
+
+@click.command(short_help="Follow a batch until it ends.")
+@click.argument("batch", metavar="ID")
+@client_command()
+async def watch(session: Session, batch: str) -> ExitCode:
+    """Follow the batch ID until it ends. ID may be cut short as long as it is unique.
+
+    The exit code is the batch's: 0 if every request was completed, 3 if some were not, 2 if the file could not
+    be run at all, 4 if somebody paused it. With --json, a line for every change; the last tells the exit code.
+    """
+    from penstock.cli.lookup import find_batch
+
+    found = await find_batch(session.api, batch)
+    if not _at_rest(found) and not await session.api.is_served():
+        session.say("Nothing works it off until a server runs on this data: penstock serve")
+    if session.as_json:
+        return await _tell_json(session, found)
+    ended = await watched(session, found)
+    print_end(session, ended)
+    from penstock.cli.figures import exit_code_of
+
+    return exit_code_of(ended)
+
+
+async def watched(session: Session, batch: Json) -> Json:
+    """Show the batch's progress; return it as it ended, or was paused."""
+    from penstock.cli.progress import Display
+
+    with Display(quiet=session.as_json) as display:
+        display.stage(batch["status"])
+        async for now in _followed(session.api, batch, display):
+            _show(display, now)
+    return now
+
+
+def print_end(session: Session, batch: Json, *, output: str | None = None) -> None:
+    """How it ended, and what can be done now. What goes to standard output next must stand there alone."""
+    from penstock.cli.figures import counts_text, problem_lines, state_of
+    from penstock.cli.progress import duration
+
+    state, name = state_of(batch), batch["id"]
+    ended_at = next(
+        (batch[f"{s}_at"] for s in ("completed", "failed", "expired", "cancelled") if batch[f"{s}_at"]), None
+    )
+    lasted = f" after {duration(ended_at - batch['created_at'])}" if ended_at is not None else ""
+    figures = counts_text(batch) if state != "failed" else "it could not be run"
+    for line in (f"{state}{lasted}: {figures}", *(f"  {problem}" for problem in problem_lines(batch))):
+        click.echo(line, err=output == "-")
+    if state == "paused":
+        session.say(f"To go on: penstock resume {name}")
+    elif (batch["output_file_id"] or batch["error_file_id"]) and output is None:
+        session.say(f"Results: penstock export {name} -o answers.jsonl")
+    elif state == "failed":
+        session.say("Correct the file, then submit it again.")
+
+
+async def _tell_json(session: Session, batch: Json) -> ExitCode:
+    from penstock.cli.figures import exit_code_of
+
+    told: Json = {}
+    async for now in _followed(session.api, batch, None):
+        if _at_rest(now):
+            told = {**now, "exit_code": exit_code_of(now)}
+            print_json(told)
+        elif now != told:
+            told = now
+            print_json(told)
+    return ExitCode(told["exit_code"])
+
+
+async def _followed(api: Api, batch: Json, display: Display | None) -> AsyncIterator[Json]:
+    """The batch as it is now and at every change, up to its end or a pause.
+
+    From the server's events; where they do not come or break off, by asking.
+    """
+    import asyncio
+
+    from penstock.cli.api import Refused, Unreachable
+
+    path, events = f"/v1/batches/{batch['id']}", True
+    while True:
+        yield batch
+        if _at_rest(batch):
+            return
+        if events:
+            try:
+                async with api.stream(f"{path}/events", accept="text/event-stream") as answer:
+                    events = "event-stream" in answer.headers.get("content-type", "")
+                    async for batch in _progress(answer):
+                        yield batch
+                        if _at_rest(batch):
+                            return
+            except Refused as refusal:
+                events = refusal.status not in _NO_EVENTS
+            except Unreachable as error:
+                if display is not None:
+                    display.say(f"{error.message}: trying again")
+        await asyncio.sleep(_POLL_S)
+        batch = await api.get(path, patience_s=_PATIENCE_S)
+
+
+async def _progress(answer: Answer) -> AsyncIterator[Json]:
+    """The batches told by the server's events."""
+    import json
+
+    from penstock.cli.events import events
+
+    async for name, data in events(answer.pieces):
+        if name in ("progress", "done"):
+            batch = json.loads(data)
+            if "status" in batch:  # the last word on a batch that was deleted has none
+                yield batch
+        if name == "done":
+            return
+
+
+def _at_rest(batch: Json) -> bool:
+    from penstock.cli.figures import has_ended, state_of
+
+    return has_ended(batch) or state_of(batch) == "paused"
+
+
+def _show(display: Display, batch: Json) -> None:
+    from penstock.cli.figures import state_of
+    from penstock.cli.progress import duration
+
+    counts = batch["request_counts"]
+    done, total = counts["completed"] + counts["failed"], counts["total"]
+    figures = [f"{done:,}/{total:,}", f"{display.rate(done):,.0f}/s"]
+    if batch.get("eta_seconds") is not None and done < total:
+        figures.append(f"ETA {duration(batch['eta_seconds'])}")
+    if counts["failed"]:
+        figures.append(f"{counts['failed']:,} failed")
+    display.show(state_of(batch), done, total or None, "  ".join(figures))

@@ -1,0 +1,1 @@
+"""Telling others what happened: webhooks, signed, and only to where they may go."""

@@ -1,0 +1,127 @@
+-- Webhook endpoints and the deliveries to them. Deliveries are written by the statement that ends a batch.
+
+-- name: create_endpoint_if_room
+-- A new endpoint, unless its owner has as many as anybody may have.
+INSERT INTO penstock.webhook_endpoints (id, owner, name, url, event_types, secret, created_at, updated_at)
+SELECT %(id)s, %(owner)s, %(name)s, %(url)s, %(event_types)s, %(secret)s,
+       coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+ WHERE (SELECT count(*) FROM (SELECT FROM penstock.webhook_endpoints WHERE owner = %(owner)s LIMIT %(most)s) AS mine)
+       < %(most)s
+RETURNING id, owner, name, url, event_types, secret, created_at, updated_at
+
+-- name: find_endpoint_if_owned
+-- One endpoint; no owner given means anybody's.
+SELECT id, owner, name, url, event_types, secret, created_at, updated_at
+  FROM penstock.webhook_endpoints
+ WHERE id = %(id)s AND (%(owner)s::text IS NULL OR owner = %(owner)s)
+
+-- name: list_endpoints
+-- An owner's endpoints, newest first, after an id that need not exist any more.
+SELECT id, owner, name, url, event_types, secret, created_at, updated_at
+  FROM penstock.webhook_endpoints
+ WHERE owner = %(owner)s AND id < coalesce(%(after)s::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ ORDER BY id DESC LIMIT %(limit)s
+
+-- name: update_endpoint_if_owned
+-- Changes what is given. An update that changes nothing leaves its time alone.
+UPDATE penstock.webhook_endpoints e
+   SET name = coalesce(%(name)s::text, e.name), url = coalesce(%(url)s::text, e.url),
+       event_types = coalesce(%(event_types)s::text[], e.event_types),
+       updated_at = CASE WHEN coalesce(%(name)s::text, e.name) = e.name AND coalesce(%(url)s::text, e.url) = e.url
+                          AND coalesce(%(event_types)s::text[], e.event_types) = e.event_types
+                         THEN e.updated_at ELSE coalesce(%(now)s::timestamptz, now()) END
+ WHERE e.id = %(id)s AND (%(owner)s::text IS NULL OR e.owner = %(owner)s)
+RETURNING e.id, e.owner, e.name, e.url, e.event_types, e.secret, e.created_at, e.updated_at
+
+-- name: rotate_secret_if_owned
+-- A new secret. The one before signs along until `keep_s` have passed, if it is to be kept at all.
+UPDATE penstock.webhook_endpoints e
+   SET secret = %(secret)s,
+       previous_secret = CASE WHEN %(keep_s)s::float8 > 0 THEN e.secret END,
+       previous_until = CASE WHEN %(keep_s)s::float8 > 0
+                             THEN coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(keep_s)s) END,
+       updated_at = coalesce(%(now)s::timestamptz, now())
+ WHERE e.id = %(id)s AND (%(owner)s::text IS NULL OR e.owner = %(owner)s)
+RETURNING e.id, e.owner, e.name, e.url, e.event_types, e.secret, e.created_at, e.updated_at
+
+-- name: delete_endpoint_if_owned
+-- The endpoint and everything that was or was to be delivered to it.
+WITH gone AS (
+  DELETE FROM penstock.webhook_endpoints
+   WHERE id = %(id)s AND (%(owner)s::text IS NULL OR owner = %(owner)s)
+  RETURNING id
+),
+dropped AS (
+  DELETE FROM penstock.webhook_deliveries WHERE endpoint_id = ANY(ARRAY(SELECT id FROM gone))
+)
+SELECT id FROM gone
+
+-- name: list_deliveries
+-- What was sent to one endpoint, newest first.
+SELECT id, event_id, type, batch_id, event_at, attempts, due_at, delivered_at, given_up_at, status_code, error
+  FROM penstock.webhook_deliveries
+ WHERE endpoint_id = %(endpoint)s AND id < coalesce(%(after)s::int8, 9223372036854775807)
+ ORDER BY id DESC LIMIT %(limit)s
+
+-- name: read_signing_keys
+-- What signs a message to the endpoint now, and the database's time, which the message carries.
+SELECT secret, CASE WHEN previous_until > now() THEN previous_secret END, extract(epoch FROM now())::float8
+  FROM penstock.webhook_endpoints WHERE id = %(id)s
+
+-- name: take_deliveries_if_due
+-- Takes deliveries by moving their time ahead: nobody else sees them due meanwhile, and if their taker dies they come
+-- due again by themselves. The attempt that is counted here is the fence of whoever records the result.
+WITH due AS MATERIALIZED (
+  SELECT id FROM penstock.webhook_deliveries
+   WHERE delivered_at IS NULL AND given_up_at IS NULL AND due_at <= coalesce(%(now)s::timestamptz, now())
+   ORDER BY due_at LIMIT %(limit)s
+     FOR UPDATE SKIP LOCKED
+),
+taken AS (
+  UPDATE penstock.webhook_deliveries
+     SET attempts = attempts + 1,
+         due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(hold_s)s::float8)
+   WHERE id = ANY(ARRAY(SELECT id FROM due))
+  RETURNING id, event_id, endpoint_id, type, batch_id, event_at, attempts
+)
+SELECT t.id, t.event_id, t.endpoint_id, t.type, t.batch_id, t.event_at, t.attempts, e.url, e.secret,
+       CASE WHEN e.previous_until > coalesce(%(now)s::timestamptz, now()) THEN e.previous_secret END,
+       extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8
+  FROM taken t
+  LEFT JOIN penstock.webhook_endpoints e ON e.id = t.endpoint_id
+ ORDER BY t.id
+
+-- name: record_delivery_if_held
+-- What became of an attempt: delivered, to be tried again, or given up once the event is too old. "Not decided yet" is
+-- put so that the index of what is due does not offer itself: the row is found by its id.
+UPDATE penstock.webhook_deliveries
+   SET status_code = %(status_code)s, error = %(error)s,
+       delivered_at = CASE WHEN %(delivered)s THEN coalesce(%(now)s::timestamptz, now()) END,
+       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR coalesce(%(now)s::timestamptz, now())
+                               >= event_at + make_interval(secs => %(give_up_s)s::float8))
+                          THEN coalesce(%(now)s::timestamptz, now()) END,
+       due_at = least(coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s::float8),
+                      event_at + make_interval(secs => %(give_up_s)s::float8))
+ WHERE id = %(id)s AND attempts = %(attempt)s AND num_nonnulls(delivered_at, given_up_at) = 0
+RETURNING id
+
+-- name: put_back_deliveries_if_held
+-- Deliveries that were taken and not tried: due again later, the attempt not counted.
+UPDATE penstock.webhook_deliveries d
+   SET attempts = d.attempts - 1,
+       due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s::float8)
+  FROM unnest(%(ids)s::int8[], %(attempts)s::int4[]) AS t (id, attempt)
+ WHERE d.id = t.id AND d.id = ANY(%(ids)s) AND d.attempts = t.attempt
+   AND num_nonnulls(d.delivered_at, d.given_up_at) = 0
+
+-- name: forget_deliveries_if_old
+-- Deletes the oldest deliveries past their keep. Ids grow with time, so the oldest rows are the first.
+WITH old AS MATERIALIZED (
+  SELECT id FROM (SELECT id, event_at, delivered_at, given_up_at FROM penstock.webhook_deliveries
+                   ORDER BY id LIMIT %(limit)s) AS first
+   WHERE event_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(keep_s)s::float8)
+     AND (delivered_at IS NOT NULL OR given_up_at IS NOT NULL)
+)
+DELETE FROM penstock.webhook_deliveries
+ WHERE id = ANY(ARRAY(SELECT d.id FROM penstock.webhook_deliveries d WHERE d.id = ANY(ARRAY(SELECT id FROM old))
+                       ORDER BY d.id FOR UPDATE SKIP LOCKED))

@@ -1,0 +1,125 @@
+"""Webhook endpoints: where an owner wants to be told of events, and what was sent there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+from penstock.db import sql
+from penstock.db.pool import Connection, Now
+from penstock.deliver import signing
+from penstock.model import new_id
+
+EventType = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
+EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
+MAX_ENDPOINTS = 50
+"""Of one owner: every event of theirs is sent to each."""
+
+_SQL = sql.load("penstock.deliver", "deliver.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookEndpoint:
+    id: UUID
+    owner: str
+    name: str
+    url: str
+    event_types: list[str]
+    secret: bytes
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One event for one endpoint."""
+
+    id: int
+    event_id: UUID
+    type: str
+    batch_id: UUID | None
+    event_at: datetime
+    attempts: int
+    due_at: datetime
+    delivered_at: datetime | None
+    given_up_at: datetime | None
+    status_code: int | None
+    error: str | None
+
+
+async def create_endpoint(
+    connection: Connection, *, owner: str, name: str, url: str, event_types: Sequence[str], now: Now = None
+) -> WebhookEndpoint | None:
+    """None if the owner has as many as anybody may have."""
+    values = {
+        "id": new_id(),
+        "owner": owner,
+        "name": name,
+        "url": url,
+        "event_types": list(event_types),
+        "secret": signing.new_secret(),
+        "most": MAX_ENDPOINTS,
+        "now": now,
+    }
+    return await _one(connection, "create_endpoint_if_room", values)
+
+
+async def get_endpoint(connection: Connection, endpoint_id: UUID, owner: str | None) -> WebhookEndpoint | None:
+    return await _one(connection, "find_endpoint_if_owned", {"id": endpoint_id, "owner": owner})
+
+
+async def list_endpoints(
+    connection: Connection, *, owner: str, after: UUID | None, limit: int
+) -> list[WebhookEndpoint]:
+    cursor = await connection.execute(_SQL["list_endpoints"], {"owner": owner, "after": after, "limit": limit})
+    return [WebhookEndpoint(*row) for row in await cursor.fetchall()]
+
+
+async def update_endpoint(
+    connection: Connection,
+    endpoint_id: UUID,
+    owner: str | None,
+    *,
+    name: str | None = None,
+    url: str | None = None,
+    event_types: Sequence[str] | None = None,
+    now: Now = None,
+) -> WebhookEndpoint | None:
+    values = {
+        "id": endpoint_id,
+        "owner": owner,
+        "name": name,
+        "url": url,
+        "event_types": None if event_types is None else list(event_types),
+        "now": now,
+    }
+    return await _one(connection, "update_endpoint_if_owned", values)
+
+
+async def rotate_secret(
+    connection: Connection, endpoint_id: UUID, owner: str | None, *, keep_s: float, now: Now = None
+) -> WebhookEndpoint | None:
+    """A new secret; the old one signs along for `keep_s`."""
+    values = {"id": endpoint_id, "owner": owner, "secret": signing.new_secret(), "keep_s": keep_s, "now": now}
+    return await _one(connection, "rotate_secret_if_owned", values)
+
+
+async def delete_endpoint(connection: Connection, endpoint_id: UUID, owner: str | None) -> bool:
+    cursor = await connection.execute(_SQL["delete_endpoint_if_owned"], {"id": endpoint_id, "owner": owner})
+    return await cursor.fetchone() is not None
+
+
+async def list_deliveries(
+    connection: Connection, endpoint_id: UUID, *, after: int | None, limit: int
+) -> list[Delivery]:
+    values = {"endpoint": endpoint_id, "after": after, "limit": limit}
+    cursor = await connection.execute(_SQL["list_deliveries"], values)
+    return [Delivery(*row) for row in await cursor.fetchall()]
+
+
+async def _one(connection: Connection, statement: str, values: dict[str, Any]) -> WebhookEndpoint | None:
+    row = await (await connection.execute(_SQL[statement], values)).fetchone()
+    return WebhookEndpoint(*row) if row else None

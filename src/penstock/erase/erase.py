@@ -1,0 +1,151 @@
+"""Deleting files and batches: one transaction, after which nobody sees, claims or settles anything of them.
+
+What they hold is then deleted by `purge`, in small steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from penstock import ending
+from penstock.db import sql
+from penstock.db.pool import Connection, Now
+from penstock.erase.purge import Erasure, get_erasure, list_erasures, purge_step
+from penstock.errors import PenstockError
+from penstock.model import new_id
+
+__all__ = [
+    "Erasure",
+    "NotErasable",
+    "delete_batch",
+    "delete_file",
+    "expire_files",
+    "get_erasure",
+    "list_erasures",
+    "purge_step",
+]
+
+_SQL = sql.load("penstock.erase", "erase.sql")
+
+# Rows that one replica takes to itself while it purges.
+_STRETCH_ROWS = 100_000
+# Above every id and transaction number.
+_BEYOND = 2**62
+
+_TRIES = 50
+_REST_S = 0.02
+
+
+class NotErasable(PenstockError):  # noqa: N818 - what it is
+    """This cannot be deleted now; the message says why."""
+
+
+class _BusyError(Exception):
+    """Work was claimed and is being settled while its batch is being deleted: try once more."""
+
+
+async def delete_file(connection: Connection, file_id: UUID, owner: str | None, *, now: Now = None) -> bool:
+    """Delete a file: for everybody and at once. False if that owner has no such file.
+
+    Batches over an input lose it, and those that have not ended are cancelled by the same commit: what was in flight
+    is taken from its workers, what is recorded stays. Of a batch's results, its output or its errors go.
+    """
+
+    async def delete() -> bool:
+        row = await _one(connection, "find_file", {"file_id": file_id, "owner": owner})
+        if row is None:
+            return False
+        kind, batch_id = row
+        if kind == "input":
+            return await _delete_input(connection, file_id, now)
+        return await _delete_result(connection, file_id, batch_id, now)
+
+    return await _atomically(connection, delete)
+
+
+async def delete_batch(connection: Connection, batch_id: UUID, owner: str | None, *, now: Now = None) -> bool:
+    """Delete a batch and its results: for everybody and at once, whatever is in flight."""
+
+    async def delete() -> bool:
+        row = await _one(connection, "find_batch", {"batch_id": batch_id, "owner": owner})
+        if row is None:
+            return False
+        (file_id,) = row
+        whole = file_id is not None and await _one(connection, "hold_file_if_there", {"file_id": file_id}) is not None
+        if await _one(connection, "hold_batch_if_there", {"batch_id": batch_id}) is None:
+            return False
+        await _fence(connection, [batch_id])
+        if whole:
+            await connection.execute(_SQL["cancel_batches_of_file"], {"file_id": file_id, "now": now})
+            await _erase_file(connection, file_id, [batch_id], now)
+        await connection.execute(_SQL["erase_batch_if_held"], {"batch_id": batch_id, **_order(now), "beyond": _BEYOND})
+        return True
+
+    return await _atomically(connection, delete)
+
+
+async def expire_files(connection: Connection, limit: int, *, now: Now = None) -> int:
+    """Delete files whose time is up; how many."""
+    cursor = await connection.execute(_SQL["list_expired"], {"limit": limit, "now": now})
+    expired = [file_id for (file_id,) in await cursor.fetchall()]
+    return sum([await delete_file(connection, file_id, None, now=now) for file_id in expired])
+
+
+async def _delete_input(connection: Connection, file_id: UUID, now: Now) -> bool:
+    if await _one(connection, "hold_file_if_there", {"file_id": file_id}) is None:
+        return False
+    cursor = await connection.execute(_SQL["cancel_batches_of_file"], {"file_id": file_id, "now": now})
+    batches = await cursor.fetchall()
+    unfinished = [batch_id for batch_id, running in batches if running]
+    if unfinished:
+        await _fence(connection, unfinished)
+        await ending.finish(connection, unfinished, now=now)
+    await _erase_file(connection, file_id, [batch_id for batch_id, _ in batches], now)
+    return True
+
+
+async def _erase_file(connection: Connection, file_id: UUID, batches: Sequence[UUID], now: Now) -> None:
+    parameters = {"file_id": file_id, "batches": list(batches), **_order(now)}
+    await connection.execute(_SQL["erase_file_if_held"], parameters)
+
+
+async def _delete_result(connection: Connection, file_id: UUID, batch_id: UUID, now: Now) -> bool:
+    batch = await _one(connection, "hold_batch_if_there", {"batch_id": batch_id})
+    if batch is None or await _one(connection, "hold_file_if_there", {"file_id": file_id}) is None:
+        return False
+    if batch != (True,):
+        raise NotErasable("The batch is still writing this file. Cancel the batch, or wait for its end.")
+    parameters = {"file_id": file_id, "batch_id": batch_id, **_order(now)}
+    await connection.execute(_SQL["erase_result_if_held"], parameters)
+    return True
+
+
+def _order(now: Now) -> dict[str, Any]:
+    return {"erasure_id": new_id(), "stretch": _STRETCH_ROWS, "now": now}
+
+
+async def _fence(connection: Connection, batches: Sequence[UUID]) -> None:
+    """Nothing more is claimed of these batches, and nothing that is in flight can be settled any more."""
+    parameters = {"ids": list(batches)}
+    for statement in ("hold_leases", "close_lanes", "end_leases_if_free"):
+        await connection.execute(_SQL[statement], parameters)
+    if await _one(connection, "has_leases", parameters) == (True,):
+        raise _BusyError
+
+
+async def _atomically(connection: Connection, delete: Callable[[], Awaitable[bool]]) -> bool:
+    for attempt in range(1, _TRIES + 1):
+        try:
+            async with connection.transaction():
+                return await delete()
+        except _BusyError:
+            await asyncio.sleep(_REST_S * random.random() * min(attempt, 10))  # noqa: S311 -- jitter
+    raise NotErasable("Its requests are being settled just now.", hint="Try again.")
+
+
+async def _one(connection: Connection, statement: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+    return await (await connection.execute(_SQL[statement], parameters)).fetchone()

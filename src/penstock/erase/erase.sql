@@ -1,0 +1,409 @@
+-- Whoever deletes takes, in this order: the input file, the batches by id, their leases by id, their lanes by id. Settles
+-- take leases, then lanes; steering takes the batch, then lanes; retries take the batch, then lanes, then its result files.
+
+-- name: find_file
+-- A file that is there for its owner, or for anybody when no owner is named.
+SELECT kind, batch_id FROM penstock.files
+ WHERE id = %(file_id)s AND state = 'ready' AND deleted_at IS NULL
+   AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+
+-- name: hold_file_if_there
+-- Locks a file against new batches and other deletions.
+SELECT id FROM penstock.files WHERE id = %(file_id)s AND state = 'ready' AND deleted_at IS NULL FOR UPDATE
+
+-- name: find_batch
+-- What to lock for the deletion of a batch. The input of a message batch belongs to it alone and goes with it.
+SELECT CASE WHEN dialect = 'anthropic' THEN file_id END FROM penstock.batches
+ WHERE id = %(batch_id)s AND deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+
+-- name: hold_batch_if_there
+-- Locks a batch, and says whether it has ended.
+SELECT completed IS NOT NULL FROM penstock.batches WHERE id = %(batch_id)s AND deleted_at IS NULL FOR UPDATE
+
+-- name: cancel_batches_of_file
+-- Takes a file away from its batches. Those that have not ended are being cancelled from now on.
+WITH mine AS MATERIALIZED (
+  SELECT id FROM penstock.batches WHERE file_id = %(file_id)s ORDER BY id FOR UPDATE
+)
+UPDATE penstock.batches
+   SET file_id = NULL,
+       cancelling_at = CASE WHEN completed IS NULL THEN coalesce(cancelling_at, %(now)s::timestamptz, now())
+                            ELSE cancelling_at END,
+       -- The same command would run the same file again.
+       idempotency_key = CASE WHEN dialect <> 'run' THEN idempotency_key END
+ WHERE id = ANY (ARRAY(SELECT id FROM mine))
+RETURNING id, completed IS NULL AND deleted_at IS NULL
+
+-- name: hold_leases
+-- Waits for whoever is settling something of these batches, and lets nobody begin.
+SELECT id FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY id FOR UPDATE
+
+-- name: close_lanes
+-- From here on nothing of these batches is claimed.
+WITH lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY id FOR UPDATE
+)
+UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
+
+-- name: end_leases_if_free
+-- Deletes the leases of these batches: that is the fence. One that came into being while the others were waited for may
+-- be held by a settle that waits for a lane closed here, so this waits for none of them.
+DELETE FROM penstock.leases
+ WHERE id = ANY (ARRAY(
+   SELECT id FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY id FOR UPDATE SKIP LOCKED))
+
+-- name: has_leases
+-- Whether any are left.
+SELECT EXISTS (SELECT FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]))
+
+-- name: erase_file_if_held
+-- Deletes a file for everybody, and notes what has to be deleted of it, in stretches that replicas can share out.
+-- Lines that no batch has run cannot be told from it any more: the files of errors count without them.
+WITH file AS (
+  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now()), idempotency_key = NULL
+   WHERE id = %(file_id)s AND deleted_at IS NULL
+  RETURNING id, owner, source_id, chunks
+),
+told AS (
+  UPDATE penstock.files f
+     SET lines = (SELECT b.failed + b.not_found + b.skipped FROM penstock.batches b WHERE b.id = f.batch_id)
+   WHERE f.id = ANY (ARRAY(SELECT error_file_id FROM penstock.batches
+                            WHERE id = ANY (%(batches)s::uuid[]) AND completed IS NOT NULL))
+),
+erasure AS (
+  INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
+  SELECT %(erasure_id)s, owner, 'file', id, coalesce(%(now)s::timestamptz, now()) FROM file
+)
+INSERT INTO penstock.erasure_pieces (erasure_id, what, key, source_lane, next, total)
+SELECT %(erasure_id)s, 'templates', file.source_id, l.source_lane, n, least(n + %(stretch)s, l.total)
+  FROM file
+  JOIN penstock.file_lanes l ON l.source_id = file.source_id
+ CROSS JOIN LATERAL generate_series(0, l.total - 1, %(stretch)s::int4) AS n
+UNION ALL
+SELECT %(erasure_id)s, 'chunks', source_id, NULL, n, least(n + %(stretch)s / 100, chunks)
+  FROM file
+ CROSS JOIN LATERAL generate_series(0, chunks - 1, %(stretch)s::int4 / 100) AS n
+
+-- name: erase_result_if_held
+-- Deletes a batch's output, or its errors with the history of its attempts; the batch forgets the file.
+WITH file AS (
+  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now())
+   WHERE id = %(file_id)s AND deleted_at IS NULL
+  RETURNING id, owner, kind, batch_id
+),
+batch AS (
+  UPDATE penstock.batches b
+     SET output_file_id = CASE WHEN file.kind = 'output' THEN NULL ELSE b.output_file_id END,
+         error_file_id = CASE WHEN file.kind = 'errors' THEN NULL ELSE b.error_file_id END
+    FROM file
+   WHERE b.id = %(batch_id)s
+),
+erasure AS (
+  INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
+  SELECT %(erasure_id)s, owner, kind, id, coalesce(%(now)s::timestamptz, now()) FROM file
+)
+INSERT INTO penstock.erasure_pieces (erasure_id, what, key, next, total)
+SELECT %(erasure_id)s, part.what, l.id, n, least(n + %(stretch)s, l.next)
+  FROM file
+  JOIN (VALUES ('output', 'completed'), ('errors', 'not_completed'), ('errors', 'attempts')) AS part (kind, what)
+       USING (kind)
+  JOIN penstock.lanes l ON l.batch_id = %(batch_id)s
+ CROSS JOIN LATERAL generate_series(0, l.next - 1, %(stretch)s::int4) AS n
+
+-- name: erase_batch_if_held
+-- Deletes a batch for everybody, with its result files, and notes what has to be deleted of it.
+WITH batch AS (
+  UPDATE penstock.batches
+     SET deleted_at = coalesce(%(now)s::timestamptz, now()), idempotency_key = NULL
+   WHERE id = %(batch_id)s AND deleted_at IS NULL
+  RETURNING id, owner
+),
+files AS (
+  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now())
+   WHERE batch_id = %(batch_id)s AND deleted_at IS NULL
+),
+uncounted AS (
+  DELETE FROM penstock.progress WHERE batch_id = %(batch_id)s
+),
+-- Claims would look at them in vain until they are gone.
+parked AS (
+  UPDATE penstock.deferrals SET held = true WHERE batch_id = %(batch_id)s AND NOT held
+),
+erasure AS (
+  INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
+  SELECT %(erasure_id)s, owner, 'batch', id, coalesce(%(now)s::timestamptz, now()) FROM batch
+)
+INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, next, total)
+SELECT %(erasure_id)s, part.what, l.id, batch.id, n, least(n + %(stretch)s, l.next)
+  FROM batch
+  JOIN penstock.lanes l ON l.batch_id = batch.id
+ CROSS JOIN (VALUES ('outcomes'), ('attempts')) AS part (what)
+ CROSS JOIN LATERAL generate_series(0, l.next - 1, %(stretch)s::int4) AS n
+UNION ALL
+SELECT %(erasure_id)s, 'reclaims', l.id, batch.id, 0, %(beyond)s
+  FROM batch JOIN penstock.lanes l ON l.batch_id = batch.id AND l.next > 0
+UNION ALL
+SELECT %(erasure_id)s, part.what, NULL, batch.id, 0, %(beyond)s
+  FROM batch, (VALUES ('journal'), ('deferrals')) AS part (what)
+
+-- name: list_expired
+-- Files whose time is up. An input that some batch still needs waits for its end.
+SELECT f.id FROM penstock.files f
+ WHERE f.expires_at <= coalesce(%(now)s::timestamptz, now()) AND f.state = 'ready' AND f.deleted_at IS NULL
+   AND NOT EXISTS (SELECT FROM penstock.batches b
+                    WHERE b.file_id = f.id AND b.completed IS NULL AND b.deleted_at IS NULL)
+ ORDER BY f.expires_at
+ LIMIT %(limit)s
+
+-- name: take_piece
+-- A stretch that nobody is at. Its lock is what replicas share the work out by: none waits, none repeats.
+SELECT id, erasure_id, what, key, batch_id, source_lane, next, total FROM penstock.erasure_pieces
+ WHERE next < total
+ ORDER BY id
+ LIMIT 1
+   FOR UPDATE SKIP LOCKED
+
+-- name: advance_piece
+-- Notes how far the stretch is done.
+UPDATE penstock.erasure_pieces SET next = %(next)s, erased = erased + %(erased)s WHERE id = %(id)s
+
+-- name: erase_templates
+-- Deletes the next templates of a source lane, and says where to go on. Every one of these takes up where the one before
+-- it ended: starting over would walk past everything deleted before.
+WITH edge AS MATERIALIZED (
+  SELECT ordinal FROM penstock.templates
+   WHERE source_id = %(key)s AND source_lane = %(source_lane)s AND ordinal >= %(next)s::int4
+     AND ordinal < %(total)s::int4
+   ORDER BY ordinal
+  OFFSET %(rows)s
+   LIMIT 1
+),
+gone AS (
+  DELETE FROM penstock.templates
+   WHERE source_id = %(key)s AND source_lane = %(source_lane)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
+  RETURNING ordinal
+)
+SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
+
+-- name: erase_chunks
+-- Deletes the next pieces of an upload. Each is large.
+WITH gone AS (
+  DELETE FROM penstock.file_chunks
+   WHERE source_id = %(key)s AND chunk >= %(next)s::int4
+     AND chunk < least(%(next)s + greatest(%(rows)s / 100, 1), %(total)s)::int4
+  RETURNING chunk
+)
+SELECT least(%(next)s + greatest(%(rows)s / 100, 1), %(total)s), (SELECT count(*) FROM gone)
+
+-- name: erase_outcomes
+-- Deletes the next outcomes of a lane.
+WITH edge AS MATERIALIZED (
+  SELECT ordinal FROM penstock.outcomes
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < %(total)s::int4
+   ORDER BY ordinal
+  OFFSET %(rows)s
+   LIMIT 1
+),
+gone AS (
+  DELETE FROM penstock.outcomes
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
+  RETURNING ordinal
+)
+SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
+
+-- name: erase_completed
+-- Deletes the completed ones among the next outcomes of a lane.
+WITH edge AS MATERIALIZED (
+  SELECT ordinal FROM penstock.outcomes
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < %(total)s::int4
+   ORDER BY ordinal
+  OFFSET %(rows)s
+   LIMIT 1
+),
+gone AS (
+  DELETE FROM penstock.outcomes
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4) AND state = 'completed'
+  RETURNING ordinal
+)
+SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
+
+-- name: erase_not_completed
+-- Deletes the next outcomes of a lane that are not completed: they have an index of their own.
+WITH edge AS MATERIALIZED (
+  SELECT ordinal FROM penstock.outcomes
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < %(total)s::int4 AND state <> 'completed'
+   ORDER BY ordinal
+  OFFSET %(rows)s
+   LIMIT 1
+),
+gone AS (
+  DELETE FROM penstock.outcomes
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4) AND state <> 'completed'
+  RETURNING ordinal
+)
+SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
+
+-- name: erase_attempts
+-- Deletes the history of a lane's next inputs, of one at least.
+WITH edge AS MATERIALIZED (
+  SELECT greatest(ordinal, %(next)s::int4 + 1) AS ordinal FROM penstock.attempts
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < %(total)s::int4
+   ORDER BY attempts.ordinal
+  OFFSET %(rows)s
+   LIMIT 1
+),
+gone AS (
+  DELETE FROM penstock.attempts
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
+  RETURNING ordinal
+)
+SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
+
+-- name: erase_reclaims
+-- Deletes the next notes of what was taken back from a lane.
+WITH edge AS MATERIALIZED (
+  SELECT id FROM penstock.reclaims
+   WHERE lane_id = %(key)s AND id >= %(next)s
+   ORDER BY id
+  OFFSET %(rows)s
+   LIMIT 1
+),
+gone AS (
+  DELETE FROM penstock.reclaims
+   WHERE lane_id = %(key)s AND id >= %(next)s AND id < coalesce((SELECT id FROM edge), %(total)s)
+  RETURNING id
+)
+SELECT coalesce((SELECT id FROM edge), %(total)s), (SELECT count(*) FROM gone)
+
+-- name: erase_journal
+-- Deletes the next entries of a batch's journal, those of one transaction at least.
+WITH edge AS MATERIALIZED (
+  SELECT greatest(xact::text::int8, %(next)s + 1) AS xact FROM penstock.journal
+   WHERE batch_id = %(batch_id)s AND xact >= %(next)s::text::xid8
+   ORDER BY journal.xact, id
+  OFFSET %(rows)s
+   LIMIT 1
+),
+gone AS (
+  DELETE FROM penstock.journal
+   WHERE batch_id = %(batch_id)s AND xact >= %(next)s::text::xid8
+     AND xact < coalesce((SELECT xact FROM edge), %(total)s)::text::xid8
+  RETURNING id
+)
+SELECT coalesce((SELECT xact FROM edge), %(total)s), (SELECT count(*) FROM gone)
+
+-- name: erase_deferrals
+-- Deletes some of what a batch had put off.
+WITH gone AS (
+  DELETE FROM penstock.deferrals
+   WHERE id = ANY (ARRAY(SELECT id FROM penstock.deferrals WHERE batch_id = %(batch_id)s LIMIT %(rows)s))
+  RETURNING id
+)
+SELECT CASE WHEN count(*) < %(rows)s THEN %(total)s ELSE %(next)s END, count(*) FROM gone
+
+-- name: list_emptied
+-- Erasures of which no stretch is left, and that nobody has ended: two replicas that delete the last two stretches at
+-- once each leave that to the other.
+SELECT e.id
+  FROM penstock.erasures e
+ WHERE e.finished_at IS NULL
+   AND NOT EXISTS (SELECT FROM penstock.erasure_pieces p WHERE p.erasure_id = e.id AND p.next < p.total)
+ ORDER BY e.id
+ LIMIT %(limit)s
+
+-- name: finish_erasure_if_empty
+-- Ends an erasure of which no stretch is left: what held the stretches together goes, the report stays. It waits for
+-- nobody: somebody who has looked at one of these rows a moment ago may hold it still, and then it is left for the next
+-- time.
+WITH done AS MATERIALIZED (
+  SELECT e.id, e.kind, e.object_id
+    FROM penstock.erasures e
+   WHERE e.id = %(id)s AND e.finished_at IS NULL
+     AND NOT EXISTS (SELECT FROM penstock.erasure_pieces p WHERE p.erasure_id = e.id AND p.next < p.total)
+     FOR UPDATE SKIP LOCKED
+),
+every_file AS MATERIALIZED (
+  SELECT object_id AS id FROM done WHERE kind <> 'batch'
+  UNION ALL
+  SELECT id FROM penstock.files
+   WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch') AND batch_id IS NOT NULL
+),
+piece AS MATERIALIZED (
+  SELECT id, what, erased FROM penstock.erasure_pieces WHERE erasure_id = (SELECT id FROM done) FOR UPDATE SKIP LOCKED
+),
+file AS MATERIALIZED (
+  SELECT id, source_id, kind FROM penstock.files WHERE id = ANY (ARRAY(SELECT id FROM every_file)) FOR UPDATE SKIP LOCKED
+),
+batch AS MATERIALIZED (
+  SELECT id FROM penstock.batches WHERE id = (SELECT object_id FROM done WHERE kind = 'batch') FOR UPDATE SKIP LOCKED
+),
+lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+     FOR UPDATE SKIP LOCKED
+),
+delta AS MATERIALIZED (
+  SELECT batch_id, id FROM penstock.progress WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+     FOR UPDATE SKIP LOCKED
+),
+free AS MATERIALIZED (
+  SELECT done.*
+    FROM done
+   WHERE (SELECT count(*) FROM piece) = (SELECT count(*) FROM penstock.erasure_pieces WHERE erasure_id = done.id)
+     AND (SELECT count(*) FROM file)
+         = (SELECT count(*) FROM penstock.files WHERE id = ANY (ARRAY(SELECT id FROM every_file)))
+     AND (done.kind <> 'batch'
+          OR (SELECT count(*) FROM batch) = (SELECT count(*) FROM penstock.batches WHERE id = done.object_id)
+             AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id)
+             AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id))
+),
+no_piece AS (
+  DELETE FROM penstock.erasure_pieces WHERE id = ANY (ARRAY(SELECT piece.id FROM piece, free))
+),
+no_file AS (
+  DELETE FROM penstock.files WHERE id = ANY (ARRAY(SELECT file.id FROM file, free))
+),
+no_file_lane AS (
+  DELETE FROM penstock.file_lanes
+   WHERE source_id = ANY (ARRAY(SELECT file.source_id FROM file, free WHERE file.kind = 'input'))
+),
+no_delta AS (
+  DELETE FROM penstock.progress WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
+no_lane AS (
+  DELETE FROM penstock.lanes WHERE id = ANY (ARRAY(SELECT lane.id FROM lane, free))
+),
+no_batch AS (
+  DELETE FROM penstock.batches WHERE id = (SELECT object_id FROM free WHERE kind = 'batch')
+)
+UPDATE penstock.erasures
+   SET finished_at = coalesce(%(now)s::timestamptz, now()),
+       templates = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'templates'),
+       chunks = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'chunks'),
+       outcomes = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what IN ('outcomes', 'completed', 'not_completed')),
+       attempts = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'attempts'),
+       others = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what IN ('reclaims', 'journal', 'deferrals'))
+ WHERE id = (SELECT id FROM free)
+RETURNING id
+
+-- name: read_erasures
+-- Reports, newest first: one, or an owner's from a place on. Until it is finished, an erasure counts by its stretches.
+SELECT e.id, e.owner, e.kind, e.object_id, e.requested_at, e.finished_at,
+       e.templates + p.templates, e.chunks + p.chunks, e.outcomes + p.outcomes, e.attempts + p.attempts,
+       e.others + p.others
+  FROM (SELECT * FROM penstock.erasures
+         WHERE (%(owner)s::text IS NULL OR owner = %(owner)s::text) AND id < %(below)s AND id >= %(from)s
+         ORDER BY id DESC
+         LIMIT %(limit)s) AS e
+ CROSS JOIN LATERAL (
+   SELECT coalesce(sum(erased) FILTER (WHERE what = 'templates'), 0)::int8 AS templates,
+          coalesce(sum(erased) FILTER (WHERE what = 'chunks'), 0)::int8 AS chunks,
+          coalesce(sum(erased) FILTER (WHERE what IN ('outcomes', 'completed', 'not_completed')), 0)::int8 AS outcomes,
+          coalesce(sum(erased) FILTER (WHERE what = 'attempts'), 0)::int8 AS attempts,
+          coalesce(sum(erased) FILTER (WHERE what IN ('reclaims', 'journal', 'deferrals')), 0)::int8 AS others
+     FROM penstock.erasure_pieces WHERE erasure_id = e.id) AS p
+ ORDER BY e.id DESC

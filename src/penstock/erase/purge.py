@@ -1,0 +1,100 @@
+"""What was deleted leaves the tables: some rows at a time, on every replica at once, until nothing is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from penstock.db import sql
+from penstock.db.pool import Connection, Now
+
+_SQL = sql.load("penstock.erase", "erase.sql")
+
+_LAST = UUID(int=2**128 - 1)
+_FIRST = UUID(int=0)
+
+# A step is short even if every stretch it takes is empty.
+_STRETCHES_PER_STEP = 100
+_FINISHED_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """A report: what was asked for and what has been deleted, in rows. It holds nothing of what is gone."""
+
+    id: UUID
+    owner: str
+    kind: str
+    """file, batch, output, errors or upload."""
+    object_id: UUID
+    requested_at: datetime
+    finished_at: datetime | None
+    """From then on there is nothing left of it."""
+    templates: int
+    chunks: int
+    outcomes: int
+    attempts: int
+    others: int
+
+
+async def purge_step(connection: Connection, rows: int, *, now: Now = None) -> int:
+    """Delete about so many rows of what is to be erased, each stretch in a transaction of its own.
+
+    Returns how many were deleted, at least 1 if there may be more to do; 0 if nothing is left that another replica is
+    not at.
+    """
+    left, moved = rows, False
+    for _ in range(_STRETCHES_PER_STEP):
+        if left <= 0:
+            break
+        erased = await _take_stretch(connection, left, now)
+        if erased is None:
+            cursor = await connection.execute(_SQL["list_emptied"], {"limit": _FINISHED_AT_ONCE})
+            for (erasure_id,) in await cursor.fetchall():
+                await _finish(connection, erasure_id, now)
+                moved = True  # and if it could not be ended just now, there is more to do
+            break
+        left, moved = left - erased, True
+    return max(rows - left, int(moved))
+
+
+async def list_erasures(
+    connection: Connection, owner: str | None, after: UUID | None = None, limit: int = 20
+) -> list[Erasure]:
+    """Reports, newest first; everybody's if no owner is named."""
+    return await _read(connection, owner, _FIRST, after or _LAST, limit)
+
+
+async def get_erasure(connection: Connection, erasure_id: UUID, owner: str | None) -> Erasure | None:
+    found = await _read(connection, owner, erasure_id, UUID(int=min(erasure_id.int + 1, _LAST.int)), 1)
+    return found[0] if found else None
+
+
+async def _read(connection: Connection, owner: str | None, start: UUID, below: UUID, limit: int) -> list[Erasure]:
+    parameters = {"owner": owner, "from": start, "below": below, "limit": limit}
+    cursor = await connection.execute(_SQL["read_erasures"], parameters)
+    return [Erasure(*row) for row in await cursor.fetchall()]
+
+
+async def _take_stretch(connection: Connection, rows: int, now: Now) -> int | None:
+    """Delete the next rows of a stretch that nobody is at; None if there is none."""
+    async with connection.transaction():
+        row = await (await connection.execute(_SQL["take_piece"])).fetchone()
+        if row is None:
+            return None
+        piece_id, erasure_id, what, key, batch_id, source_lane, start, total = row
+        place: dict[str, Any] = {"key": key, "batch_id": batch_id, "source_lane": source_lane}
+        bounds = {"next": start, "total": total, "rows": rows}
+        done = await (await connection.execute(_SQL[f"erase_{what}"], place | bounds)).fetchone()
+        next_, erased = done if done else (total, 0)
+        await connection.execute(_SQL["advance_piece"], {"id": piece_id, "next": next_, "erased": erased})
+    if next_ >= total:
+        # Another replica may be at another stretch of it: then that one comes last, or whoever looks next.
+        await _finish(connection, erasure_id, now)
+    return int(erased)
+
+
+async def _finish(connection: Connection, erasure_id: UUID, now: Now) -> None:
+    await connection.execute(_SQL["finish_erasure_if_empty"], {"id": erasure_id, "now": now})

@@ -1,0 +1,297 @@
+"""A batch's inputs with what became of them, and the history of its attempts: what a person looks at, page by page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from penstock.config import MIB
+from penstock.db import sql
+from penstock.db.arrays import Int4Array, Int8Array
+from penstock.db.pool import Connection
+from penstock.model import BatchState
+
+_SQL = sql.load("penstock.export", "export.sql")
+
+OUTCOME_STATES = ("completed", "failed", "not_found", "skipped")
+STATUSES = ("pending", "processing", *OUTCOME_STATES, "cancelled", "expired")
+"""Every word that a row's status can be."""
+
+_PAGE_BYTES = 8 * MIB
+_WINDOW_LINES = 2_000
+_LANES_AT_ONCE = 16
+_LAST_LINE = 2**31 - 1
+_RANGE = re.compile(r"\[(\d+),(\d+)\)")
+_REST = {BatchState.CANCELLING: "cancelled", BatchState.CANCELLED: "cancelled", BatchState.EXPIRED: "expired"}
+"""What lines are that wait, and will not be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRow:
+    """One input and what became of it."""
+
+    line: int
+    custom_id: str
+    status: str
+    url: str
+    route: str
+    body: bytes
+    status_code: int | None
+    request_id: str | None
+    error_code: str | None
+    error_message: str | None
+    response: bytes | None
+    attempts: int | None
+    """How many it took; None while it is not decided."""
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One attempt that did not complete."""
+
+    lane_id: int
+    ordinal: int
+    id: int
+    line: int | None
+    """None, like `custom_id`, when neither input nor outcome exist any more."""
+    custom_id: str | None
+    attempt: int
+    worker_id: UUID
+    ended_at: datetime
+    duration_ms: int
+    counted: bool
+    status_code: int | None
+    error_code: str
+    error_message: str
+    not_before: datetime | None
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """What to pass as `after` for the page that follows."""
+        return (self.lane_id, self.ordinal, self.id)
+
+
+class _Lane(NamedTuple):
+    id: int
+    source_id: int
+    source_lane: int
+    route: str
+    endpoint: str
+    next: int
+    total: int
+    start: int
+    stop: int
+
+
+class _Stretch(NamedTuple):
+    lane: _Lane
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecided:
+    """Ordinal ranges by lane."""
+
+    leased: dict[int, list[tuple[int, int]]]
+    deferred: dict[int, list[tuple[int, int]]]
+
+    def is_leased(self, lane_id: int, ordinal: int) -> bool:
+        return any(start <= ordinal < stop for start, stop in self.leased.get(lane_id, ()))
+
+
+async def results_page(
+    connection: Connection,
+    batch_id: UUID,
+    after_line: int = 0,
+    limit: int = 100,
+    statuses: Collection[str] | None = None,
+    *,
+    max_bytes: int = _PAGE_BYTES,
+) -> list[MergedRow]:
+    """The lines after one, in input order: `limit` of them, or as many as `max_bytes` hold. None: there are no more."""
+    state = await _state(connection, batch_id)
+    if state is None:
+        return []
+    # Before the outcomes: what is settled in between is found settled.
+    undecided = await _undecided(connection, batch_id)
+    view = _View(set(STATUSES if statuses is None else statuses), _REST.get(state, "pending"), undecided)
+    rows: list[MergedRow] = []
+    line: int | None = after_line
+    while line is not None and len(rows) < limit and max_bytes > 0:
+        stretches, last_line = await _next_stretches(connection, batch_id, view, line, limit)
+        found, resume = await _read(connection, stretches, view, limit - len(rows), max_bytes)
+        rows += found
+        max_bytes -= sum(len(row.body) + len(row.response or b"") for row in found)
+        line = last_line if resume is None else resume
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is asked for, and what is needed to tell lines without an outcome apart."""
+
+    wanted: set[str]
+    waiting: str
+    undecided: _Undecided
+
+
+async def _next_stretches(
+    connection: Connection, batch_id: UUID, view: _View, after_line: int, limit: int
+) -> tuple[list[_Stretch], int | None]:
+    """Where to look next, and the last line that this covers; None if it covers all that can matter."""
+    outcomes = view.wanted & set(OUTCOME_STATES)
+    if outcomes and outcomes == view.wanted and "completed" not in outcomes:
+        lanes = await _lanes(connection, batch_id, after_line, _LAST_LINE)
+        return await _not_completed(connection, lanes, limit), None
+    if not outcomes:
+        lanes = await _lanes(connection, batch_id, after_line, _LAST_LINE)
+        return _waiting(lanes, view, limit), None
+    width = limit if len(view.wanted) == len(STATUSES) else _WINDOW_LINES
+    last_line = min(after_line + width, _LAST_LINE)
+    lanes = await _lanes(connection, batch_id, after_line, last_line)
+    stretches = [_Stretch(lane, lane.start, lane.stop) for lane in lanes if lane.start < lane.stop]
+    return stretches, last_line if any(lane.stop < lane.total for lane in lanes) else None
+
+
+async def _read(
+    connection: Connection, stretches: Sequence[_Stretch], view: _View, limit: int, max_bytes: int
+) -> tuple[list[MergedRow], int | None]:
+    """Rows, and the line to go on from if some were left for lack of room."""
+    if not stretches:
+        return [], None
+    without_outcome = [""] if view.wanted - set(OUTCOME_STATES) else []
+    cursor = await connection.execute(
+        _SQL["read_merged"],
+        {
+            **_columns([stretch.lane for stretch in stretches]),
+            "starts": Int4Array([stretch.start for stretch in stretches]),
+            "stops": Int4Array([stretch.stop for stretch in stretches]),
+            "states": [*view.wanted & set(OUTCOME_STATES), *without_outcome],
+            "rows": limit,
+            "bytes": max_bytes,
+        },
+        binary=True,
+    )
+    rows: list[MergedRow] = []
+    seen = size = last = 0
+    for n, ordinal, line, custom_id, body, state, *outcome in await cursor.fetchall():
+        lane = stretches[n - 1].lane
+        row = MergedRow(line, custom_id, state or view.waiting, lane.endpoint, lane.route, body, *outcome)
+        if not state and view.undecided.is_leased(lane.id, ordinal):
+            row = replace(row, status="processing")
+        if row.status in view.wanted:
+            rows.append(row)
+        seen, size, last = seen + 1, size + len(body) + len(row.response or b""), line
+    return rows, last if seen == limit or size >= max_bytes else None
+
+
+async def _state(connection: Connection, batch_id: UUID) -> BatchState | None:
+    row = await (await connection.execute(_SQL["read_ended"], {"batch": batch_id})).fetchone()
+    return BatchState(row[0]) if row else None
+
+
+async def _lanes(connection: Connection, batch_id: UUID, after_line: int, last_line: int) -> list[_Lane]:
+    cursor = await connection.execute(
+        _SQL["find_lines"], {"batch": batch_id, "after_line": after_line, "last_line": last_line}
+    )
+    return [_Lane._make(row) for row in await cursor.fetchall()]
+
+
+async def _undecided(connection: Connection, batch_id: UUID) -> _Undecided:
+    undecided = _Undecided({}, {})
+    cursor = await connection.execute(_SQL["list_undecided"], {"batch": batch_id})
+    for lane_id, leased, text in await cursor.fetchall():
+        ranges = (undecided.leased if leased else undecided.deferred).setdefault(lane_id, [])
+        ranges.extend((int(start), int(stop)) for start, stop in _RANGE.findall(text))
+    return undecided
+
+
+async def _not_completed(connection: Connection, lanes: Sequence[_Lane], limit: int) -> list[_Stretch]:
+    """The next outcomes of each lane that did not complete, from their own index."""
+    cursor = await connection.execute(
+        _SQL["read_keys_not_completed"],
+        {
+            "lanes": Int8Array([lane.id for lane in lanes]),
+            "starts": Int4Array([lane.start for lane in lanes]),
+            "rows": limit,
+        },
+    )
+    rows = sorted(await cursor.fetchall(), key=lambda row: row[2])
+    return [_Stretch(lanes[n - 1], ordinal, ordinal + 1) for n, ordinal, *_ in rows]
+
+
+def _waiting(lanes: Sequence[_Lane], view: _View, limit: int) -> list[_Stretch]:
+    """The next ordinals of each lane that are in flight, or wait: the few places where such can be."""
+    undecided = view.undecided
+    stretches: list[_Stretch] = []
+    for lane in lanes:
+        ranges = list(undecided.leased.get(lane.id, ())) if "processing" in view.wanted else []
+        if view.waiting in view.wanted:
+            ranges += [*undecided.deferred.get(lane.id, ()), (lane.next, lane.total)]
+        left = limit
+        for start, stop in sorted(ranges):
+            begin = max(start, lane.start)
+            end = min(stop, begin + left)
+            if begin < end:
+                stretches.append(_Stretch(lane, begin, end))
+                left -= end - begin
+    return stretches
+
+
+def _columns(lanes: Iterable[_Lane]) -> dict[str, object]:
+    lanes = list(lanes)
+    return {
+        "lanes": Int8Array([lane.id for lane in lanes]),
+        "sources": Int8Array([lane.source_id for lane in lanes]),
+        "source_lanes": Int4Array([lane.source_lane for lane in lanes]),
+    }
+
+
+async def attempts_page(
+    connection: Connection,
+    batch_id: UUID,
+    after: tuple[int, int, int] | None = None,
+    limit: int = 100,
+    line: int | None = None,
+) -> list[AttemptRow]:
+    """Failed attempts after a place, of a whole batch or of one line, lane by lane in the order of inputs."""
+    after = after or (0, -1, 0)
+    lanes = await _attempt_lanes(connection, batch_id, line)
+    lanes = [lane for lane in lanes if lane.id >= after[0] and lane.start < lane.stop]
+    rows: list[AttemptRow] = []
+    for first in range(0, len(lanes), _LANES_AT_ONCE):
+        some = lanes[first : first + _LANES_AT_ONCE]
+        # Before a lane's first ordinal, or after the last attempt that was seen.
+        starts = [
+            max((lane.start - 1, _LAST_LINE), after[1:]) if lane.id == after[0] else (lane.start - 1, _LAST_LINE)
+            for lane in some
+        ]
+        cursor = await connection.execute(
+            _SQL["read_attempts"],
+            {
+                **_columns(some),
+                "starts": Int4Array([ordinal for ordinal, _ in starts]),
+                "ids": Int8Array([attempt_id for _, attempt_id in starts]),
+                "stops": Int4Array([lane.stop for lane in some]),
+                "rows": limit - len(rows),
+            },
+        )
+        rows += [AttemptRow(some[row[0] - 1].id, *row[1:]) for row in await cursor.fetchall()]
+        if len(rows) >= limit:
+            break
+    return rows
+
+
+async def _attempt_lanes(connection: Connection, batch_id: UUID, line: int | None) -> list[_Lane]:
+    """The lanes of a batch with the ordinals to look at: all, or those of one line."""
+    if line is not None:
+        return await _lanes(connection, batch_id, line - 1, line)
+    cursor = await connection.execute(_SQL["list_lanes"], {"batch": batch_id})
+    rows = await cursor.fetchall()
+    return [_Lane(lane_id, source, number, "", "", 0, total, 0, total) for lane_id, source, number, total in rows]

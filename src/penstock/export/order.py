@@ -1,0 +1,159 @@
+"""The outcomes of a batch's lanes put back into input order, a page at a time, by what little that takes.
+
+Keys are merged, not results: however many lanes a batch has and however large its answers are, what is held is a few
+numbers per lane. The answers themselves are read when a page of them is known.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.db import sql
+from penstock.db.arrays import Int4Array, Int8Array
+from penstock.db.pool import Connection
+from penstock.results import Result
+
+_SQL = sql.load("penstock.export", "export.sql")
+
+_KEYS_AHEAD = 2_000
+_LEAST_AHEAD = 16
+LINE_OVERHEAD_BYTES = 250
+"""What a line has beside its answer, roughly: pages of tiny answers must end too."""
+
+
+class Key(NamedTuple):
+    """One line to come. Without an outcome, `custom_id` is what there is to tell."""
+
+    line: int
+    lane_id: int
+    ordinal: int
+    size: int
+    custom_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    id: int
+    source_id: int
+    source_lane: int
+    total: int
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What one lane has to give: its outcomes, or the inputs it has none for."""
+
+    lane: Lane
+    missing: bool
+    next: int = 0
+    done: bool = False
+    keys: deque[Key] = field(default_factory=deque)
+
+
+class InputOrder:
+    """Keys of a batch in input order. `which`: completed outcomes, others, or all of them."""
+
+    def __init__(self, lanes: Sequence[Lane], which: str, *, without_missing: bool) -> None:
+        self._which = which
+        self._streams = [_Stream(lane, missing=False) for lane in lanes]
+        if not without_missing:
+            self._streams += [_Stream(lane, missing=True) for lane in lanes]
+        self._ahead = max(_LEAST_AHEAD, _KEYS_AHEAD // max(1, len(self._streams)))
+        self._heads: list[tuple[int, int]] = []
+        """(line, stream) of the first key of every stream that has one."""
+        self._hungry = set(range(len(self._streams)))
+        """Streams that may have more, but no key at hand: nothing can be taken before they have one."""
+
+    async def take(self, connection: Connection, max_rows: int, max_bytes: int) -> list[Key]:
+        """The next keys, at least one if there is one."""
+        page: list[Key] = []
+        size = 0
+        while len(page) < max_rows and size < max_bytes:
+            while self._hungry:
+                await self._feed(connection)
+            if not self._heads:
+                break
+            _, number = heapq.heappop(self._heads)
+            stream = self._streams[number]
+            key = stream.keys.popleft()
+            if stream.keys:
+                heapq.heappush(self._heads, (stream.keys[0].line, number))
+            elif not stream.done:
+                self._hungry.add(number)
+            page.append(key)
+            size += key.size + LINE_OVERHEAD_BYTES
+        return page
+
+    async def _feed(self, connection: Connection) -> None:
+        """Read on wherever a stream is short of keys: what is interleaved runs short together."""
+        short = [s for s in self._streams if not s.done and len(s.keys) <= self._ahead // 2]
+        await self._feed_outcomes(connection, [stream for stream in short if not stream.missing])
+        await self._feed_missing(connection, [stream for stream in short if stream.missing])
+        for number in list(self._hungry):
+            stream = self._streams[number]
+            if stream.keys:
+                heapq.heappush(self._heads, (stream.keys[0].line, number))
+            if stream.keys or stream.done:
+                self._hungry.remove(number)
+
+    async def _feed_outcomes(self, connection: Connection, streams: Sequence[_Stream]) -> None:
+        if not streams:
+            return
+        cursor = await connection.execute(
+            _SQL["read_keys_not_completed" if self._which == "errors" else "read_keys"],
+            {
+                "lanes": Int8Array([stream.lane.id for stream in streams]),
+                "starts": Int4Array([stream.next for stream in streams]),
+                "rows": self._ahead,
+            },
+        )
+        counts = [0] * len(streams)
+        for n, ordinal, line, completed, size in await cursor.fetchall():
+            stream = streams[n - 1]
+            counts[n - 1] += 1
+            stream.next = ordinal + 1
+            if completed or self._which != "output":
+                stream.keys.append(Key(line, stream.lane.id, ordinal, size, None))
+        for stream, count in zip(streams, counts, strict=True):
+            stream.done = count < self._ahead
+
+    async def _feed_missing(self, connection: Connection, streams: Sequence[_Stream]) -> None:
+        if not streams:
+            return
+        cursor = await connection.execute(
+            _SQL["read_keys_missing"],
+            {
+                "lanes": Int8Array([stream.lane.id for stream in streams]),
+                "sources": Int8Array([stream.lane.source_id for stream in streams]),
+                "source_lanes": Int4Array([stream.lane.source_lane for stream in streams]),
+                "starts": Int4Array([stream.next for stream in streams]),
+                "rows": self._ahead,
+            },
+        )
+        for n, ordinal, line, custom_id in await cursor.fetchall():
+            stream = streams[n - 1]
+            stream.keys.append(Key(line, stream.lane.id, ordinal, 0, custom_id))
+        for stream in streams:
+            stream.next += self._ahead
+            stream.done = stream.next >= stream.lane.total
+
+
+async def read_results(connection: Connection, places: Sequence[tuple[int, int]]) -> list[Result | None]:
+    """The outcomes at some (lane, ordinal), in that order; None where there is none any more."""
+    results: list[Result | None] = [None] * len(places)
+    if places:
+        cursor = await connection.execute(
+            _SQL["read_outcomes_at"],
+            {
+                "lanes": Int8Array([lane_id for lane_id, _ in places]),
+                "ordinals": Int4Array([ordinal for _, ordinal in places]),
+            },
+            binary=True,
+        )
+        for n, *outcome in await cursor.fetchall():
+            results[n - 1] = Result._make(outcome)
+    return results

@@ -1,0 +1,199 @@
+"""Accepting requests into sessions: many requests of many sessions in one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from penstock.db import sql
+from penstock.db.arrays import BoolArray, ByteaArray, Int4Array, TextArray
+from penstock.db.pool import Connection, Now
+from penstock.model import new_id, public_id
+from penstock.work.answers import RequestRow, read_requests
+
+_SQL = sql.load("penstock.work", "sessions.sql")
+
+# After so many beginnings, the sessions are locked before the next: it is the last.
+_FREE_TRIES = 3
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """What somebody wants to be asked, in a session."""
+
+    owner: str
+    session_key: str
+    pool: str
+    """`Provider.session_pool` of whoever serves the route."""
+    route: str
+    endpoint: str
+    body: bytes
+    stream: bool = False
+    waited: bool = False
+    """Somebody waits for the answer: it is recorded at once, and rung."""
+    idempotency_key: str | None = None
+    fingerprint: bytes | None = None
+    id: UUID = field(default_factory=new_id)
+    # Settings of the session, if this request is what makes it.
+    on_dead_head: str = "continue"
+    max_queued: int | None = None
+    wait_timeout_s: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Stored and in line."""
+
+    request_id: UUID
+    session_id: UUID
+    lane_id: int
+    ordinal: int
+    wait_timeout_s: float | None
+    """The session's own; None: as configured."""
+
+    @property
+    def sequence(self) -> int:
+        return self.ordinal + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """Its idempotency key was used before. Whether for the same thing, `request.fingerprint` tells."""
+
+    request: RequestRow
+    lane_id: int
+    wait_timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    code: str
+    """queue_full: the session has as many requests waiting as it may have."""
+
+
+Acceptance = Accepted | Existing | Refused
+
+
+async def accept_many(
+    connection: Connection, requests: Sequence[NewRequest], *, max_queued: int = 1_000_000, now: Now = None
+) -> list[Acceptance]:
+    """Append requests to their sessions, in the order given; what became of each, in the same order.
+
+    `max_queued` is for sessions that have no bound of their own. Workers of the pools are rung.
+    """
+    found: dict[int, Acceptance] = {}
+    pending, twins = _twins(requests)
+    for attempt in range(_TRIES):
+        asked = [requests[index] for index in pending]
+        if attempt < _FREE_TRIES:
+            verdicts = await _accept(connection, asked, max_queued, now)
+        else:
+            async with connection.transaction():
+                owners, keys = [request.owner for request in asked], [request.session_key for request in asked]
+                await connection.execute(_SQL["hold_lanes"], {"owners": owners, "keys": keys})
+                verdicts = await _accept(connection, asked, max_queued, now)
+        found.update({index: verdict for index, verdict in zip(pending, verdicts, strict=True) if verdict is not None})
+        pending = [index for index in pending if index not in found]
+        if not pending:
+            break
+    else:
+        raise AssertionError("a session was deleted and made anew too often in the same moment")
+    await _add_twins(connection, found, twins)
+    return [found[index] for index in range(len(requests))]
+
+
+def _twins(requests: Sequence[NewRequest]) -> tuple[list[int], dict[int, int]]:
+    """Which requests to send, and which of the others have the key of one sent before them."""
+    first: dict[tuple[str, str, str], int] = {}
+    sent: list[int] = []
+    twins: dict[int, int] = {}
+    for index, request in enumerate(requests):
+        if request.idempotency_key is not None:
+            place = first.setdefault((request.owner, request.session_key, request.idempotency_key), index)
+            if place != index:
+                twins[index] = place
+                continue
+        sent.append(index)
+    return sent, twins
+
+
+async def _add_twins(connection: Connection, found: dict[int, Acceptance], twins: dict[int, int]) -> None:
+    firsts = [found[place] for place in twins.values()]
+    new = {first.request_id for first in firsts if isinstance(first, Accepted)}
+    rows = {row.id: row for row in await read_requests(connection, list(new))} if new else {}
+    for index, place in twins.items():
+        verdict = found[place]
+        if isinstance(verdict, Accepted):
+            verdict = Existing(rows[verdict.request_id], verdict.lane_id, verdict.wait_timeout_s)
+        found[index] = verdict
+
+
+async def _accept(
+    connection: Connection, requests: Sequence[NewRequest], max_queued: int, now: Now
+) -> list[Acceptance | None]:
+    """One statement. None: its session has changed under the statement's hands; ask again."""
+    parameters = {**_parameters(requests), "max_queued": max_queued, "now": now}
+    rows = await (await connection.execute(_SQL["accept_if_room"], parameters)).fetchall()
+    known = [existing for verdict, _, _, _, existing, _, _ in rows if verdict == "existing"]
+    existing_rows = {row.id: row for row in await read_requests(connection, known)} if known else {}
+    acceptances: list[Acceptance | None] = []
+    for request, (verdict, session_id, lane_id, ordinal, existing, wait_timeout_s, _) in zip(
+        requests, rows, strict=True
+    ):
+        if verdict == "accepted":
+            acceptances.append(Accepted(request.id, session_id, lane_id, ordinal, wait_timeout_s))
+        elif verdict == "existing" and existing in existing_rows:
+            acceptances.append(Existing(existing_rows[existing], lane_id, wait_timeout_s))
+        elif verdict == "refused":
+            acceptances.append(Refused("queue_full"))
+        else:
+            acceptances.append(None)
+    return acceptances
+
+
+def _parameters(requests: Sequence[NewRequest]) -> dict[str, object]:
+    """Requests by their number, sessions and kinds by theirs, from 1."""
+    numbers: dict[tuple[str, str], int] = {}
+    kinds: dict[tuple[str, str, str], int] = {}
+    makers: list[NewRequest] = []
+    keyed: list[bool] = []
+    session_of: list[int] = []
+    kind_of: list[int] = []
+    for request in requests:
+        place = (request.owner, request.session_key)
+        number = numbers.get(place)
+        if number is None:
+            number = numbers[place] = len(numbers) + 1
+            makers.append(request)
+            keyed.append(False)
+        if request.idempotency_key is not None:
+            keyed[number - 1] = True
+        session_of.append(number)
+        kind = (request.pool, request.route, request.endpoint)
+        kind_of.append(kinds.setdefault(kind, len(kinds) + 1))
+    return {
+        "s_owner": TextArray([maker.owner for maker in makers]),
+        "s_key": TextArray([maker.session_key for maker in makers]),
+        # Ascending: the statement finds them by halving.
+        "s_id": sorted(new_id() for _ in makers),
+        "s_keyed": BoolArray(keyed),
+        "s_on_dead_head": TextArray([maker.on_dead_head for maker in makers]),
+        "s_max_queued": Int4Array([maker.max_queued for maker in makers]),
+        "s_wait_timeout_s": [maker.wait_timeout_s for maker in makers],
+        "s_priority": Int4Array([maker.priority for maker in makers]),
+        "k_pool": TextArray([pool for pool, _, _ in kinds]),
+        "k_route": TextArray([route for _, route, _ in kinds]),
+        "k_endpoint": TextArray([endpoint for _, _, endpoint in kinds]),
+        "s": Int4Array(session_of),
+        "kind": Int4Array(kind_of),
+        "id": [request.id for request in requests],
+        "custom_id": TextArray([public_id("session_request", request.id) for request in requests]),
+        "body": ByteaArray([request.body for request in requests]),
+        "stream": BoolArray([request.stream for request in requests]),
+        "waited": BoolArray([request.waited for request in requests]),
+        "idempotency_key": TextArray([request.idempotency_key for request in requests]),
+        "fingerprint": ByteaArray([request.fingerprint for request in requests]),
+    }

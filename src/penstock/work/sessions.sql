@@ -1,0 +1,355 @@
+-- Whoever needs several of these takes them in this order: session rows by owner and key, leases by id, lanes by id.
+-- Accepting and settling wait for lanes; a claim waits for nobody.
+
+-- name: accept_if_room
+-- Appends requests to their sessions, many of each, in the order given; sessions that do not exist yet are made. One
+-- statement, one commit: the lanes' row locks make the order of commit the order in each session.
+-- The caller numbers the sessions (`s`) and says which of a few kinds (pool, route, endpoint) each request is of. What
+-- belongs together is found by these numbers in arrays: joins would depend on estimates, which are worth nothing here.
+-- Verdicts: accepted; existing, by its idempotency key; refused, for want of room; again, if somebody has made or deleted
+-- the session meanwhile, or has appended to it what this statement cannot see and a key might stand for.
+WITH wanted AS MATERIALIZED (
+  SELECT w.*, k.*
+    FROM unnest(%(s_owner)b::text[], %(s_key)b::text[], %(s_id)s::uuid[], %(s_keyed)b::bool[],
+                %(s_on_dead_head)b::text[], %(s_max_queued)b::int4[], %(s_wait_timeout_s)s::float8[],
+                %(s_priority)b::int4[])
+         WITH ORDINALITY
+         AS w (owner, key, new_id, keyed, on_dead_head, new_max_queued, new_wait_timeout_s, priority, s)
+    LEFT JOIN LATERAL (
+      SELECT s.id AS session_id, s.lane_id, s.max_queued, s.wait_timeout_s,
+             (SELECT total FROM penstock.lanes WHERE id = s.lane_id) AS seen_total
+        FROM penstock.sessions s
+       WHERE s.owner = w.owner AND s.key = w.key AND s.deleted_at IS NULL
+       LIMIT 1) AS k ON true
+),
+made AS (
+  INSERT INTO penstock.sessions
+    (id, owner, key, lane_id, on_dead_head, max_queued, wait_timeout_s, priority, created_at)
+  SELECT new_id, owner, key, nextval('penstock.lanes_id_seq'), on_dead_head, new_max_queued, new_wait_timeout_s,
+         priority, coalesce(%(now)s::timestamptz, now())
+    FROM wanted
+   WHERE session_id IS NULL
+   ORDER BY owner, key
+  ON CONFLICT (owner, key) WHERE deleted_at IS NULL DO NOTHING
+  RETURNING id, lane_id
+),
+makes AS MATERIALIZED (
+  SELECT coalesce(array_agg(id ORDER BY id), '{}') AS ids, array_agg(lane_id ORDER BY id) AS lanes FROM made
+),
+-- After the sessions, so that nobody who waits for a session holds a lane.
+held AS MATERIALIZED (
+  SELECT l.id, l.next, l.total, l.busy, l.deadline
+    FROM penstock.lanes l
+   WHERE l.id = ANY (ARRAY(SELECT lane_id FROM wanted WHERE session_id IS NOT NULL))
+     AND (SELECT ids FROM makes) IS NOT NULL
+   ORDER BY l.id
+     FOR UPDATE
+),
+holds AS MATERIALIZED (
+  SELECT coalesce(array_agg(id ORDER BY id), '{}') AS ids, array_agg(next ORDER BY id) AS nexts,
+         array_agg(total ORDER BY id) AS totals, array_agg(busy ORDER BY id) AS busies,
+         -- A deleted session's lane is past its deadline.
+         array_agg(deadline = 'infinity' ORDER BY id) AS alive
+    FROM held
+),
+place AS MATERIALIZED (
+  SELECT w.s, w.session_id IS NULL AS fresh, coalesce(w.session_id, w.new_id) AS session_id,
+         coalesce(w.lane_id, makes.lanes[at.made]) AS lane_id,
+         coalesce(w.max_queued, w.new_max_queued, %(max_queued)s::int4) AS max_queued,
+         CASE WHEN w.session_id IS NULL THEN w.new_wait_timeout_s ELSE w.wait_timeout_s END AS wait_timeout_s,
+         coalesce(holds.nexts[at.held], 0) AS next, coalesce(holds.totals[at.held], 0) AS total,
+         coalesce(holds.busies[at.held], 0) AS busy,
+         CASE WHEN w.session_id IS NULL THEN coalesce(makes.ids[at.made] = w.new_id, false)
+              ELSE coalesce(holds.ids[at.held] = w.lane_id AND holds.alive[at.held]
+                            AND NOT (w.keyed AND holds.totals[at.held] <> w.seen_total), false) END AS ok,
+         w.on_dead_head = 'block' AS blocks, w.priority
+    FROM wanted w
+   CROSS JOIN makes
+   CROSS JOIN holds
+   CROSS JOIN LATERAL (
+     SELECT width_bucket(w.new_id, makes.ids) AS made, width_bucket(w.lane_id, holds.ids) AS held) AS at
+),
+places AS MATERIALIZED (
+  SELECT array_agg(session_id ORDER BY s) AS session_ids, array_agg(coalesce(lane_id, 0) ORDER BY s) AS lanes,
+         array_agg(next ORDER BY s) AS nexts, array_agg(total ORDER BY s) AS totals, array_agg(busy ORDER BY s) AS busies,
+         array_agg(max_queued ORDER BY s) AS caps, array_agg(ok ORDER BY s) AS ok, array_agg(fresh ORDER BY s) AS fresh,
+         array_agg(blocks ORDER BY s) AS blocks, array_agg(priority ORDER BY s) AS priorities,
+         array_agg(coalesce(wait_timeout_s, 0) ORDER BY s) AS waits
+    FROM place
+),
+asked AS MATERIALIZED (
+  SELECT r.n, r.s, r.kind, r.id, r.waited, p.session_ids[r.s] AS session_id, p.lanes[r.s] AS lane_id,
+         p.nexts[r.s] AS next, p.totals[r.s] AS total, p.busies[r.s] AS busy, p.caps[r.s] AS cap, p.ok[r.s] AS ok,
+         p.fresh[r.s] AS fresh, nullif(p.waits[r.s], 0) AS wait_timeout_s, known.id AS existing
+    FROM unnest(%(s)b::int4[], %(kind)b::int4[], %(id)s::uuid[], %(waited)b::bool[], %(idempotency_key)b::text[])
+         WITH ORDINALITY AS r (s, kind, id, waited, idempotency_key, n)
+   CROSS JOIN places p
+    LEFT JOIN LATERAL (
+      SELECT id FROM penstock.session_requests
+       WHERE session_id = p.session_ids[r.s] AND idempotency_key = r.idempotency_key AND NOT p.fresh[r.s]
+       LIMIT 1) AS known ON true
+),
+judged AS MATERIALIZED (
+  SELECT asked.*, total + before AS ordinal,
+         CASE WHEN NOT ok THEN 'again' WHEN existing IS NOT NULL THEN 'existing'
+              WHEN total - next + before < cap THEN 'accepted' ELSE 'refused' END AS verdict
+    FROM (SELECT asked.*,
+                 (count(*) FILTER (WHERE existing IS NULL) OVER (PARTITION BY s ORDER BY n)
+                  - (existing IS NULL)::int4)::int4 AS before
+            FROM asked) AS asked
+),
+stored AS (
+  INSERT INTO penstock.templates (source_id, source_lane, ordinal, line, custom_id, body)
+  SELECT -lane_id, 0, ordinal, ordinal + 1, (%(custom_id)b::text[])[n], (%(body)b::bytea[])[n]
+    FROM judged
+   WHERE verdict = 'accepted'
+),
+noted AS (
+  INSERT INTO penstock.session_requests
+    (lane_id, ordinal, id, session_id, owner, pool, route, endpoint, stream, waited, idempotency_key, fingerprint,
+     accepted_at)
+  SELECT lane_id, ordinal, id, session_id, (%(s_owner)b::text[])[s], (%(k_pool)b::text[])[kind],
+         (%(k_route)b::text[])[kind], (%(k_endpoint)b::text[])[kind], (%(stream)b::bool[])[n], waited,
+         (%(idempotency_key)b::text[])[n], (%(fingerprint)b::bytea[])[n], coalesce(%(now)s::timestamptz, now())
+    FROM judged
+   WHERE verdict = 'accepted'
+),
+-- The first request of an empty queue is what the lane asks for next.
+grown AS MATERIALIZED (
+  SELECT s, lane_id, fresh, (max(ordinal) + 1)::int4 AS total,
+         coalesce(max(kind) FILTER (WHERE ordinal = next), 0) AS head, bool_or(ordinal = next AND busy = 0) AS ready
+    FROM judged
+   WHERE verdict = 'accepted'
+   GROUP BY s, lane_id, fresh
+),
+opened AS (
+  INSERT INTO penstock.lanes
+    (id, batch_id, session, pool, route, endpoint, source_id, source_lane, total, width, priority, turn, blocks)
+  OVERRIDING SYSTEM VALUE
+  SELECT g.lane_id, p.session_ids[g.s], true, (%(k_pool)b::text[])[g.head], (%(k_route)b::text[])[g.head],
+         (%(k_endpoint)b::text[])[g.head], -g.lane_id, 0, g.total, 1, p.priorities[g.s],
+         coalesce(%(now)s::timestamptz, now()), p.blocks[g.s]
+    FROM grown g
+   CROSS JOIN places p
+   WHERE g.fresh
+),
+grows AS MATERIALIZED (
+  SELECT array_agg(lane_id ORDER BY lane_id) AS lanes, array_agg(total ORDER BY lane_id) AS totals,
+         array_agg(head ORDER BY lane_id) AS heads, array_agg(ready ORDER BY lane_id) AS ready
+    FROM grown
+   WHERE NOT fresh
+),
+appended AS (
+  UPDATE penstock.lanes l
+     SET total = (SELECT totals FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))],
+         pool = coalesce((%(k_pool)b::text[])[(SELECT heads FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]],
+                         l.pool),
+         route = coalesce(
+           (%(k_route)b::text[])[(SELECT heads FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]], l.route),
+         endpoint = coalesce(
+           (%(k_endpoint)b::text[])[(SELECT heads FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]],
+           l.endpoint),
+         turn = CASE WHEN (SELECT ready FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]
+                     THEN coalesce(%(now)s::timestamptz, now()) ELSE l.turn END
+   WHERE l.id = ANY (ARRAY(SELECT lane_id FROM grown WHERE NOT fresh))
+),
+-- Somebody waits now for what was accepted without.
+awaited AS (
+  UPDATE penstock.session_requests SET waited = true
+   WHERE id = ANY (ARRAY(SELECT existing FROM judged WHERE existing IS NOT NULL AND waited)) AND NOT waited
+),
+-- Workers hear of what they can begin at once.
+rung AS MATERIALIZED (
+  SELECT pg_notify('penstock_work', pool)
+    FROM (SELECT DISTINCT (%(k_pool)b::text[])[head] AS pool FROM grown WHERE ready) AS ready
+)
+SELECT verdict, session_id, lane_id, ordinal, existing, wait_timeout_s, (SELECT count(*) FROM rung)
+  FROM judged
+ ORDER BY n
+
+-- name: hold_lanes
+-- Locks the lanes of some sessions: whoever has had to begin again too often lets nobody get ahead any more.
+SELECT id FROM penstock.lanes
+ WHERE id = ANY (ARRAY(
+         SELECT k.lane_id
+           FROM unnest(%(owners)s::text[], %(keys)s::text[]) AS w (owner, key)
+          CROSS JOIN LATERAL (
+            SELECT lane_id FROM penstock.sessions
+             WHERE owner = w.owner AND key = w.key AND deleted_at IS NULL
+             LIMIT 1) AS k))
+ ORDER BY id
+   FOR UPDATE
+
+-- name: read_request
+-- One request of a session, as far as it has come.
+SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status, status_code, response, error_code,
+       error_message, attempts, accepted_at, completed_at, fingerprint, lease_id
+  FROM penstock.session_answers
+ WHERE id = %(id)s AND session_deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+   AND session_key = %(key)s
+
+-- name: read_some_requests
+-- Requests by their ids, whatever has become of them.
+SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status, status_code, response, error_code,
+       error_message, attempts, accepted_at, completed_at, fingerprint, lease_id
+  FROM penstock.session_answers
+ WHERE id = ANY (%(ids)s::uuid[])
+
+-- name: read_answered
+-- Those of some requests that have come to an end: one way or the other, or with their session.
+SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream,
+       CASE WHEN completed_at IS NULL THEN 'cancelled' ELSE status END, status_code, response,
+       CASE WHEN completed_at IS NULL THEN 'session_deleted' ELSE error_code END,
+       CASE WHEN completed_at IS NULL THEN 'Its session was deleted.' ELSE error_message END,
+       attempts, accepted_at, coalesce(completed_at, session_deleted_at), fingerprint, lease_id
+  FROM penstock.session_answers
+ WHERE id = ANY (%(ids)s::uuid[]) AND (completed_at IS NOT NULL OR session_deleted_at IS NOT NULL)
+
+-- name: list_requests
+-- A page of a session's requests in their order. Each status is looked for where it can be: what is undecided is not
+-- behind the cursor's last, what has failed or was cancelled has an index of its own.
+WITH lane AS MATERIALIZED (
+  SELECT l.id, l.next
+    FROM penstock.sessions s
+   CROSS JOIN LATERAL (SELECT id, next FROM penstock.lanes WHERE id = s.lane_id LIMIT 1) AS l
+   WHERE s.owner = %(owner)s AND s.key = %(key)s AND s.deleted_at IS NULL
+),
+page AS MATERIALIZED (
+  (SELECT a.* FROM lane, penstock.session_answers a
+    WHERE %(status)s::text IS NULL AND a.lane_id = lane.id AND a.ordinal >= %(from)s
+    ORDER BY a.ordinal
+    LIMIT %(limit)s)
+  UNION ALL
+  (SELECT a.* FROM lane, penstock.session_answers a
+    WHERE %(status)s::text IN ('pending', 'processing') AND a.lane_id = lane.id AND a.status = %(status)s
+      AND a.ordinal >= greatest(%(from)s, lane.next - 1)
+    ORDER BY a.ordinal
+    LIMIT %(limit)s)
+  UNION ALL
+  (SELECT a.* FROM lane, penstock.session_answers a
+    WHERE %(status)s::text = 'completed' AND a.lane_id = lane.id AND a.ordinal >= %(from)s AND a.ordinal < lane.next
+      AND a.status = 'completed'
+    ORDER BY a.ordinal
+    LIMIT %(limit)s)
+  UNION ALL
+  (SELECT a.* FROM penstock.session_answers a
+    WHERE a.lane_id = (SELECT id FROM lane)
+      AND a.ordinal = ANY (ARRAY(
+            (SELECT o.ordinal FROM penstock.outcomes o
+              WHERE %(status)s::text = 'failed' AND o.lane_id = (SELECT id FROM lane) AND o.ordinal >= %(from)s
+                AND o.state <> 'completed' AND o.error_code IS DISTINCT FROM 'cancelled'
+              ORDER BY o.ordinal
+              LIMIT %(limit)s)
+            UNION ALL
+            (SELECT r.ordinal FROM penstock.session_requests r
+              WHERE %(status)s::text = 'cancelled' AND r.lane_id = (SELECT id FROM lane) AND r.ordinal >= %(from)s
+                AND r.cancelled_at IS NOT NULL
+              ORDER BY r.ordinal
+              LIMIT %(limit)s))))
+)
+SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status, status_code, response, error_code,
+       error_message, attempts, accepted_at, completed_at, fingerprint, lease_id
+  FROM page
+ ORDER BY ordinal
+
+-- name: cancel_if_waiting
+-- Cancels a request that is queued, or put off for another try: when its turn comes it is passed over. What is being
+-- worked on is not. The lane's lock keeps it from being claimed meanwhile; a deferral that is gone was claimed.
+WITH request AS MATERIALIZED (
+  SELECT r.id, r.lane_id, r.ordinal, r.session_id
+    FROM penstock.session_requests r
+   CROSS JOIN LATERAL (
+     SELECT owner, key, deleted_at FROM penstock.sessions WHERE id = r.session_id LIMIT 1) AS s
+   WHERE r.id = %(id)s AND s.key = %(key)s AND s.deleted_at IS NULL
+     AND (%(owner)s::text IS NULL OR s.owner = %(owner)s::text)
+),
+lane AS MATERIALIZED (
+  SELECT id, next FROM penstock.lanes WHERE id = (SELECT lane_id FROM request) FOR UPDATE
+),
+due AS (
+  UPDATE penstock.deferrals d SET due_at = least(due_at, coalesce(%(now)s::timestamptz, now()))
+   WHERE d.id = ANY (ARRAY(
+           SELECT id FROM penstock.deferrals
+            WHERE batch_id = (SELECT session_id FROM request) AND ordinals @> (SELECT ordinal FROM request)
+              AND (SELECT id FROM lane) IS NOT NULL))
+  RETURNING id
+),
+cancelled AS (
+  UPDATE penstock.session_requests r SET cancelled_at = coalesce(%(now)s::timestamptz, now())
+   WHERE r.id = (SELECT id FROM request) AND r.cancelled_at IS NULL
+     AND (r.ordinal >= (SELECT next FROM lane) OR EXISTS (SELECT FROM due))
+  RETURNING r.lane_id, r.waited
+)
+SELECT count(pg_notify('penstock_answers', lane_id::text)) FROM cancelled
+HAVING count(*) > 0
+
+-- name: read_sessions
+-- One session by its key, or a page of an owner's, newest first, with their figures.
+SELECT s.id, s.owner, s.key, s.lane_id, s.on_dead_head, s.max_queued, s.wait_timeout_s, s.priority, s.created_at,
+       l.total - l.next + l.busy - f.in_flight AS queued, f.in_flight, l.open, l.total, l.next - l.busy AS answered
+  FROM penstock.sessions s
+ CROSS JOIN LATERAL (
+   SELECT next, total, busy, open FROM penstock.lanes WHERE id = s.lane_id LIMIT 1) AS l
+ CROSS JOIN LATERAL (
+   SELECT count(*)::int4 AS in_flight FROM penstock.leases WHERE batch_id = s.id) AS f
+ WHERE s.id = ANY (ARRAY(
+         (SELECT id FROM penstock.sessions
+           WHERE %(key)s::text IS NOT NULL AND owner = %(owner)s AND key = %(key)s::text AND deleted_at IS NULL)
+         UNION ALL
+         (SELECT id FROM penstock.sessions
+           WHERE %(key)s::text IS NULL AND owner = %(owner)s AND id < %(below)s AND deleted_at IS NULL
+           ORDER BY id DESC
+           LIMIT %(limit)s)))
+ ORDER BY s.id DESC
+
+-- name: make_session_if_new
+-- Makes a session that nobody has sent anything to yet.
+WITH made AS (
+  INSERT INTO penstock.sessions (id, owner, key, lane_id, created_at)
+  VALUES (%(id)s, %(owner)s, %(key)s, nextval('penstock.lanes_id_seq'), coalesce(%(now)s::timestamptz, now()))
+  ON CONFLICT (owner, key) WHERE deleted_at IS NULL DO NOTHING
+  RETURNING id, lane_id
+)
+INSERT INTO penstock.lanes (id, batch_id, session, pool, route, endpoint, source_id, source_lane, total, width)
+OVERRIDING SYSTEM VALUE
+SELECT lane_id, id, true, '', '', '', -lane_id, 0, 0, 1 FROM made
+
+-- name: set_session
+-- Replaces a session's settings.
+WITH session AS (
+  UPDATE penstock.sessions
+     SET on_dead_head = %(on_dead_head)s, max_queued = %(max_queued)s, wait_timeout_s = %(wait_timeout_s)s,
+         priority = %(priority)s
+   WHERE owner = %(owner)s AND key = %(key)s AND deleted_at IS NULL
+  RETURNING lane_id
+)
+UPDATE penstock.lanes SET blocks = %(on_dead_head)s = 'block', priority = %(priority)s
+ WHERE id = (SELECT lane_id FROM session)
+
+-- name: hold_lane_if_blocked
+-- Locks the lane of a session whose head has failed for good, until somebody has decided.
+SELECT id FROM penstock.lanes
+ WHERE id = (SELECT lane_id FROM penstock.sessions WHERE owner = %(owner)s AND key = %(key)s AND deleted_at IS NULL)
+   AND NOT open AND deadline = 'infinity'
+   FOR UPDATE
+
+-- name: resume_if_held
+-- Lets a blocked session go on, if asked to with its dead head once more. The lane is locked by this transaction, and
+-- nothing of it is in flight.
+WITH dead AS (
+  DELETE FROM penstock.outcomes
+   WHERE %(retry_head)s::boolean AND lane_id = %(lane)s
+     AND ordinal = (SELECT next - 1 FROM penstock.lanes WHERE id = %(lane)s) AND state IN ('failed', 'not_found')
+  RETURNING ordinal
+),
+deferred AS (
+  INSERT INTO penstock.deferrals (lane_id, batch_id, pool, route, limited, ordinals, attempt, reason, due_at)
+  SELECT r.lane_id, r.session_id, r.pool, r.route, true, int4multirange(int4range(r.ordinal, r.ordinal + 1)), 1,
+         'reprocess', coalesce(%(now)s::timestamptz, now())
+    FROM penstock.session_requests r
+   WHERE r.lane_id = %(lane)s AND r.ordinal = (SELECT ordinal FROM dead)
+)
+UPDATE penstock.lanes
+   SET open = true, turn = coalesce(%(now)s::timestamptz, now()), busy = busy + (SELECT count(*) FROM dead)::int4
+ WHERE id = %(lane)s
+RETURNING pg_notify('penstock_work', pool)

@@ -1,0 +1,198 @@
+"""R8: disks run full under a server at work, and under intake. Work waits, goes on by itself, and nothing is charged.
+
+What a whole run says about a full disk is in `tests/flow/test_run_errors.py`, what a server answers in
+`test_api_faults.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from penstock.db import embedded
+from penstock.db.cluster import LOG, PGDATA
+from penstock.db.keeper import KEEPER_LOCK, try_lock
+from penstock.db.migrate import migrate
+from penstock.mock import Behaviour, Latency
+from penstock.work import batches
+from tests.support.cli import ask, check_answers, ids_of, opened, run_cli, write_requests
+from tests.support.db import with_connection
+from tests.support.disks import MIB, Disk, disk, mounting
+from tests.support.processes import Process
+from tests.support.wait import wait_until
+from tests.support.workbench import (
+    CONCURRENCY,
+    DEADLINE_S,
+    SETTINGS,
+    Bench,
+    calls_of,
+    in_flight,
+    leave,
+    until_said,
+    workbench,
+)
+
+LINES = 1_200
+ANSWERS = Behaviour(latency=Latency(0.02, 0.02), response_bytes=2_000)
+FULL = "No space left on device"
+WORKERS = ("first", "second")
+# Of each worker: its calls, the answers that wait, and those of the flush that fails.
+UNWRITTEN_AT_MOST = len(WORKERS) * (CONCURRENCY + int(str(SETTINGS["settle_capacity_rows"])) + 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """PostgreSQL with its tables on one disk and its log of changes (WAL) on another."""
+
+    conninfo: str
+    data_dir: Path
+    data: Disk
+    wal: Disk
+
+    def said(self) -> str:
+        return (self.data_dir / LOG).read_text(errors="replace")
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[Server]:
+    data, wal = disk(directory / "data", 256 * MIB), disk(directory / "wal", 96 * MIB)
+    data_dir = data.path / "data"
+    with embedded.acquire(data_dir):
+        pass
+    wait_until(lambda: _is_free(data_dir / KEEPER_LOCK), DEADLINE_S)
+    place = data_dir / PGDATA / "pg_wal"
+    subprocess.run(["mv", place, wal.path], check=True)
+    place.symlink_to(wal.path / "pg_wal")
+    with embedded.acquire(data_dir, settings={"min_wal_size": "32MB", "max_wal_size": "64MB"}) as server:
+        migrate(server.conninfo)
+        yield Server(server.conninfo, data_dir, data, wal)
+
+
+def _is_free(lock: Path) -> bool:
+    held = try_lock(str(lock))
+    if held is not None:
+        os.close(held)
+    return held is not None
+
+
+def finish(bench: Bench, workers: list[Process]) -> None:
+    """The batch ends by itself. Nobody died, so no call is repeated, and no input has paid for the disk."""
+    bench.until_completed()
+    for told in [leave(worker) for worker in workers]:
+        assert (told["lost"], told["fenced"], told["retries"]) == (0, 0, 0)
+    bench.check()
+    assert bench.calls() == bench.lines
+    assert bench.ask("SELECT max(attempts) FROM penstock.outcomes") == 1
+    for table in ("attempts", "reclaims", "deferrals"):
+        assert bench.ask(f"SELECT count(*) FROM penstock.{table}") == 0, table
+
+
+def until_calls_stop(bench: Bench, workers: list[Process]) -> None:
+    """Until no call has begun or ended while each worker met the full disk twice more."""
+
+    def stopped() -> bool:
+        before = bench.calls()
+        for worker in workers:
+            until_said(worker, "failed, trying again", worker.log.read_text().count("failed, trying again") + 2)
+        return bench.calls() == before and sum(map(in_flight, bench.upstreams)) == 0
+
+    wait_until(stopped, DEADLINE_S)
+
+
+@mounting
+def test_tables_cannot_grow_while_results_are_written(tmp_path: Path) -> None:
+    with served(tmp_path) as server, workbench(tmp_path, server.conninfo, lines=LINES) as bench:
+        upstream = bench.upstream("upstream", ANSWERS)
+        # Small claims, so that everybody has work.
+        workers = [bench.worker(name, upstream, {"claim_max": 32}) for name in WORKERS]
+        wait_until(lambda: calls_of(upstream) > LINES // 8, DEADLINE_S)
+        server.data.fill()
+        for worker in workers:
+            until_said(worker, FULL)
+            until_said(worker, "no calls are started")
+        until_calls_stop(bench, workers)
+        assert bench.calls() < LINES
+        assert 0 < bench.unrecorded() <= UNWRITTEN_AT_MOST
+        before = bench.outcomes()
+        server.data.make_room()
+        finish(bench, workers)
+        assert before.items() <= bench.outcomes().items()
+        assert "PANIC" not in server.said()
+
+
+@mounting
+def test_tables_cannot_grow_while_work_is_claimed(tmp_path: Path) -> None:
+    with served(tmp_path) as server, workbench(tmp_path, server.conninfo, lines=LINES) as bench:
+        assert with_connection(server.conninfo, lambda connection: batches.pause(connection, bench.batch_id))
+        upstream = bench.upstream("upstream", ANSWERS)
+        workers = [bench.worker(name, upstream) for name in WORKERS]
+        bench.until(f"SELECT (count(*) = {len(WORKERS)})::int FROM penstock.workers")
+        server.data.fill()
+        assert with_connection(server.conninfo, lambda connection: batches.resume(connection, bench.batch_id))
+        for worker in workers:
+            until_said(worker, "claim failed, trying again", 3)
+            assert FULL in worker.log.read_text()
+        assert bench.calls() == bench.ask("SELECT count(*) FROM penstock.leases") == 0
+        server.data.make_room()
+        finish(bench, workers)
+
+
+@mounting
+def test_the_log_of_changes_cannot_grow(tmp_path: Path) -> None:
+    """PostgreSQL gives up at once, and again each time it is started, until there is room."""
+    with served(tmp_path) as server, workbench(tmp_path, server.conninfo, lines=LINES) as bench:
+        upstream = bench.upstream("upstream", ANSWERS)
+        workers = [bench.worker(name, upstream) for name in WORKERS]
+        wait_until(lambda: calls_of(upstream) > LINES // 8, DEADLINE_S)
+        server.wal.fill()
+        wait_until(lambda: _falls_over(server), DEADLINE_S)
+        for worker in workers:
+            until_said(worker, "failed, trying again")
+        assert all(worker.alive for worker in workers)
+        assert re.search(rf"PANIC: .*{FULL}", server.said())
+        assert calls_of(upstream) < LINES
+        server.wal.make_room()
+        wait_until(lambda: _answers(server), DEADLINE_S)
+        finish(bench, workers)
+
+
+def _falls_over(server: Server) -> bool:
+    """Have the next file of the log begun, which has to be made; whether the server is down for it."""
+    with suppress(psycopg.Error), psycopg.connect(server.conninfo, autocommit=True) as connection:
+        connection.execute("SELECT pg_switch_wal()")
+    return "the server is gone while in use" in server.said()
+
+
+def _answers(server: Server) -> bool:
+    try:
+        psycopg.connect(server.conninfo).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+@mounting
+def test_no_room_for_the_ids_of_an_input(tmp_path: Path) -> None:
+    """Intake keeps the ids of a large file beside it until it knows that none occurs twice."""
+    lines = 100_000
+    source = write_requests(tmp_path / "requests.jsonl", lines)
+    (tmp_path / "rows.py").write_text("async def work(item):\n    return 1\n")
+    spill = disk(tmp_path / "spill", MIB // 4)
+    data_dir = tmp_path / "data"
+    command = ("run", source, "--processor", "rows:work", "-o", "answers.jsonl", "--data-dir", data_dir)
+    refused = run_cli(*command, cwd=tmp_path, env={"TMPDIR": str(spill.path)})
+    refused.refuses(1, f"{spill.path}: cannot keep the file's custom_ids there", FULL, "TMPDIR")
+    assert not (tmp_path / "answers.jsonl").exists()
+    assert list(spill.path.iterdir()) == []
+    with opened(data_dir) as connection:
+        for table in ("files", "templates", "batches"):
+            assert ask(connection, f"SELECT count(*) FROM penstock.{table}") == 0, table
+    run_cli(*command, cwd=tmp_path).expect(0)
+    check_answers(tmp_path / "answers.jsonl", ids_of(lines))

@@ -1,0 +1,200 @@
+"""A page of results costs its rows, whatever the batch's size and wherever in it the page is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+
+import pytest
+
+from penstock.db import sql
+from penstock.db.arrays import Int4Array, Int8Array
+from penstock.db.pool import Connection
+from tests.plan.conftest import LARGE, SMALL
+from tests.plan.crowd import Subject, fresh_database, make_subject
+from tests.support.plans import Mode, Plan, Session
+
+_SQL = sql.load("penstock.export", "export.sql")
+_PAGE = 100
+_BUDGET_BYTES = 1 << 20
+_PER_ENTRY = 10
+
+_JOURNAL = (
+    # One entry for ten lines, numbered from 1, of a transaction long past.
+    "INSERT INTO penstock.journal (batch_id, xact, lane_id, completed, others, written_at)"
+    " SELECT %(batch)s, '3', %(lane)s,"
+    "        int4multirange(int4range(n * %(per)s + 1, (n + 1) * %(per)s)),"
+    "        int4multirange(int4range(n * %(per)s, n * %(per)s + 1)),"
+    "        (SELECT finished_at FROM penstock.outcomes WHERE lane_id = %(lane)s LIMIT 1)"
+    "   FROM generate_series(0, %(half)s / %(per)s - 1) AS n"
+)
+_OTHERS = (
+    # Batches that must not matter, in the same tables.
+    "INSERT INTO penstock.journal (batch_id, xact, lane_id, completed, others, written_at)"
+    " SELECT gen_random_uuid(), '3', 0, '{[0,1)}', '{}', now()"
+    "   FROM generate_series(0, %(half)s / %(per)s - 1) AS n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Journalled:
+    session: Session
+    subject: Subject
+    written_at: datetime
+
+
+Operation = Callable[[Journalled, Connection], Awaitable[None]]
+
+
+@pytest.fixture(scope="module", params=["analysed", "analysed-empty"])
+def sizes(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[Journalled, Journalled]]:
+    with ExitStack() as stack:
+        made = []
+        for lines in (SMALL, LARGE):
+            session = stack.enter_context(fresh_database(any_server))
+            session.execute("ALTER TABLE penstock.journal SET (autovacuum_enabled = false)")
+            if request.param == "analysed-empty":
+                session.execute("ANALYZE")
+            subject = make_subject(session, lines)
+            values = {"batch": subject.batch, "lane": subject.lane, "half": lines // 2, "per": _PER_ENTRY}
+            session.execute(_JOURNAL, values)
+            session.execute(_OTHERS, values)
+            if request.param == "analysed":
+                session.execute("ANALYZE")
+            ((written_at,),) = session.execute("SELECT min(finished_at) FROM penstock.outcomes")
+            made.append(Journalled(session, subject, written_at))
+        small, large = made
+        yield small, large
+
+
+async def rows_of(connection: Connection, name: str, values: Mapping[str, object], least: int = 1) -> None:
+    assert len(await (await connection.execute(_SQL[name], values)).fetchall()) >= least
+
+
+async def keys(at: Journalled, connection: Connection) -> None:
+    middle = at.subject.lines // 4
+    values = {"lanes": Int8Array([at.subject.lane]), "starts": Int4Array([middle]), "rows": _PAGE}
+    await rows_of(connection, "read_keys", values, _PAGE)
+
+
+async def keys_not_completed(at: Journalled, connection: Connection) -> None:
+    values = {"lanes": Int8Array([at.subject.lane]), "starts": Int4Array([0]), "rows": 5}
+    await rows_of(connection, "read_keys_not_completed", values, 5)
+
+
+async def keys_missing(at: Journalled, connection: Connection) -> None:
+    subject = at.subject
+    values = {
+        "lanes": Int8Array([subject.lane]),
+        "sources": Int8Array([subject.source]),
+        "source_lanes": Int4Array([0]),
+        "starts": Int4Array([subject.lines // 2 - _PAGE // 2]),
+        "rows": _PAGE,
+    }
+    await rows_of(connection, "read_keys_missing", values, _PAGE // 2)
+
+
+async def outcomes_at(at: Journalled, connection: Connection) -> None:
+    ordinals = list(range(at.subject.lines // 4, at.subject.lines // 4 + _PAGE))
+    values = {"lanes": Int8Array([at.subject.lane] * _PAGE), "ordinals": Int4Array(ordinals)}
+    await rows_of(connection, "read_outcomes_at", values, _PAGE)
+
+
+async def journal_entries(at: Journalled, connection: Connection) -> None:
+    """From the middle: a page of them, and none of what is before."""
+    middle = at.subject.lines // 4 // _PER_ENTRY
+    values = {"batch": at.subject.batch, "completed": True, "xact": "3", "id": middle}
+    await rows_of(connection, "read_journal", {**values, "rows": 20, "ordinals": _PAGE}, 10)
+
+
+async def journal_end(at: Journalled, connection: Connection) -> None:
+    """Nothing new: what a poller asks again and again."""
+    end = at.subject.lines // 2 // _PER_ENTRY
+    values = {"batch": at.subject.batch, "completed": True, "xact": "3", "id": end}
+    await rows_of(connection, "read_journal", {**values, "rows": 500, "ordinals": 2_000})
+
+
+async def journal_place_near(at: Journalled, connection: Connection) -> None:
+    values = {"batch": at.subject.batch, "completed": True, "offset": 50}
+    await rows_of(connection, "find_in_journal", values)
+
+
+async def keys_written(at: Journalled, connection: Connection) -> None:
+    starts = list(range(at.subject.lines // 4, at.subject.lines // 4 + _PAGE, _PER_ENTRY))
+    values = {
+        "lanes": Int8Array([at.subject.lane] * len(starts)),
+        "starts": Int4Array(starts),
+        "stops": Int4Array([start + _PER_ENTRY for start in starts]),
+        "times": [at.written_at] * len(starts),
+        "completed": True,
+        "rows": _PAGE,
+    }
+    await rows_of(connection, "read_keys_written", values, _PAGE // 2)
+
+
+async def lines(at: Journalled, connection: Connection) -> None:
+    middle = at.subject.lines // 4
+    values = {"batch": at.subject.batch, "after_line": middle, "last_line": middle + _PAGE}
+    await rows_of(connection, "find_lines", values)
+
+
+async def merged(at: Journalled, connection: Connection) -> None:
+    subject = at.subject
+    middle = subject.lines // 2 - _PAGE // 2
+    values = {
+        "lanes": Int8Array([subject.lane]),
+        "sources": Int8Array([subject.source]),
+        "source_lanes": Int4Array([0]),
+        "starts": Int4Array([middle]),
+        "stops": Int4Array([middle + _PAGE]),
+        "states": ["completed", "failed", ""],
+        "rows": _PAGE,
+        "bytes": _BUDGET_BYTES,
+    }
+    await rows_of(connection, "read_merged", values, _PAGE)
+
+
+async def attempts(at: Journalled, connection: Connection) -> None:
+    subject = at.subject
+    values = {
+        "lanes": Int8Array([subject.lane]),
+        "sources": Int8Array([subject.source]),
+        "source_lanes": Int4Array([0]),
+        "starts": Int4Array([subject.lines // 4]),
+        "ids": Int8Array([0]),
+        "stops": Int4Array([subject.lines]),
+        "rows": _PAGE,
+    }
+    await rows_of(connection, "read_attempts", values, _PAGE)
+
+
+async def undecided(at: Journalled, connection: Connection) -> None:
+    await rows_of(connection, "list_undecided", {"batch": at.subject.batch}, 0)
+
+
+async def ended(at: Journalled, connection: Connection) -> None:
+    await rows_of(connection, "read_ended", {"batch": at.subject.batch})
+
+
+async def lanes_with_inputs(at: Journalled, connection: Connection) -> None:
+    await rows_of(connection, "list_lanes_with_inputs", {"batch": at.subject.batch})
+
+
+_PAGES: list[Operation] = [
+    *(keys, keys_not_completed, keys_missing, outcomes_at, journal_entries, journal_end, keys_written),
+    *(journal_place_near, lines, merged, attempts, undecided, ended, lanes_with_inputs),
+]
+
+
+@pytest.mark.parametrize("mode", [Mode.CUSTOM, Mode.GENERIC], ids=str)
+@pytest.mark.parametrize("operation", _PAGES, ids=lambda operation: operation.__name__)
+def test_a_page_costs_its_rows(sizes: tuple[Journalled, Journalled], operation: Operation, mode: Mode) -> None:
+    small, large = (_explain(at, operation, mode) for at in sizes)
+    assert large.buffers <= 2 * small.buffers + 20, f"{small.buffers} buffers became {large.buffers}:\n{large}"
+    assert large.rows_handled <= 2 * small.rows_handled + 20, f"{large}"
+
+
+def _explain(at: Journalled, operation: Operation, mode: Mode) -> Plan:
+    return at.session.explain(lambda connection: operation(at, connection), mode)

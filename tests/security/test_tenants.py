@@ -1,0 +1,265 @@
+"""S13: what belongs to another tenant is answered exactly like what does not exist, on every route there is.
+
+The matrix is made from the routes that the application serves. A new route is in it by itself; one that takes a body
+has to say here what a good one looks like, so that its handler is really reached.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from penstock.api.app import endpoints
+from penstock.api.endpoint import Endpoint, Nothing
+from tests.support.batch_api import ENDPOINT, jsonl
+from tests.support.server import Answered
+from tests.support.tenants import TenantGround, digest_rows, form, furnish, sibling, tenant_ground
+
+VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
+TABLES = (
+    *("files", "file_lanes", "file_chunks", "templates", "batches", "lanes", "leases", "outcomes", "deferrals"),
+    *("uploads", "upload_parts", "webhook_endpoints", "webhook_deliveries", "erasures", "api_keys"),
+)
+# Which of a tenant's objects each variable part of a path names.
+NAMED_BY = {
+    "file_id": ("file", "output file", "error file", "running output file"),
+    "batch_id": ("batch", "running batch"),
+    "message_batch_id": ("message batch",),
+    "upload_id": ("upload",),
+    "webhook_endpoint_id": ("webhook endpoint",),
+    "erasure_id": ("erasure",),
+    "key_id": ("key",),
+    # Not ids: everybody's.
+    "model": (),
+    "name": (),
+}
+BODIES: Mapping[str, Any] = {
+    "/v1/batches/{batch_id}/retry": {},
+    "/v1/uploads/{upload_id}/complete": {"part_ids": ["part_" + "0" * 32]},
+    "/v1/webhook_endpoints/{webhook_endpoint_id}": {"name": "mine now", "url": "http://127.0.0.1:9/mine"},
+    "/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret": {"keep_old_secret_active_for_24_hours": True},
+    "/v1/webhook_endpoints/{webhook_endpoint_id}/test": {"event_type": "batch.failed"},
+}
+_OF_ITS_OWN = {"date", "x-request-id", "request-id"}
+
+
+@dataclass(frozen=True, slots=True)
+class Furnished:
+    ground: TenantGround
+    ids: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory, server_18: str) -> Iterator[Furnished]:
+    with tenant_ground(tmp_path_factory.mktemp("tenants"), server_18) as ground:
+        yield Furnished(ground, furnish(ground, "alice"))
+
+
+def routes() -> list[Endpoint]:
+    return [endpoint for endpoint in endpoints() if endpoint.role != "anyone"]
+
+
+def with_ids() -> list[Endpoint]:
+    return [endpoint for endpoint in routes() if VARIABLE.search(endpoint.path)]
+
+
+def named(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+def call(ground: TenantGround, tenant: str | None, endpoint: Endpoint, path: str, method: str = "") -> Answered:
+    """A request that has nothing wrong with it but, perhaps, the id."""
+    body: Any = None
+    headers = {}
+    if endpoint.form is not None:
+        body, headers["content-type"] = form({"data": b"theirs"})
+    elif endpoint.body is not None and endpoint.body != Nothing | None:
+        body = BODIES[endpoint.path]
+    return ground.ask(tenant, method or endpoint.method, path, body, headers=headers)
+
+
+def comparable(answer: Answered, id_: str) -> tuple[int, dict[str, str], bytes]:
+    headers = {name: value for name, value in answer.headers.items() if name not in _OF_ITS_OWN}
+    told = answer.content.replace(id_.encode(), b"ID")
+    return answer.status, headers, re.sub(rb'"request_id":"req_[0-9a-f]+"', b"", told)
+
+
+def variable(endpoint: Endpoint) -> str:
+    (found,) = VARIABLE.findall(endpoint.path)
+    return str(found)
+
+
+@pytest.mark.parametrize("endpoint", with_ids(), ids=named)
+def test_somebody_elses_object_answers_like_none(furnished: Furnished, endpoint: Endpoint) -> None:
+    ground, kinds = furnished.ground, NAMED_BY[variable(endpoint)]
+    before = digest_rows(ground.database, TABLES)
+    for kind, id_ in furnished.ids.items():
+        unknown = sibling(id_)
+        for method in (endpoint.method, "HEAD") if endpoint.method == "GET" else (endpoint.method,):
+            theirs, nobodys = (
+                comparable(call(ground, "bob", endpoint, VARIABLE.sub(which, endpoint.path), method), which)
+                for which in (id_, unknown)
+            )
+            assert theirs == nobodys, (kind, method)
+            if kinds:
+                assert theirs[0] == (403 if endpoint.role == "admin" else 404), (kind, method, theirs)
+    assert digest_rows(ground.database, TABLES) == before
+
+
+READS = [endpoint for endpoint in with_ids() if endpoint.method == "GET" and NAMED_BY[variable(endpoint)]]
+
+
+@pytest.mark.parametrize("endpoint", READS, ids=named)
+def test_its_owner_and_an_admin_do_find_it(furnished: Furnished, endpoint: Endpoint) -> None:
+    """Otherwise nothing would be shown by nobody else finding it."""
+    for kind in NAMED_BY[variable(endpoint)]:
+        path = VARIABLE.sub(furnished.ids[kind], endpoint.path)
+        if path.endswith("/events") and kind == "running batch":
+            continue  # it would be followed for as long as it runs
+        for tenant in ("alice", "root"):
+            assert furnished.ground.ask(tenant, "GET", path).status == 200, (kind, tenant)
+
+
+def test_every_kind_of_id_is_named_by_some_route(furnished: Furnished) -> None:
+    found = {kind for endpoint in with_ids() for kind in NAMED_BY[variable(endpoint)]}
+    assert set(furnished.ids) - found == {"part", "deleted file"}
+
+
+LISTS = [endpoint for endpoint in routes() if endpoint.query is not None and not VARIABLE.search(endpoint.path)]
+LISTS = [endpoint for endpoint in LISTS if endpoint.method == "GET" and endpoint.role == "user"]
+
+
+@pytest.mark.parametrize("endpoint", LISTS, ids=named)
+def test_lists_show_only_ones_own(furnished: Furnished, endpoint: Endpoint) -> None:
+    ground = furnished.ground
+    assert ground.ok("alice", "GET", endpoint.path)["data"]
+    nothing = ground.ask("bob", "GET", endpoint.path)
+    assert nothing.json["data"] == []
+    assert nothing.json["first_id"] is nothing.json["last_id"] is None
+    # An admin's lists are their own, too.
+    assert ground.ok("root", "GET", endpoint.path)["data"] == []
+    # Whoever says that they are somebody else is not believed.
+    for query in ("owner=alice", "tenant_id=alice", "scope=all", "limit=100&owner=alice"):
+        assert ground.ask("bob", "GET", f"{endpoint.path}?{query}").json == nothing.json
+    # Nor does somebody else's id as a cursor tell whether it is one.
+    assert endpoint.query is not None
+    cursors = {"after", "after_id", "before_id"} & set(endpoint.query.__struct_fields__)
+    assert cursors
+    for name in cursors:
+        for kind, id_ in furnished.ids.items():
+            theirs, nobodys = (
+                comparable(ground.ask("bob", "GET", f"{endpoint.path}?{name}={which}"), which)
+                for which in (id_, sibling(id_))
+            )
+            assert theirs == nobodys, (name, kind)
+
+
+def test_ids_in_bodies_are_no_way_round(furnished: Furnished) -> None:
+    ground, ids = furnished.ground, furnished.ids
+    before = digest_rows(ground.database, TABLES)
+    asked = {"endpoint": ENDPOINT, "completion_window": "24h"}
+    for kind, id_ in ids.items():
+        for who in ("bob", "root"):
+            theirs, nobodys = (
+                comparable(ground.ask(who, "POST", "/v1/batches", {**asked, "input_file_id": which}), which)
+                for which in (id_, sibling(id_))
+            )
+            assert theirs == nobodys, kind
+            assert theirs[0] == 404
+    assert digest_rows(ground.database, TABLES) == before
+
+
+def test_somebody_elses_part_cannot_be_built_in(furnished: Furnished) -> None:
+    ground, ids = furnished.ground, furnished.ids
+    opened = {"bytes": 3, "filename": "f", "mime_type": "text/plain", "purpose": "batch"}
+    upload = ground.ok("bob", "POST", "/v1/uploads", opened)["id"]
+    theirs, nobodys = (
+        comparable(ground.ask("bob", "POST", f"/v1/uploads/{upload}/complete", {"part_ids": [which]}), which)
+        for which in (ids["part"], sibling(ids["part"]))
+    )
+    assert theirs == nobodys
+    assert theirs[0] == 400
+    # Nor one's own part into somebody else's upload.
+    content, kind = form({"data": b"abc"})
+    headers = {"content-type": kind}
+    ground.ok("bob", "POST", f"/v1/uploads/{upload}/parts", content, headers=headers)
+    assert ground.ask("bob", "POST", f"/v1/uploads/{ids['upload']}/parts", content, headers=headers).status == 404
+    ground.ok("bob", "POST", f"/v1/uploads/{upload}/cancel")
+
+
+def test_requests_of_another_batch_cannot_be_named(furnished: Furnished) -> None:
+    ground, ids = furnished.ground, furnished.ids
+    request_id = f"batch_req_{ids['batch'].removeprefix('batch_')}_1"
+    mine = ground.start("bob", jsonl(2))
+    for path in (f"/v1/batches/{mine}/results?after=", f"/v1/batches/{mine}/attempts?request_id="):
+        theirs, nobodys = (
+            comparable(ground.ask("bob", "GET", path + which), which)
+            for which in (request_id, sibling(request_id[:-2]) + "_1")
+        )
+        assert theirs == nobodys
+        assert theirs[0] == 400
+    assert ground.ask("bob", "POST", f"/v1/batches/{mine}/retry", {"request_ids": [request_id]}).status == 400
+    ground.ok("bob", "DELETE", f"/v1/batches/{mine}")
+
+
+def test_idempotency_keys_are_everybodys_own(furnished: Furnished) -> None:
+    ground = furnished.ground
+    headers = {"idempotency-key": "same", "content-type": "text/plain"}
+    put = ("PUT", "/v1/files?purpose=batch", jsonl(2))
+    files = {who: ground.ok(who, *put, headers=headers)["id"] for who in ("alice", "bob")}
+    assert files["alice"] != files["bob"]
+    asked = {"endpoint": ENDPOINT, "completion_window": "24h"}
+    opened = {"bytes": 3, "filename": "f", "mime_type": "text/plain", "purpose": "batch"}
+    keyed = {"idempotency-key": "same"}
+    made = {
+        who: (
+            ground.ok(who, "POST", "/v1/batches", {**asked, "input_file_id": files[who]}, headers=keyed)["id"],
+            ground.ok(who, "POST", "/v1/uploads", opened, headers=keyed)["id"],
+        )
+        for who in files
+    }
+    assert not set(made["alice"]) & set(made["bob"])
+    for who, file_id in files.items():
+        assert ground.ok(who, *put, headers=headers)["id"] == file_id
+        ground.until(who, f"/v1/batches/{made[who][0]}", "status", "completed")
+        ground.ok(who, "DELETE", f"/v1/files/{file_id}")
+        ground.ok(who, "POST", f"/v1/uploads/{made[who][1]}/cancel")
+
+
+@pytest.mark.parametrize("endpoint", [one for one in routes() if one.role == "admin"], ids=named)
+def test_what_is_for_admins_is_refused_before_anything_is_looked_at(furnished: Furnished, endpoint: Endpoint) -> None:
+    ground = furnished.ground
+    for id_ in (furnished.ids["key"], "key_" + "0" * 32, "nonsense"):
+        path = VARIABLE.sub(id_, endpoint.path)
+        for body in (None, b"", b"{nonsense", {"owner": "bob", "role": "admin"}):
+            refused = ground.ask("bob", endpoint.method, path, body if endpoint.method != "GET" else None)
+            assert refused.status == 403
+            assert refused.json["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize("endpoint", endpoints(), ids=named)
+def test_without_a_key_only_health_answers(furnished: Furnished, endpoint: Endpoint) -> None:
+    ground = furnished.ground
+    for id_ in (*furnished.ids.values(), "nonsense"):
+        path = VARIABLE.sub(id_, endpoint.path)
+        answer = ground.ask(None, endpoint.method, path)
+        if endpoint.role == "anyone":
+            assert answer.status == 200
+            continue
+        assert answer.status == 401, path
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert id_.encode() not in answer.content
+        if path == endpoint.path:
+            break
+
+
+def test_without_a_key_no_path_tells_whether_it_exists(furnished: Furnished) -> None:
+    known, unknown = (comparable(furnished.ground.ask(None, "GET", path), "-") for path in ("/v1/files", "/v1/nothing"))
+    assert known == unknown
+    assert {one.path for one in endpoints() if one.role == "anyone"} == {"/healthz", "/readyz"}
+    for path in ("/metrics", "/docs", "/openapi.json", "/", "/admin"):
+        assert furnished.ground.ask(None, "GET", path).status == 401

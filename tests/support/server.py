@@ -1,0 +1,164 @@
+"""`penstock serve` as its users run it: a process of its own on a free loopback port.
+
+    with served(tmp_path, "--base-url", mock.base_url, database=database_18) as server:
+        client = openai.OpenAI(base_url=server.base_url, api_key="none")
+
+Without `database` the server brings its own PostgreSQL under `tmp_path`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import psutil
+
+from tests.support.processes import Process, Processes
+from tests.support.wait import wait_until
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 60.0
+
+_ADDRESS = re.compile(r"^  address +(http://\S+)/v1$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    content: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+class ServerProcess:
+    """A running server."""
+
+    def __init__(self, process: Process, log_from: int = 0) -> None:
+        self.process = process
+        self._log_from = log_from
+        self.url = ""
+        """http://127.0.0.1:PORT, with what `--root-path` put behind it."""
+
+    @property
+    def base_url(self) -> str:
+        """For OpenAI's clients; Anthropic's take `url`."""
+        return f"{self.url}/v1"
+
+    @property
+    def port(self) -> int:
+        return int(re.findall(r":(\d+)", self.url)[0])
+
+    @property
+    def log(self) -> str:
+        """All it has printed and logged so far, its workers too."""
+        return self.process.log.read_bytes()[self._log_from :].decode("utf-8", "backslashreplace")
+
+    @property
+    def worker_pids(self) -> list[int]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if "penstock.cli.serve_worker" in child.cmdline():
+                    found.append(child.pid)
+            except psutil.NoSuchProcess:  # it has just ended
+                continue
+        return found
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+        timeout_s: float = 30.0,
+    ) -> Answered:
+        """One plain request: JSON from a value, or the bytes as they are."""
+        sent = dict(headers or {})
+        data = body
+        if body is not None and not isinstance(body, bytes):
+            data = json.dumps(body).encode()
+            sent.setdefault("content-type", "application/json")
+        if key is not None:
+            sent["authorization"] = f"Bearer {key}"
+        request = Request(f"{self.url}{path}", data, sent, method=method)
+        try:
+            with urlopen(request, timeout=timeout_s) as answer:
+                return Answered(answer.status, _lower(answer.headers), answer.read())
+        except HTTPError as error:
+            with error:
+                return Answered(error.code, _lower(error.headers), error.read())
+
+    def wait_ready(self, deadline_s: float = START_DEADLINE_S) -> None:
+        """Until it has printed where it listens, and /readyz agrees."""
+        wait_until(self._is_ready, deadline_s)
+
+    def _is_ready(self) -> bool:
+        if not self.process.alive:
+            raise AssertionError(f"the server ended with {self.process.exit_code}\n{self.process.tail()}")
+        found = _ADDRESS.search(self.log)
+        if found is None:
+            return False
+        self.url = found[1]
+        try:
+            return self.ask("GET", "/readyz", timeout_s=5).status == 200
+        except (URLError, OSError):
+            return False
+
+    def stop(self, deadline_s: float = STOP_DEADLINE_S) -> int:
+        """SIGTERM; its exit code."""
+        self.process.terminate()
+        return self.process.wait(deadline_s)
+
+
+@contextmanager
+def served(
+    directory: Path,
+    *args: str | Path,
+    database: str | None = None,
+    workers: int = 1,
+    env: Mapping[str, str] | None = None,
+    name: str = "serve",
+) -> Iterator[ServerProcess]:
+    """A ready server. At the end of the block it is killed, if it still runs."""
+    # A server of that name may have written to the same file before.
+    log = directory / f"{name}.log"
+    log_from = log.stat().st_size if log.exists() else 0
+    with Processes(directory) as processes:
+        process = start_server(processes, directory, *args, database=database, workers=workers, env=env, name=name)
+        server = ServerProcess(process, log_from)
+        server.wait_ready()
+        yield server
+
+
+def start_server(
+    processes: Processes,
+    directory: Path,
+    *args: str | Path,
+    database: str | None = None,
+    workers: int = 1,
+    env: Mapping[str, str] | None = None,
+    name: str = "serve",
+) -> Process:
+    """`penstock serve` under way: not ready yet, and perhaps never."""
+    where: tuple[str | Path, ...] = ("--data-dir", directory / "data")
+    if database is not None:
+        where += ("--database-url", database)
+    fixed = ("serve", "--host", "127.0.0.1", "--port", "0", "--workers", str(workers))
+    return processes.penstock(name, *fixed, *where, *args, env={"PYTHONUNBUFFERED": "1", **(env or {})})
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
