@@ -29,7 +29,7 @@ demo: setup ## run 2,000 requests against a mock upstream and look at the result
 test: setup ## check, then run every test on PostgreSQL 18 and 15
 	@scripts/system-packages
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup ## lint, format and types
 	@$(BIN)/ruff check --quiet .

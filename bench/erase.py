@@ -57,6 +57,7 @@ LINES = 100_000
 REPLICAS = 2
 MARGIN_S = 0.2
 """At the beginning of every turn, until what was under way has ended."""
+PATIENCE_S = 60.0
 DEADLINE_S = 900.0
 
 # Every wait for a lock that lasts is logged, where "lasts" is a hundredth of what the server would take notice of.
@@ -71,20 +72,16 @@ _processes = multiprocessing.get_context("spawn")
 @dataclass(frozen=True, slots=True)
 class Figures:
     quiet_ms: list[float]
-    """Every claim's time before anything was deleted,"""
-    paused_ms: list[float]
-    """between the turns of the purge, unless its rows were being vacuumed,"""
+    """Every claim's time while nobody purged or vacuumed after it,"""
     purging_ms: list[float]
-    """and during them."""
+    """and while somebody did."""
     purging_s: float
-    erased: list[int]
-    """By replica."""
-    tried: int
+    tried: list[int]
+    """Rows, by replica."""
     waits_seen: int
     looks: int
     logged: dict[str, int]
     deadlocks: int
-    rollbacks: int
 
 
 def main() -> None:
@@ -101,7 +98,7 @@ def main() -> None:
     print_table(
         [
             f"{rows:,} rows, two replicas",
-            "erased by each",
+            "tried by each",
             "rows/s",
             "tried twice",
             "waits seen",
@@ -111,8 +108,8 @@ def main() -> None:
         ],
         [
             [
-                *(name, " + ".join(f"{count:,}" for count in each.erased), f"{sum(each.erased) / each.purging_s:,.0f}"),
-                *(f"{each.tried - rows:,}", f"{each.waits_seen:,}", f"{each.looks:,}"),
+                *(name, " + ".join(f"{count:,}" for count in each.tried), f"{rows / each.purging_s:,.0f}"),
+                *(f"{sum(each.tried) - rows:,}", f"{each.waits_seen:,}", f"{each.looks:,}"),
                 *(f"{sum(each.logged.values()):,}", f"{each.deadlocks:,}"),
             ]
             for name, each in found.items()
@@ -120,17 +117,13 @@ def main() -> None:
     )
     for name, each in found.items():
         for lock, times in each.logged.items():
-            print(f"{name}: {times} waits for {lock}\n")
+            print(f"{name}: {times} logged for {lock}\n")
     print_table(
         [f"claim {CLAIM}, ms", "claims", "p50", "ratio", "p95", "ratio"],
         [
-            [f"{name}: {when}", f"{len(times):,}", *_against(times, each.paused_ms)]
+            [f"{name}: {when}", f"{len(times):,}", *_against(times, each.quiet_ms)]
             for name, each in found.items()
-            for when, times in (
-                ("before", each.quiet_ms),
-                ("purge paused", each.paused_ms),
-                ("purging", each.purging_ms),
-            )
+            for when, times in (("not purging", each.quiet_ms), ("purging", each.purging_ms))
         ],
     )
 
@@ -151,20 +144,25 @@ def _measure(conninfo: str, log: Path, rows: int, turn_s: float, rest_s: float) 
     with scratch_database(conninfo) as database:
         doomed = with_connection(database, lambda connection: _store(connection, rows))
         settle_down(database)
-        deadlocks, rollbacks = _statistics(database)
+        deadlocks, log_from = _deadlocks(database), log.stat().st_size
         with _looking(database) as looker, _claiming(database) as claimer, _purging(database, rest_s) as purgers:
             begun = time.perf_counter()
             time.sleep(2 * turn_s)
             turns = [("quiet", begun, time.perf_counter())]
             assert with_connection(database, lambda connection: erase.delete_file(connection, doomed, None))
             while not purgers.done:
-                for name, act in (("purging", purgers.go_on), ("paused", purgers.pause)):
+                for name, act in (("purging", purgers.go_on), ("quiet", purgers.pause)):
                     begun = time.perf_counter()
                     act(turn_s)
                     turns.append((name, begun, time.perf_counter()))
+            # Once autovacuum is done too, as long again as before.
+            begun = time.perf_counter()
+            while looker.quiet_s < 2 * turn_s and time.perf_counter() < begun + PATIENCE_S:
+                time.sleep(turn_s / 5)
+            turns.append(("quiet", begun, time.perf_counter()))
             taken = claimer.times()
             replicas = purgers.reports()
-        found: dict[str, list[float]] = {"quiet": [], "paused": [], "purging": []}
+        found: dict[str, list[float]] = {"quiet": [], "purging": []}
         for name, begun, ended in turns:
             for at, seconds in taken:
                 if begun + MARGIN_S <= at <= ended - seconds:
@@ -173,19 +171,15 @@ def _measure(conninfo: str, log: Path, rows: int, turn_s: float, rest_s: float) 
         left = with_connection(database, _left)
         if left != LINES:
             raise AssertionError(f"{left:,} rows are left, not {LINES:,}")
-        after = _statistics(database)
         return Figures(
             found["quiet"],
-            found["paused"],
             found["purging"],
             sum(ended - begun for name, begun, ended in turns if name == "purging"),
-            [erased for erased, _ in replicas],
-            sum(tried for _, tried in replicas),
+            replicas,
             looker.waits,
             looker.looks,
-            _logged(database, log),
-            after[0] - deadlocks,
-            after[1] - rollbacks,
+            _logged(database, log, log_from),
+            _deadlocks(database) - deadlocks,
         )
 
 
@@ -200,11 +194,11 @@ async def _left(connection: Connection) -> int:
     return int(row[0])
 
 
-def _logged(database: str, log: Path) -> dict[str, int]:
+def _logged(database: str, log: Path, log_from: int) -> dict[str, int]:
     """Waits for locks in this database, by kind of lock and table."""
     found: dict[str, int] = {}
     with psycopg.connect(database, autocommit=True) as connection:
-        for lock, relation, oid in _WAIT.findall(log.read_text("utf-8", "replace")):
+        for lock, relation, oid in _WAIT.findall(log.read_bytes()[log_from:].decode("utf-8", "replace")):
             row = connection.execute(
                 "SELECT %s::regclass::text FROM pg_database WHERE datname = current_database() AND oid = %s",
                 [int(relation), int(oid)],
@@ -214,13 +208,11 @@ def _logged(database: str, log: Path) -> dict[str, int]:
     return found
 
 
-def _statistics(database: str) -> tuple[int, int]:
+def _deadlocks(database: str) -> int:
     with psycopg.connect(database, autocommit=True) as connection:
-        row = connection.execute(
-            "SELECT deadlocks, xact_rollback FROM pg_stat_database WHERE datname = current_database()"
-        ).fetchone()
+        row = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
         assert row is not None
-        return int(row[0]), int(row[1])
+        return int(row[0])
 
 
 # -- looking for who waits
@@ -233,6 +225,12 @@ class _Looker:
         self.vacuums: list[float] = []
         """When autovacuum was seen at what is left of the removed rows."""
         self.ended = threading.Event()
+        self._begun = time.perf_counter()
+
+    @property
+    def quiet_s(self) -> float:
+        """How long autovacuum has not been seen."""
+        return time.perf_counter() - (self.vacuums[-1] if self.vacuums else self._begun)
 
     def run(self, database: str) -> None:
         with psycopg.connect(database, autocommit=True) as connection:
@@ -351,8 +349,8 @@ class _Purgers:
         self._going.clear()
         time.sleep(seconds)
 
-    def reports(self) -> list[tuple[int, int]]:
-        """Rows erased and rows tried, by replica."""
+    def reports(self) -> list[int]:
+        """Rows tried, by replica."""
         return [pipe.recv() for pipe in self._pipes]
 
 
@@ -392,20 +390,20 @@ def _purge_process(database: str, rest_s: float, going: Event, ended: Event, pip
 
 
 async def _purge_all(database: str, rest_s: float, going: Event, ended: Event, pipe: Pipe) -> None:
-    rows, erased, begun = Config().erase.purge_batch_size, 0, False
+    rows, begun = Config().erase.purge_batch_size, False
     async with await _NotingConnection.connect(database, autocommit=True) as connection:
         connection.bounds = []
         pipe.send(None)
         while True:
             if not going.is_set():
                 await asyncio.to_thread(going.wait)
-            step = await erase.purge_step(connection, rows)
-            erased, begun = erased + step, begun or step > 0
-            if begun and not step:
+            if await erase.purge_step(connection, rows):
+                begun = True
+            elif begun:
                 break
             await asyncio.sleep(rest_s)
         ended.set()
-        pipe.send((erased, sum(end - start for start, end in connection.bounds)))
+        pipe.send(sum(end - start for start, end in connection.bounds))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ message that names the place.
 |---|---|---|---|---|
 | `database_url` | `PENSTOCK_DATABASE_URL` | `--database-url URL` | the embedded server | a PostgreSQL, 15 or later |
 | `data_dir` | `PENSTOCK_DATA_DIR` | `--data-dir DIR` | `./.penstock` | where the embedded server lives |
-| `webhook_allow` | `PENSTOCK_WEBHOOK_ALLOW` | | none | networks (CIDR) and host names that webhooks may go to although they are not public; a list, or separated by commas |
 | `public_url` | `PENSTOCK_PUBLIC_URL` | `serve --public-url URL` | none | where clients reach the server |
 | `root_path` | `PENSTOCK_ROOT_PATH` | `serve --root-path PATH` | none | what a proxy puts before every path |
-| `webhook_allow` | `PENSTOCK_WEBHOOK_ALLOW` | | none | private networks and hosts that webhooks may go to (a list) |
+| `webhook_allow` | `PENSTOCK_WEBHOOK_ALLOW` | | none | private networks and hosts that webhooks may go to (list) |
 | `[[providers]]` | | `serve --base-url URL` | none | the endpoints that serve models: see [serve.md](serve.md) |
 
 The file is the one named by `--config`, else by `PENSTOCK_CONFIG`, else `penstock.toml` in the data directory.
@@ -40,7 +39,6 @@ TITLES = {
     "serve": "The HTTP server",
     "sessions": "Sessions",
     "erase": "Erasure",
-    "webhooks": "Webhooks",
     "webhooks": "Webhooks",
 }
 

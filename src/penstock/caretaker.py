@@ -14,6 +14,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from time import monotonic
 from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid4
@@ -27,17 +28,18 @@ from penstock.config import Config
 from penstock.db.bell import WORK, ring
 from penstock.db.leader import Leader
 from penstock.db.pool import Pool, borrowed
-from penstock.deliver import webhooks
+from penstock.deliver import sinks, webhooks
 from penstock.erase import erase
 from penstock.housekeeping import end_batches, take_turn
 from penstock.intake import parts, sweep
 from penstock.providers import POOL, Providers
-from penstock.work import batches
+from penstock.work import batches, pools
 
 _log = logging.getLogger("penstock.caretaker")
 
 _VALIDATE_EVERY_S = 5.0
 _END_EVERY_S = 2.0
+_REROUTE_EVERY_S = 5.0
 _EXPIRE_EVERY_S = 10.0
 _DELIVER_EVERY_S = 1.0
 _FORGET_EVERY_S = 300.0
@@ -65,16 +67,27 @@ class _Duty:
 class Caretaker:
     """Runs the duties for as long as its context lasts."""
 
-    def __init__(self, config: Config, conninfo: str, database: Pool, providers: Providers) -> None:
+    def __init__(
+        self,
+        config: Config,
+        conninfo: str,
+        database: Pool,
+        providers: Providers,
+        *,
+        describe: sinks.Describe | None = None,
+    ) -> None:
+        """`describe` says what sinks are told of a request; without it they are told nothing."""
         self._config = config
         self._conninfo = conninfo
         self._database = database
         self._providers = providers
+        self._describe = describe
         erasing = config.erase
         self._duties = {
             duty.name: duty
             for duty in (
                 _Duty("validate", self._validate, _VALIDATE_EVERY_S),
+                _Duty("reroute", self._reroute, _REROUTE_EVERY_S),
                 _Duty("end", self._end, _END_EVERY_S, led=True),
                 _Duty("expire", self._expire, _EXPIRE_EVERY_S, led=True),
                 _Duty("sweep", self._sweep, config.liveness.heartbeat_grace_s, led=True),
@@ -83,11 +96,15 @@ class Caretaker:
                 _Duty("forget", self._forget, _FORGET_EVERY_S, led=True),
             )
         }
+        if config.sinks and describe is not None:
+            self._duties["announce"] = _Duty("announce", self._announce, _DELIVER_EVERY_S, led=True)
+            self._duties["sinks"] = _Duty("sinks", self._deliver_to_sinks, _DELIVER_EVERY_S)
         self._tasks: list[asyncio.Task[None]] = []
         self.leader = Leader(
             conninfo, "caretaker", grace_s=config.liveness.leader_grace_s, on_lead=self._wake_what_is_led
         )
         self._sender = webhooks.sender_for(config)
+        self._unserved_since: dict[str, float] = {}
 
     def wake(self, name: str) -> None:
         """There is something to do for this duty: do not wait for its time."""
@@ -158,10 +175,48 @@ class Caretaker:
         async with borrowed(self._database) as connection:
             waiting = await batches.unvalidated(connection)
             for batch_id in waiting:
-                await batches.validate_batch(connection, batch_id, self._providers.pool_of)
+                try:
+                    await batches.validate_batch(connection, batch_id, self._providers.pool_of)
+                except Exception as error:
+                    # One that cannot be looked at must not keep the younger ones waiting.
+                    if connection.closed:
+                        raise
+                    _log.error("validate: batch %s: failed: %s", batch_id, type(error).__name__)
             if waiting:
                 await ring(connection, WORK, "")
         return False
+
+    async def _reroute(self) -> bool:
+        """What is left of providers that were renamed or removed goes to whoever serves its model now. Not at once:
+        their workers may be with another server that is just being started again."""
+        if not len(self._providers):
+            return False
+        grace_s, more = self._config.liveness.heartbeat_grace_s, False
+        async with borrowed(self._database) as connection:
+            found = await pools.unserved(connection, self._providers.pools, grace_s)
+            since = {pool: self._unserved_since.get(pool, monotonic()) for pool in found}
+            for pool in found.keys() - self._unserved_since.keys():
+                self._warn_of(pool, found[pool])
+            self._unserved_since = since
+            for pool, models in found.items():
+                for model in models:
+                    new_pool = self._providers.pool_instead(pool, model)
+                    if new_pool is None or monotonic() < since[pool] + grace_s:
+                        continue
+                    moved = await pools.move(connection, pool, model, new_pool, grace_s)
+                    if moved:
+                        _log.warning("%s: the work for %s (%d lanes) is now with %s", pool, model, moved, new_pool)
+                        await ring(connection, WORK, new_pool)
+                    more |= moved >= pools.MOVED_AT_ONCE
+        return more
+
+    def _warn_of(self, pool: str, models: list[str]) -> None:
+        orphans = [model for model in models if self._providers.pool_instead(pool, model) is None]
+        if orphans:
+            remedy = f"configure a provider for {', '.join(orphans)}, or cancel what is left of them"
+        else:
+            remedy = "it goes to those that serve its models now, unless a worker for it appears"
+        _log.warning("%s has unfinished work and no provider or worker: %s", pool, remedy)
 
     async def _end(self) -> bool:
         """Batches end in time even where no worker is left to end them."""
@@ -172,10 +227,11 @@ class Caretaker:
     async def _expire(self) -> bool:
         async with borrowed(self._database) as connection:
             expired = await erase.expire_files(connection, _EXPIRE_AT_ONCE)
+            archived = await erase.archive_batches(connection, _EXPIRE_AT_ONCE)
             await parts.expire_uploads(connection)
-        if expired:
+        if expired or archived:
             self.wake("purge")
-        return expired >= _EXPIRE_AT_ONCE
+        return max(expired, archived) >= _EXPIRE_AT_ONCE
 
     async def _sweep(self) -> bool:
         """Remove what killed uploads left behind."""
@@ -191,8 +247,21 @@ class Caretaker:
     async def _deliver(self) -> bool:
         return await webhooks.deliver_due(self._database, self._config, sender=self._sender) > 0
 
+    async def _announce(self) -> bool:
+        """Make deliveries of what was answered in sessions."""
+        answers = await sinks.announce(self._database, self._config.sinks)
+        if answers:
+            self.wake("sinks")
+        return answers > 0
+
+    async def _deliver_to_sinks(self) -> bool:
+        if self._describe is None:
+            return False
+        return await sinks.deliver_due(self._database, self._config, self._describe) > 0
+
     async def _forget(self) -> bool:
-        return await webhooks.forget_old(self._database, self._config) > 0
+        forgotten = await webhooks.forget_old(self._database, self._config)
+        return forgotten + await sinks.forget_old(self._database, self._config) > 0
 
 
 async def _in_thread(call: Callable[[], object]) -> None:

@@ -152,6 +152,7 @@ class ServeLimits:
     max_json_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "largest JSON body of a request; files are not bound by it")
     head_timeout_s: float = _knob(20, 0.1, 600, "time for a request's line and headers to arrive")
     body_idle_timeout_s: float = _knob(30, 0.1, 600, "longest silence inside a request's body")
+    linger_s: float = _knob(10, 0, 300, "how long a refused request's body is still taken, so that the refusal is read")
     body_min_bytes_per_s: int = _knob(1_024, 1, 1_000_000_000, "slower bodies are cut off, after body_idle_timeout_s")
     send_timeout_s: float = _knob(120, 0.1, 3_600, "longest a client may leave an answer unread")
     keep_alive_s: float = _knob(15, 0.1, 3_600, "how long an idle connection is kept")

@@ -11,6 +11,7 @@ max_concurrency = 256
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +21,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.config import DispatchLimits
-from penstock.dispatch.http import checked_base, checked_headers, checked_key
-from penstock.errors import UsageError
+from penstock.config import DispatchLimits, RetryLimits
+from penstock.dispatch.http import HttpProcessor, checked_base, checked_headers, checked_key
+from penstock.dispatch.streaming import Streams
+from penstock.errors import PenstockError, UsageError
+
+_log = logging.getLogger("penstock.providers")
 
 POOL = "serve"
 SESSION_POOL = "session"
@@ -81,6 +85,22 @@ class Provider:
             )
         return checked_key(key, f"provider '{self.name}': {self.api_key_env}")
 
+    def processor(
+        self, dispatch: DispatchLimits, retry: RetryLimits, share: int, *, streams: Streams | None = None
+    ) -> HttpProcessor:
+        """What calls it, so many at a time, with its key as it is by then."""
+        key = KeyInUse(self)
+        return HttpProcessor(
+            self.base_url,
+            key(),
+            self.limits(dispatch, share),
+            retry,
+            self.headers,
+            name=self.name,
+            current_key=key if self.api_key_file is not None else None,
+            streams=streams,
+        )
+
     def limits(self, dispatch: DispatchLimits, share: int) -> DispatchLimits:
         """The bounds of its calls in a process that may have so many at a time."""
         told: dict[str, Any] = {**self.timeouts, "concurrency": share}
@@ -99,9 +119,43 @@ class Provider:
         return {name: value for name, value in told.items() if value is not None}
 
 
+class KeyInUse:
+    """A provider's key, read again whenever its file has changed. What cannot be read leaves the last one in use."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._file = None if provider.api_key_file is None else Path(provider.api_key_file)
+        self._seen = self._stamp()
+        self._key = provider.api_key()
+
+    def __call__(self) -> str | None:
+        # A look at a file costs a few microseconds, a call that is refused for its old key halts the provider.
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            try:
+                self._key = self._provider.api_key()
+            except PenstockError as error:
+                _log.warning("%s; going on with the key it had before", error.message)
+        return self._key
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            found = self._file.stat() if self._file is not None else None
+        except OSError:
+            found = None
+        return (found.st_mtime_ns, found.st_ino, found.st_size) if found is not None else ()
+
+
 def session_pool(name: str) -> str:
     """The pool of a provider's sessions."""
     return f"{SESSION_POOL}:{name}"
+
+
+def name_in(pool: str) -> str | None:
+    """The provider whose work such a pool holds; None for a pool of another kind."""
+    kind, _, name = pool.partition(":")
+    return name if name and kind in (POOL, SESSION_POOL) else None
 
 
 class Providers:
@@ -128,6 +182,18 @@ class Providers:
         """The pool whose workers can call this model; None if nobody serves it."""
         provider = self._provider_of(model)
         return None if provider is None else provider.pool
+
+    @property
+    def pools(self) -> list[str]:
+        """Those of all of them, for batches and for sessions."""
+        return [pool for provider in self._all for pool in (provider.pool, provider.session_pool)]
+
+    def pool_instead(self, pool: str, model: str) -> str | None:
+        """The pool of the same kind that has this model now; None if nobody serves it."""
+        provider = self._provider_of(model)
+        if provider is None:
+            return None
+        return provider.pool if pool.startswith(f"{POOL}:") else provider.session_pool
 
     @property
     def models(self) -> list[tuple[str, str]]:

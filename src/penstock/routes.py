@@ -14,6 +14,7 @@ from penstock.claim import gates
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
 from penstock.model import Again, Halt
+from penstock.providers import name_in
 
 _log = logging.getLogger("penstock.worker")
 
@@ -59,7 +60,15 @@ class Routes:
             return False
         self._halts[route] = halt
         # Not the message: upstreams quote requests in it. It is kept with the gate, for the operator.
-        _log.error("route %s is halted: HTTP %s %s", route, halt.status_code, halt.error_code)
+        what = f"route {route} is halted: HTTP {halt.status_code} {halt.error_code}"
+        if (provider := name_in(self._pool)) is not None:
+            _log.error(
+                "provider %s (%s): %s; once that is mended: `penstock providers resume %s`"
+                " or POST /v1/providers/%s/resume",
+                *(provider, self._pool, what, provider, provider),
+            )
+        else:
+            _log.error("%s", what)
         self._in_background(lambda connection: self._tell(connection, route, halt))
         return True
 

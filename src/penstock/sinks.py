@@ -17,6 +17,7 @@ import base64
 import binascii
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -59,9 +60,9 @@ class Sink:
     source: str | None = None
     """What the events name as their source; the server's public URL if not given."""
 
-    def wants(self, type_: str, owner: str, *, from_event: bool) -> bool:
+    def wants(self, owner: str, *, from_event: bool) -> bool:
         whose = not self.owners or owner in self.owners
-        return type_ in self.types and whose and (from_event or self.requests == "all")
+        return whose and (from_event or self.requests == "all")
 
     def secret(self) -> bytes:
         """The signing key, read now: `whsec_` and base64 as receivers are given it, or plain text."""
@@ -94,6 +95,11 @@ class Sink:
                 hint=f"Set it before the command: export {self.secret_env}=...",
             )
         return text
+
+
+def are_told(sinks: Iterable[Sink], owner: str, *, from_event: bool) -> bool:
+    """Whether anybody wants to know what becomes of an owner's request."""
+    return any(sink.wants(owner, from_event=from_event) for sink in sinks)
 
 
 def parse(entries: Any, file: str) -> tuple[Sink, ...]:

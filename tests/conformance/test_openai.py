@@ -369,6 +369,13 @@ class TestStrangers:
         assert refused.value.request_id
         driver.close()
 
+    def test_a_refused_upload_is_told_so(self, place: Place) -> None:
+        """The client reads no answer before it has sent its whole body."""
+        driver = Driver(openai.OpenAI(base_url=f"{place.url}/v1", api_key="sk-wrong", max_retries=0))
+        with pytest.raises(openai.AuthenticationError):
+            driver.do("files.create", file=bytes(20_000_000), purpose="user_data")
+        driver.close()
+
 
 class TestModels:
     def test_list_and_retrieve(self, openai_driver: Driver) -> None:

@@ -54,7 +54,7 @@ def requests(lines: int) -> bytes:
     )
 
 
-LINES = 6_000
+LINES = 20_000
 SMALL_COPIES = ("--set", "copy_batch_rows=500")
 
 
@@ -85,6 +85,8 @@ def test_killed_in_the_middle_of_an_upload(tmp_path: Path, database_18: str, way
                 connection.putheader(name, value)
             connection.endheaders(body[: len(body) // 2])
             wait_until(lambda: count(database_18, "templates"), DEADLINE_S)
+            # A client that keeps everybody waiting keeps no transaction open.
+            wait_until(lambda: not _in_transaction(database_18), 20)
             server.process.kill()
             with pytest.raises((http.client.HTTPException, OSError)):
                 connection.getresponse()
@@ -109,6 +111,13 @@ def test_killed_in_the_middle_of_an_upload(tmp_path: Path, database_18: str, way
             assert db.execute("SELECT DISTINCT source_id FROM penstock.file_chunks").fetchall() == (
                 db.execute("SELECT source_id FROM penstock.files").fetchall()
             )
+
+
+def _in_transaction(database: str) -> bool:
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with psycopg.connect(database, autocommit=True) as connection:
+        row = connection.execute(f"SELECT 1 {others} AND state LIKE 'idle in%'".encode()).fetchone()
+    return row is not None
 
 
 def test_killed_in_the_middle_of_a_part(tmp_path: Path, database_18: str) -> None:
@@ -206,7 +215,7 @@ def test_the_database_is_stopped_and_started_under_the_server(tmp_path: Path) ->
 def test_the_disk_is_full(tmp_path: Path) -> None:
     """The server says so and takes nothing in; with room again it goes on by itself."""
     data = disk(tmp_path / "data", 320 * MIB)
-    content = requests(LINES)
+    content = requests(2_000)
     with served(tmp_path, *NOWHERE, *SMALL_COPIES, workers=0) as server:
         kept = server.ask("PUT", "/v1/files?purpose=batch", jsonl(10)).json["id"]
         data.fill()

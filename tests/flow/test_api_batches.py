@@ -93,8 +93,12 @@ def test_a_batch_whose_every_request_fails_is_completed_without_output(server_18
         assert [line["error"] for line in lines] == [None] * 3
 
         # Once more: what failed runs again, and the batch ends again.
-        with pytest.raises(openai.ConflictError):
+        with pytest.raises(openai.BadRequestError, match=r"custom_ids.*'nobody'") as refused:
             client.post(f"/batches/{done.id}/retry", cast_to=object, body={"custom_ids": ["nobody"]})
+        assert refused.value.param == "custom_ids"
+        unknown = f"batch_req_{done.id.removeprefix('batch_')}_99"
+        other = ground.server.ask("POST", f"/v1/batches/{done.id}/retry", {"request_ids": [unknown]})
+        assert (other.status, unknown in other.json["error"]["message"]) == (400, True)
         first = client.get(f"/batches/{done.id}/results", cast_to=dict[str, Any])["data"][0]
         again = ground.server.ask("POST", f"/v1/batches/{done.id}/retry", {"request_ids": [first["id"]]})
         assert again.status == 200

@@ -16,6 +16,7 @@ import pytest
 from anthropic.types.messages import MessageBatch
 from anthropic.types.messages.batch_create_params import Request
 
+from penstock.model import new_id
 from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.server import ServerProcess, served
 from tests.support.wait import wait_until
@@ -348,6 +349,62 @@ def test_an_idempotency_key_makes_one_batch(client: anthropic.Anthropic) -> None
     with pytest.raises(anthropic.ConflictError) as caught:
         client.messages.batches.create(requests=requests(3), extra_headers=headers)
     check_error(caught.value, "invalid_request_error")
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+def test_requests_are_no_file_and_go_with_the_results(database_18: str, tmp_path: Path) -> None:
+    with (
+        fresh_server(tmp_path, database_18) as (server, _),
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+        psycopg.connect(database_18, autocommit=True) as connection,
+    ):
+        batch = client.messages.batches.create(requests=requests(3))
+        counts = ended(client, batch.id).request_counts
+        (file_id,) = connection.execute("SELECT id FROM penstock.files").fetchall()[0]
+        for query in ("", "?purpose=message_batch", "?purpose=batch", "?order=asc"):
+            assert server.ask("GET", f"/v1/files{query}").json["data"] == []
+        path = f"/v1/files/file-{file_id.hex}"
+        asked = [server.ask(*way).status for way in (("GET", path), ("GET", f"{path}/content"), ("DELETE", path))]
+        assert asked == [404, 404, 404]
+        wish = {"input_file_id": f"file-{file_id.hex}", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        assert server.ask("POST", "/v1/batches", wish).status == 404
+
+        connection.execute("UPDATE penstock.batches SET created_at = created_at - interval '29 days'")
+        left = "SELECT (SELECT count(*) FROM penstock.outcomes) + (SELECT count(*) FROM penstock.templates)"
+        wait_until(lambda: connection.execute(left).fetchone() == (0,), 60)
+        archived = client.messages.batches.retrieve(batch.id)
+        assert (archived.archived_at is not None, archived.results_url, archived.request_counts) == (True, None, counts)
+        with pytest.raises(anthropic.AnthropicError):
+            client.messages.batches.results(batch.id)
+        client.messages.batches.delete(batch.id)
+        reports = {entry["kind"]: entry["object_id"] for entry in server.ask("GET", "/v1/erasures").json["data"]}
+        assert reports == {
+            "file": f"file-{file_id.hex}",
+            "message_batch_results": batch.id,
+            "message_batch": batch.id,
+        }
+        server.ask("PUT", "/v1/sessions/dialogue", {})
+        session = server.ask("DELETE", "/v1/sessions/dialogue").json["id"]
+        newest = server.ask("GET", "/v1/erasures?limit=1").json["data"][0]
+        assert (newest["kind"], newest["object_id"]) == ("session", session)
+
+
+def test_one_that_is_cancelled_before_it_was_looked_at_knows_its_requests(database_18: str, tmp_path: Path) -> None:
+    with (
+        fresh_server(tmp_path, database_18) as (server, _),
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+        psycopg.connect(database_18, autocommit=True) as connection,
+    ):
+        ended(client, client.messages.batches.create(requests=requests(3)).id)
+        batch_id = new_id()
+        connection.execute(
+            "INSERT INTO penstock.batches (id, owner, file_id, pool, dialect, endpoint, deadline, total, created_at)"
+            " SELECT %s, owner, file_id, pool, dialect, endpoint, deadline, 0, now() FROM penstock.batches",
+            [batch_id],
+        )
+        client.messages.batches.cancel(f"msgbatch_{batch_id.hex}")
+        counts = ended(client, f"msgbatch_{batch_id.hex}").request_counts
+        assert counts.canceled + counts.succeeded == 3
 
 
 def test_results_url_below_a_path(database_18: str, tmp_path: Path) -> None:

@@ -5,82 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 from uuid import uuid4
 
-import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
-from tests.support.recorder import Recorder, recording
-from tests.support.server import Answered, ServerProcess, served
+from tests.support.session_api import CHAT, Place, asking, open_place
 from tests.support.wait import wait_until
 
-CHAT = "/v1/chat/completions"
 FIELDS = {
     *("id", "object", "session", "sequence", "status", "response", "error", "attempts"),
     *("created_at", "completed_at"),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    server: ServerProcess
-    upstream: Recorder
-    database: str
-
-    def send(self, key: str, text: str, query: str = "", **headers: str) -> Answered:
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.server.ask("POST", f"/v1/sessions/{key}/requests{query}", asking(text), headers=sent)
-
-    def queue(self, key: str, text: str, **headers: str) -> dict[str, Any]:
-        """Send without waiting."""
-        answer = self.send(key, text, prefer="respond-async", **headers)
-        assert answer.status == 202, answer.content
-        queued: dict[str, Any] = answer.json
-        return queued
-
-    def get(self, path: str) -> Any:
-        answer = self.server.ask("GET", f"/v1/sessions{path}")
-        assert answer.status == 200, answer.content
-        return answer.json
-
-    def ended(self, key: str, request_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.get(f"/{key}/requests/{request_id}?wait=30")
-        assert found["status"] not in ("pending", "processing")
-        return found
-
-
-def asking(text: str, model: str = "small", endpoint: str = CHAT) -> dict[str, Any]:
-    return {"endpoint": endpoint, "body": {"model": model, "messages": [{"role": "user", "content": text}]}}
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, server_18: str) -> Iterator[Place]:
-    directory = tmp_path_factory.mktemp("sessions")
-    with recording() as upstream, fresh_database(server_18) as database:
-        config = directory / "penstock.toml"
-        config.write_text(
-            "max_attempts = 1\nsession_max_body_bytes = 100000\n"
-            f'[[providers]]\nname = "main"\nbase_url = "{upstream.base_url}"\nmodels = ["small", "other"]\n'
-        )
-        with served(directory, "--config", config, database=database) as server:
-            yield Place(server, upstream, database)
-
-
-def fresh_database(server: str) -> Any:
-    from contextlib import contextmanager
-
-    @contextmanager
-    def made() -> Iterator[str]:
-        name = f"sessions_{uuid4().hex}"
-        with psycopg.connect(server, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name} TEMPLATE template_penstock".encode())
-        yield make_conninfo(server, dbname=name)
-
-    return made()
+    settings = {"max_attempts": 1, "session_max_body_bytes": 100_000}
+    with open_place(tmp_path_factory.mktemp("sessions"), server_18, **settings) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -316,39 +261,29 @@ def test_a_deleted_session_is_gone_and_its_callers_are_told(place: Place, key: s
 # -- callers who go away
 
 
-def hang_up(place: Place, key: str, text: str, query: str = "") -> None:
-    """Send, see it called, and leave."""
-    import http.client
-
-    connection = http.client.HTTPConnection("127.0.0.1", place.server.port, timeout=30)
-    headers = {"content-type": "application/json"}
-    connection.request("POST", f"/v1/sessions/{key}/requests{query}", json.dumps(asking(text)), headers)
-    wait_until(lambda: bool(place.server.ask("GET", f"/v1/sessions/{key}/requests").json.get("data")), 30)
-    connection.close()
+def hang_up(place: Place, key: str, text: str, query: str = "") -> dict[str, Any]:
+    """Send, see it stored, and leave; the request."""
+    with closing(HTTPConnection("127.0.0.1", place.server.port, timeout=30)) as connection:
+        headers = {"content-type": "application/json"}
+        connection.request("POST", f"/v1/sessions/{key}/requests{query}", json.dumps(asking(text)), headers)
+        wait_until(lambda: len(place.get(f"/{key}/requests")["data"]) == 2, 30)
+    found: dict[str, Any] = place.get(f"/{key}/requests")["data"][1]
+    return found
 
 
 def test_a_caller_that_goes_away_cancels_nothing(place: Place, key: str) -> None:
-    place.queue(f"{key}-b", f"hold {key}")
-    hang_up(place, key, f"stays {key}")
-    [request] = place.get(f"/{key}/requests")["data"]
-    assert place.ended(key, request["id"])["status"] == "completed"
+    place.queue(key, f"hold {key}")
+    request = hang_up(place, key, f"stays {key}")
     place.upstream.release(key)
+    assert place.ended(key, request["id"])["status"] == "completed"
 
 
 def test_unless_it_asked_to(place: Place, key: str) -> None:
     place.queue(key, f"hold {key}")
-    hung = place.queue(key, "between")
-    import http.client
-
-    connection = http.client.HTTPConnection("127.0.0.1", place.server.port, timeout=30)
-    content = json.dumps(asking(f"goes {key}"))
-    headers = {"content-type": "application/json"}
-    connection.request("POST", f"/v1/sessions/{key}/requests?cancel_on_disconnect=true", content, headers)
-    wait_until(lambda: len(place.get(f"/{key}/requests")["data"]) == 3, 30)
-    connection.close()
-    wait_until(lambda: place.get(f"/{key}/requests")["data"][2]["status"] == "cancelled", 30)
+    request = hang_up(place, key, f"goes {key}", "?cancel_on_disconnect=true")
+    wait_until(lambda: place.get(f"/{key}/requests/{request['id']}")["status"] == "cancelled", 30)
     place.upstream.release(key)
-    assert place.ended(key, hung["id"])["status"] == "completed"
+    assert place.send(key, "after").json["sequence"] == 3
     assert f"goes {key}" not in place.upstream.texts
 
 
@@ -358,7 +293,3 @@ def test_models_of_one_session_may_differ(place: Place, key: str) -> None:
     last = place.server.ask("POST", f"/v1/sessions/{key}/requests", asking(f"3 {key}"))
     assert [answer.json["sequence"] for answer in (first, other, last)] == [1, 2, 3]
     assert other.json["response"]["body"]["model"] == "other"
-
-
-def _unused(path: Path) -> None:
-    del path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,31 +14,11 @@ import pytest
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from tests.support.mock_process import start_mock_process
-from tests.support.receiver import Receiver, receiving, status
+from tests.support.receiver import Receiver, background_receiver, receiving, status
 from tests.support.server import ServerProcess, served
 from tests.support.wait import wait_until
 
 ALLOW = {"PENSTOCK_WEBHOOK_ALLOW": "127.0.0.1/32, hooks.internal"}
-
-
-@contextlib.contextmanager
-def background_receiver() -> Iterator[Receiver]:
-    """A receiver with a thread of its own, for tests that wait for other things."""
-    receiver, ready, done = Receiver(), threading.Event(), threading.Event()
-
-    async def run() -> None:
-        async with receiving(receiver):
-            ready.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield receiver
-    finally:
-        done.set()
-        thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -252,7 +252,7 @@ class TestDeletingABatch:
             await purge(connection)
             assert await count_rows(connection) == {}
             kinds = [report.kind for report in await erase.list_erasures(connection, None)]
-            assert sorted(kinds) == ["batch", "file"]
+            assert sorted(kinds) == ["file", "message_batch"]
 
         with_connection(database, body)
 
@@ -296,11 +296,55 @@ class TestExpiry:
             assert await erase.expire_files(connection, 10, now=later) == 2, "the results"
             await purge(connection)
             assert await count_rows(connection) == {
-                **{"batches": 1, "lanes": 1, "journal": 2, "files": 1, "file_lanes": 1, "templates": 2}
+                **{"batches": 1, "lanes": 1, "files": 1, "file_lanes": 1, "templates": 2}
             }
             assert await one(connection, "SELECT id FROM penstock.files") == (young,)
 
         with_connection(database, body)
+
+    def test_results_of_messages_go_and_the_batch_stays(self, database: str) -> None:
+        async def body(connection: Connection) -> None:
+            now = datetime.now(UTC)
+            due = now + erase.MESSAGE_RESULTS_KEPT
+            old = await make_wish(connection, [6], dialect="anthropic", now=now)
+            other = await make_wish(connection, [2], now=now)
+            await answer(connection, await take(connection, 2), FAILED, now=now)
+            await answer(connection, await take(connection), now=now)
+            for batch_id in (old, other):
+                assert await batches.finish(connection, batch_id, now=now)
+            young = await make_wish(connection, [2], dialect="anthropic", now=now + timedelta(hours=1))
+            before = await batches.get_batch(connection, old, None)
+            assert await erase.archive_batches(connection, 10, now=due - timedelta(seconds=1)) == 0
+            assert await erase.archive_batches(connection, 10, now=due) == 1
+            assert await erase.archive_batches(connection, 10, now=due) == 0
+            assert await erase.archive_batches(connection, 10, now=due + timedelta(hours=2)) == 0, "has not ended"
+            await purge(connection)
+            after = await batches.get_batch(connection, old, None)
+            assert before is not None
+            assert after is not None
+            assert (after.state, after.counts, after.file_id) == (before.state, before.counts, None)
+            left = await count_rows(connection)
+            assert (left["outcomes"], left["templates"], left["batches"], left["journal"]) == (2, 4, 3, 1)
+            reports = await erase.list_erasures(connection, None)
+            assert sorted(report.kind for report in reports) == ["file", "message_batch_results"]
+            assert all(report.finished_at for report in reports)
+            assert await erase.delete_batch(connection, old, None)
+            await purge(connection)
+            assert (await count_rows(connection))["batches"] == 2
+            assert await batches.get_batch(connection, young, None) is not None
+
+        with_connection(database, body)
+
+    def test_requests_of_messages_are_no_file_and_expire_all_the_same(self, database_18: str) -> None:
+        async def body(connection: Connection) -> None:
+            file_id = await make_file(connection, [2])
+            await connection.execute("UPDATE penstock.files SET purpose = 'message_batch', expires_at = now()")
+            assert not await erase.delete_file(connection, file_id, None)
+            assert await erase.expire_files(connection, 10) == 1
+            await purge(connection)
+            assert await count_rows(connection) == {}
+
+        with_connection(database_18, body)
 
 
 class TestNothingIsLeft:
@@ -329,11 +373,46 @@ class TestNothingIsLeft:
             if what == "batch":
                 assert left == 0
             else:
-                assert left == 5 + 5 + 5 + 1, "answers, failures with their history, metadata"
+                assert left == 5 + 5 + 1, "answers, failures, metadata"
                 assert await erase.delete_batch(connection, batch_id, None)
                 await purge(connection)
                 assert traces(database, CANARY) == 0
             assert all(report.finished_at for report in await erase.list_erasures(connection, "local"))
+
+        with_connection(database, body)
+
+    @pytest.mark.parametrize("first", ["input", "output"])
+    @pytest.mark.parametrize("failures", [0, 2])
+    def test_once_input_and_results_are_deleted(self, database: str, first: str, failures: int) -> None:
+        """Requests that failed at first, with an error that quotes them, and were answered in the end."""
+
+        async def body(connection: Connection) -> None:
+            now = datetime.now(UTC)
+            file_id = await make_file(connection, [12], body=b'{"prompt": "%b"}' % CANARY)
+            batch_id = await ask_for(connection, file_id)
+            await take(connection, 3, worker=uuid4())
+            await liveness.reclaim(connection, uuid4(), LivenessLimits(), stuck_s=1e6)
+            quoting = f"invalid prompt: {CANARY.decode()}"
+            await defer(connection, await take(connection), message=quoting, delay_s=0.0, now=now)
+            later = now + timedelta(hours=1)
+            if failures:
+                await answer(
+                    connection, await take(connection, failures, now=later), FAILED, message=quoting, now=later
+                )
+            while leases := await take(connection, now=later):
+                await answer(connection, leases, body=b'"%b"' % CANARY, now=later)
+            assert await batches.finish(connection, batch_id, now=later)
+            batch = await batches.get_batch(connection, batch_id, None)
+            assert batch is not None
+            assert (batch.counts.completed, batch.counts.failed) == (12 - failures, failures)
+            assert traces(database, CANARY) == 12 + 12 + 12 + failures
+            going = [file_id, batch.output_file_id] if first == "input" else [batch.output_file_id, file_id]
+            for gone in [*going, *([batch.error_file_id] if failures else [])]:
+                assert gone is not None
+                assert await erase.delete_file(connection, gone, "local")
+            await purge(connection)
+            assert traces(database, CANARY) == 0
+            assert await count_rows(connection) == {"batches": 1, "lanes": 1}
 
         with_connection(database, body)
 

@@ -23,6 +23,13 @@ from tests.support.wait import wait_until
 GRACE_S = 2.0
 DEADLINE_S = 20.0
 
+_EXPIRED = (
+    "INSERT INTO penstock.files"
+    " (id, owner, filename, state, kind, purpose, created_at, sealed_at, expires_at, lines, bytes)"
+    " VALUES (gen_random_uuid(), 'o', 'f', 'ready', 'input', 'user_data', now(), now(), now(), 0, 0)"
+)
+_LEFT = "SELECT count(*) FROM penstock.files WHERE deleted_at IS NULL"
+
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(DEADLINE_S):
@@ -195,17 +202,26 @@ def test_caretakers_share_one_leader_and_the_work_goes_on_when_it_goes(database:
             await until(lambda: first.leader.leads != second.leader.leads)
             leading, following = (first, second) if first.leader.leads else (second, first)
             with psycopg.connect(database, autocommit=True) as connection:
-                connection.execute(
-                    "INSERT INTO penstock.files (id, owner, filename, state, kind, purpose, created_at, sealed_at,"
-                    " expires_at, lines, bytes)"
-                    " VALUES (gen_random_uuid(), 'o', 'f', 'ready', 'input', 'user_data', now(), now(), now(), 0, 0)"
-                )
+                connection.execute(_EXPIRED)
                 await leading.__aexit__(None, None, None)
                 # The new leader does what is led at once, rather than when its time comes round.
-                left = "SELECT count(*) FROM penstock.files WHERE deleted_at IS NULL"
                 async with asyncio.timeout(8):
-                    while connection.execute(left).fetchone() != (0,):
+                    while connection.execute(_LEFT).fetchone() != (0,):
                         await asyncio.sleep(0.01)
             assert following.leader.leads
+
+    asyncio.run(run())
+
+
+def test_what_is_led_is_done_behind_a_pooler_too(pooler: str, database_18: str) -> None:
+    behind = psycopg.conninfo.make_conninfo(pooler, dbname=psycopg.conninfo.conninfo_to_dict(database_18)["dbname"])
+
+    async def run() -> None:
+        async with open_pooled(behind) as pool, Caretaker(Config(), behind, pool, Providers(())) as caretaker:
+            await until(caretaker.leader.pooled.is_set)
+            with psycopg.connect(database_18, autocommit=True) as connection:
+                connection.execute(_EXPIRED)
+                # Within a round, which is ten seconds.
+                await until(lambda: connection.execute(_LEFT).fetchone() == (0,))
 
     asyncio.run(run())

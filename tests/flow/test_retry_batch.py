@@ -95,10 +95,9 @@ def test_all_failures_of_a_completed_batch_run_once_more(database: str) -> None:
 @pytest.mark.parametrize(
     ("wish", "expected"),
     [
-        ({"custom_ids": ["0-1", "0-3", "no such", "0-5"]}, [(0, 1), (0, 3)]),
-        ({"lines": [1, 2, 99, 6]}, [(0, 0), (0, 1)]),
+        ({"custom_ids": ["0-1", "0-3"]}, [(0, 1), (0, 3)]),
+        ({"lines": [1, 2, 1]}, [(0, 0), (0, 1)]),
         ({"custom_ids": []}, []),
-        ({"lines": [5]}, []),
     ],
 )
 def test_only_the_named_failures_run_again(database: str, wish: dict[str, Any], expected: list[Any]) -> None:
@@ -109,6 +108,27 @@ def test_only_the_named_failures_run_again(database: str, wish: dict[str, Any], 
         assert ordinals(await take(connection)) == expected
         state = (await read(connection, batch_id)).state
         assert state is (BatchState.IN_PROGRESS if expected else BatchState.COMPLETED)
+
+    with_connection(database, body)
+
+
+@pytest.mark.parametrize(
+    ("wish", "unknown"),
+    [
+        ({"custom_ids": ["0-1", "no such", "0-5", "no such"]}, ["no such", "0-5"]),
+        ({"lines": [1, 99, 2, 6]}, [99, 6]),
+    ],
+)
+def test_what_has_not_failed_is_named_and_nothing_runs(
+    database: str, wish: dict[str, Any], unknown: list[str | int]
+) -> None:
+    async def body(connection: Connection) -> None:
+        batch_id = await mixed(connection, [7])
+        before = await read(connection, batch_id)
+        with pytest.raises(batches.NotFailed) as caught:
+            await batches.retry_batch(connection, batch_id, "local", **wish)
+        assert caught.value.named == unknown
+        assert await read(connection, batch_id) == before
 
     with_connection(database, body)
 

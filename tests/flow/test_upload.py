@@ -173,6 +173,8 @@ def test_an_empty_file_is_kept(database: str) -> None:
         (b'{"custom_id": "\xff"}', "invalid_json_line", None),
         (line(0), "duplicate_custom_id", "custom_id"),
         (line(7, model=None), "missing_required_parameter", "body.model"),
+        (line(7).replace(b'"model"', b'"stream": true, "model"'), "invalid_request", "body.stream"),
+        (line(7).replace(b'"model"', b'"stream": "yes", "model"'), "invalid_request", "body.stream"),
         (json.dumps({"url": URL, "body": {"model": "m"}}).encode(), "missing_required_parameter", "custom_id"),
         (json.dumps({"custom_id": "x", "body": {"model": "m"}}).encode(), "missing_required_parameter", "url"),
         (line(7, url="http://evil/v1"), "invalid_request", "url"),

@@ -331,6 +331,11 @@ class EngineMachine(RuleBasedStateMachine):
         except batches.NotRetryable:
             assert not possible
             return
+        except batches.NotFailed:
+            assert possible
+            assert custom
+            assert not failed
+            return
         assert possible
         opened = before.terminal and bool(failed or unrun)
         assert (retried.requests, retried.reopened) == (len(failed) + (unrun if opened else 0), opened)

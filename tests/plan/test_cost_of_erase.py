@@ -22,6 +22,7 @@ _PAGE = 100
 _BEYOND = 2**62
 
 _MARKER = UUID(int=1)
+_OUTPUT = UUID(int=2)
 _NEIGHBOURS = (
     # Erasures under way with most of their stretches done, and finished ones.
     "INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at, finished_at)"
@@ -40,6 +41,8 @@ _NEIGHBOURS = (
     " VALUES ('{marker}', 'local', 'file', '{marker}', '-infinity')",
     "INSERT INTO penstock.erasure_pieces (erasure_id, what, key, source_lane, next, total)"
     " VALUES ('{marker}', 'templates', -1, 0, 9, 9)",
+    "INSERT INTO penstock.files (id, owner, filename, state, kind, purpose, batch_id, created_at, sealed_at)"
+    " VALUES ('{output}', 'local', 'f', 'ready', 'output', 'batch_output', '{batch}', now(), now())",
 )
 
 
@@ -47,13 +50,15 @@ _NEIGHBOURS = (
 def ruins(worlds: Worlds) -> Iterator[Worlds]:
     for world in (worlds.small, worlds.large):
         for statement in _NEIGHBOURS:
-            world.session.execute(statement.format(few=world.subject.lines // 20, marker=_MARKER))
+            values = {"few": world.subject.lines // 20, "marker": _MARKER, "output": _OUTPUT}
+            world.session.execute(statement.format(**values, batch=world.subject.batch))
         if worlds.statistics == "analysed":
             world.session.execute("ANALYZE")
     yield worlds
     for world in (worlds.small, worlds.large):
         for table in ("erasures", "erasure_pieces", "file_chunks", "reclaims"):
             world.session.execute(f"TRUNCATE penstock.{table}")
+        world.session.execute(f"DELETE FROM penstock.files WHERE id = '{_OUTPUT}'")
 
 
 def _stretch(world: World, what: str, **place: Any) -> Operation:
@@ -124,6 +129,16 @@ async def list_expired(_: World, connection: Connection) -> None:
     await connection.execute(_ERASE["list_expired"], {"limit": 20, "now": None})
 
 
+async def list_archivable(_: World, connection: Connection) -> None:
+    await connection.execute(_ERASE["list_archivable"], {"kept_s": 29 * 86_400.0, "limit": 20, "now": None})
+
+
+async def erase_result(world: World, connection: Connection) -> None:
+    where = {"file_id": _OUTPUT, "batch_id": world.subject.batch}
+    order = {"erasure_id": uuid4(), "stretch": 100_000, "beyond": _BEYOND, "now": None}
+    await connection.execute(_ERASE["erase_result_if_held"], where | order)
+
+
 async def cancel_batches_of_file(world: World, connection: Connection) -> None:
     where = {"file_id": world.subject.file, "now": None}
     assert len(await (await connection.execute(_ERASE["cancel_batches_of_file"], where)).fetchall()) == 1
@@ -144,12 +159,12 @@ async def end_leases(world: World, connection: Connection) -> None:
 
 async def erase_file(world: World, connection: Connection) -> None:
     where = {"file_id": world.subject.file, "batches": [world.subject.batch]}
-    order = {"erasure_id": uuid4(), "stretch": 100_000, "now": None}
+    order = {"erasure_id": uuid4(), "stretch": 100_000, "beyond": _BEYOND, "now": None}
     await connection.execute(_ERASE["erase_file_if_held"], where | order)
 
 
 async def erase_batch(world: World, connection: Connection) -> None:
-    order = {"erasure_id": uuid4(), "stretch": 100_000, "now": None, "beyond": _BEYOND}
+    order = {"erasure_id": uuid4(), "stretch": 100_000, "now": None, "beyond": _BEYOND, "archived": False}
     await connection.execute(_ERASE["erase_batch_if_held"], {"batch_id": world.subject.batch} | order)
 
 
@@ -158,8 +173,17 @@ _STRETCHES: list[Operation] = [
     *(erase_reclaims, erase_journal, erase_deferrals),
 ]
 _OTHERS: list[Operation] = [
-    *(finish_one, read_reports, list_expired, cancel_batches_of_file, hold_leases, close_lanes, end_leases),
-    *(erase_file, erase_batch),
+    *(
+        finish_one,
+        read_reports,
+        list_expired,
+        list_archivable,
+        cancel_batches_of_file,
+        hold_leases,
+        close_lanes,
+        end_leases,
+    ),
+    *(erase_file, erase_batch, erase_result),
 ]
 
 
@@ -185,7 +209,7 @@ def test_a_step_costs_the_same_from_the_first_to_the_last(any_server: str) -> No
     with fresh_database(any_server) as session:
         subject = make_subject(session, 20_000)
         session.execute("ANALYZE")
-        order = {"erasure_id": uuid4(), "stretch": 100_000, "now": None}
+        order = {"erasure_id": uuid4(), "stretch": 100_000, "beyond": _BEYOND, "now": None}
         session.run(
             lambda connection: connection.execute(
                 _ERASE["erase_file_if_held"], {"file_id": subject.file, "batches": [], **order}

@@ -13,7 +13,7 @@ from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
+from penstock.work import batches, pools
 from tests.plan.crowd import DEFERRED_ROUTE, LEASED, POOL, ROUTE, World, Worlds, check_in, claim
 from tests.support.plans import Mode, Plan
 
@@ -215,6 +215,14 @@ async def purge_templates(world: World, connection: Connection) -> None:
     assert await cursor.fetchone() is not None
 
 
+async def list_unserved(_: World, connection: Connection) -> None:
+    assert await pools.unserved(connection, [], 1) == {}
+
+
+async def move_unserved(_: World, connection: Connection) -> None:
+    assert await pools.move(connection, POOL, DEFERRED_ROUTE, "serve:new", 0, limit=1) == 1
+
+
 _HOT: list[Operation] = [
     *(claim_lane, claim_nothing_due, claim_due, routes_with_work, closed_lanes, read_range, read_some),
     *(settle_all, settle_some_of_each, settle_fenced, heartbeat, fold_progress),
@@ -224,7 +232,7 @@ _OTHERS: list[Operation] = [
     *(create_batch, find_by_key, read_status, pause, resume, cancel),
     *(finish_settled, finish_drained, finish_nothing, close_if_past_deadline, hold_strays, list_lanes, purge_templates),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
-    *(read_failures, rerun_failures),
+    *(read_failures, rerun_failures, list_unserved),
 ]
 
 
@@ -246,6 +254,13 @@ def test_cost_follows_the_rows_answered(worlds: Worlds, operation: Operation, mo
 @pytest.mark.parametrize("operation", _HOT, ids=lambda operation: operation.__name__)
 def test_hot_statements_need_not_know_their_values(worlds: Worlds, operation: Operation) -> None:
     _check(worlds, operation, Mode.GENERIC)
+
+
+def test_moving_work_costs_what_is_moved(worlds: Worlds) -> None:
+    """Where there are no sessions their table is empty, and read whole for nothing: only the cost counts."""
+    small, large = (_explain(world, move_unserved, Mode.CUSTOM) for world in (worlds.small, worlds.large))
+    assert large.buffers <= 2 * small.buffers + 200, f"{small.buffers} buffers became {large.buffers}:\n{large}"
+    assert "deferrals" not in large.scanned_whole(), f"{large}"
 
 
 def _check(worlds: Worlds, operation: Operation, mode: Mode) -> None:

@@ -123,7 +123,7 @@ def in_processes(ground: TenantGround) -> str:
 
 
 def log_of_database(conninfo: str) -> str:
-    place = Path(conninfo_to_dict(conninfo)["host"])
+    place = Path(str(conninfo_to_dict(conninfo)["host"]))
     found = next(folder / LOG for folder in (place, *place.parents) if (folder / LOG).exists())
     return found.read_text(errors="backslashreplace")
 
@@ -198,12 +198,12 @@ def test_no_log_tells_what_was_sent_or_answered(ground: TenantGround, upstream: 
             connection.execute(f"ALTER TABLE penstock.{table} ADD CONSTRAINT broken CHECK (false) NOT VALID".encode())
     asked = {"endpoint": ENDPOINT, "completion_window": "24h", "metadata": {"a": "CANARY-row"}}
     file_id = ground.put("alice", lines("good"))
-    for tenant, path, body in (
+    for tenant, path, sent in (
         ("alice", "/v1/batches", {**asked, "input_file_id": file_id}),
         ("alice", "/v1/webhook_endpoints", hook),
         ("root", "/v1/keys", {"owner": "CANARY-owner", "name": "CANARY-name"}),
     ):
-        failed_answer = wrong(tenant, "POST", path, body)
+        failed_answer = wrong(tenant, "POST", path, sent)
         assert failed_answer.status == 500
         assert b"CANARY" not in failed_answer.content
         assert failed_answer.headers["x-request-id"] in ground.server.log

@@ -18,7 +18,7 @@ import pytest
 
 from penstock.config import Config, WebhookLimits
 from penstock.db.pool import Connection, Pool
-from penstock.deliver import endpoints, signing, webhooks
+from penstock.deliver import endpoints, rounds, signing, webhooks
 from penstock.deliver.addresses import Policy
 from penstock.deliver.endpoints import WebhookEndpoint
 from penstock.deliver.webhooks import Sender, deliver_due
@@ -184,7 +184,7 @@ def test_waits_grow_to_the_cap() -> None:
     limits = WebhookLimits()
     for attempt in range(1, 80):
         longest = min(21_600, 5 * 2 ** (attempt - 1))
-        assert longest / 2 <= webhooks.backoff_s(limits, attempt) <= longest
+        assert longest / 2 <= rounds.backoff_s(limits, attempt) <= longest
 
 
 def test_a_redirect_is_an_answer(database_18: str) -> None:

@@ -76,9 +76,29 @@ def pause_lock() -> None:
     _without("claim_open", "WHERE (lane_id IN (SELECT id FROM due_lane)) IS TRUE")
 
 
+def unseen_key() -> None:
+    """Accepting believes that nobody has used a key since it looked."""
+    _without("accept_if_room", "AND NOT (w.keyed AND holds.totals[at.held] <> w.seen_total)")
+
+
+def session_head() -> None:
+    """A session that goes on asks for what its last request asked for."""
+    _without("settle_if_leased", "WHERE r.lane_id = l.id AND r.ordinal = l.next", "WHERE false")
+
+
 VARIANTS: dict[str, Callable[[], None]] = {
     variant.__name__: variant
-    for variant in (lease_check, ordinal_check, counters_from_input, head_guard, bisect, self_fence, pause_lock)
+    for variant in (
+        lease_check,
+        ordinal_check,
+        counters_from_input,
+        head_guard,
+        bisect,
+        self_fence,
+        pause_lock,
+        unseen_key,
+        session_head,
+    )
 }
 
 if "PENSTOCK_BROKEN" in os.environ:

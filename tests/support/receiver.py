@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +72,26 @@ async def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> As
         yield receiver
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def background_receiver() -> Iterator[Receiver]:
+    """A receiver with a thread of its own, for tests that wait for other things."""
+    receiver, ready, done = Receiver(), threading.Event(), threading.Event()
+
+    async def run() -> None:
+        async with receiving(receiver):
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield receiver
+    finally:
+        done.set()
+        thread.join()
 
 
 def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""An upstream under a test's thumb: it notes every call with its beginning and end, and can be told to hold answers back.
+"""An upstream under a test's thumb: it notes every call with its beginning and end, and holds answers back if told to.
 
 What a call is answered depends on what it says: `hold NAME ...` waits for `release(NAME)`, `fail CODE` is that status,
 anything else is echoed. With `stream` the words of the answer come one by one; `hold` then waits after the first.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from tests.support.wait import wait_until
@@ -64,7 +64,7 @@ class Recorder:
     def overlaps(self, calls: list[Noted]) -> list[tuple[Noted, Noted]]:
         """Pairs of which the second began before the first had ended."""
         ordered = sorted(calls, key=lambda call: call.began)
-        pairs = zip(ordered, ordered[1:], strict=False)
+        pairs = pairwise(ordered)
         return [(a, b) for a, b in pairs if a.ended is None or b.began < a.ended]
 
     def begin(self, path: str, text: str, raw: bytes, headers: dict[str, str]) -> Noted:
@@ -109,7 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.recorder.hold(text)
             message = {"role": "assistant", "content": f"echo {text}"}
             choice = {"index": 0, "finish_reason": "stop", "message": message}
-            self._answer(noted, 200, {"id": "c", "object": "chat.completion", "model": body["model"], "choices": [choice]})
+            self._answer(
+                noted, 200, {"id": "c", "object": "chat.completion", "model": body["model"], "choices": [choice]}
+            )
 
     def _answer(self, noted: Noted, status: int, value: Any) -> None:
         content = json.dumps(value).encode()

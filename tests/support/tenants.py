@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 import psycopg
@@ -144,6 +144,8 @@ def furnish(ground: TenantGround, tenant: str) -> dict[str, str]:
     part = ground.ok(tenant, "POST", f"/v1/uploads/{upload}/parts", content, headers={"content-type": kind})["id"]
     hook = {"event_types": ["batch.failed"], "name": "hook", "url": "http://127.0.0.1:9/hook"}
     webhook = ground.ok(tenant, "POST", "/v1/webhook_endpoints", hook)["id"]
+    session = f"of {tenant}"
+    ground.ok(tenant, "PUT", f"/v1/sessions/{quote(session)}", {})
     gone = ground.put(tenant, jsonl(2))
     ground.ok(tenant, "DELETE", f"/v1/files/{gone}")
     (erasure,) = ground.ok(tenant, "GET", "/v1/erasures")["data"]

@@ -33,6 +33,8 @@ async def ask_for(
         "completion_window": "24h",
         "window_s": 86_400.0,
     }
+    if dialect == "anthropic":
+        await connection.execute("UPDATE penstock.files SET purpose = 'message_batch' WHERE id = %s", [file_id])
     requested = await batches.request_batch(connection, **(wish | more))
     assert requested is not None
     if validated:
@@ -72,11 +74,13 @@ async def answer(
     return await settle(connection, worker, changes, now=now)
 
 
-async def defer(connection: Connection, leases: Sequence[Lease], *, now: Now = None) -> None:
+async def defer(
+    connection: Connection, leases: Sequence[Lease], *, message: str = "later", delay_s: float = 60.0, now: Now = None
+) -> None:
     changes = Changes()
     for lease in leases:
         for ordinal in claims.first_ordinals(lease.ranges, 100_000):
-            changes.agains.append((lease.id, ordinal, Again("busy", "later", 60.0, True)))
+            changes.agains.append((lease.id, ordinal, Again("busy", message, delay_s, True)))
     await settle(connection, WORKER, changes, now=now)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,8 @@ from penstock.dispatch.answer import Answer
 from penstock.dispatch.http import HttpProcessor
 from penstock.errors import UsageError
 from penstock.model import Item, Lease
-from penstock.providers import Provider, Providers, parse, single
+from penstock.providers import KeyInUse, Provider, Providers, name_in, parse, single
+from tests.support.items import make_item
 
 WHOLE = """
 [[providers]]
@@ -185,3 +187,56 @@ def test_messages_carry_what_anthropics_servers_look_for(own: dict[str, str], ve
     assert made[0].default_headers["authorization"] == "Bearer k-123"
     assert made[0].default_headers.get("anthropic-version") == own.get("Anthropic-Version")
     assert set(chat) == {"url", "Idempotency-Key"}
+
+
+def test_a_key_is_read_again_when_its_file_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-first-key")
+    provider = Provider("main", "http://127.0.0.1:9/v1", ("*",), api_key_file=str(file))
+    made: list[_Recorder] = []
+
+    def transport(limits: DispatchLimits, headers: Mapping[str, str]) -> _Recorder:
+        made.append(_Recorder(limits, headers))
+        return made[-1]
+
+    async def scenario() -> None:
+        key = KeyInUse(provider)
+        async with HttpProcessor(
+            provider.base_url, key(), DispatchLimits(), RetryLimits(), current_key=key, transport=transport
+        ) as processor:
+            for content in ("sk-first-key", "sk-second-key", ""):
+                file.write_text(content)
+                await processor.call(make_item(b"{}", url="/v1/messages"))
+            assert processor.redacted(b"sk-second-key") == b"[redacted]"
+
+    asyncio.run(scenario())
+    assert [sent.get("authorization") for sent in made[0].sent] == [None, *["Bearer sk-second-key"] * 2]
+    assert [sent["x-api-key"] for sent in made[0].sent] == ["sk-first-key", *["sk-second-key"] * 2]
+    assert "going on with the key it had before" in caplog.text
+    assert "sk-" not in caplog.text
+
+
+def test_an_endpoint_that_refuses_connections_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        provider = Provider("main", "http://127.0.0.1:9/v1", ("*",))
+        async with provider.processor(DispatchLimits(), RetryLimits(), 1) as processor:
+            for _ in range(3):
+                await processor.call(make_item(b"{}"))
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    (warning,) = caplog.messages
+    assert warning == "provider main cannot be reached at http://127.0.0.1:9/v1: connect_failed; trying again"
+
+
+def test_pools_name_their_provider() -> None:
+    assert [name_in(pool) for pool in ("serve:a", "session:b", "serve", "run:c")] == ["a", "b", None, None]
+
+
+def test_work_of_a_provider_that_is_gone_goes_to_the_same_kind_of_pool() -> None:
+    (local,) = parsed(WHOLE)[:1]
+    providers = Providers([local])
+    assert providers.pools == ["serve:local", "session:local"]
+    assert providers.pool_instead("serve:gone", "llama-3") == "serve:local"
+    assert providers.pool_instead("session:gone", "llama-3") == "session:local"
+    assert providers.pool_instead("serve:gone", "other") is None

@@ -20,6 +20,8 @@ WITNESSES = {
     "head_guard": "tests/flow/test_fence.py::test_a_lane_of_width_one_waits_for_its_head[18]",
     "bisect": "tests/flow/test_settle_buffer.py::test_one_row_that_cannot_be_stored_fails_alone[18-NUL]",
     "self_fence": "tests/flow/test_liveness.py::TestWorker::test_silent_past_its_grace_it_fences_itself",
+    "unseen_key": "tests/race/test_session_races.py::test_a_key_makes_one_request_whoever_comes_first[18-idle]",
+    "session_head": "tests/flow/test_sessions_engine.py::test_each_request_is_claimed_for_what_it_asks_for[18]",
     "pause_lock": "tests/flow/test_batches.py::test_a_deferral_written_during_a_pause_is_not_claimed",
 }
 

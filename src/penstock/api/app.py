@@ -29,6 +29,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.api import (
     batches,
     erasures,
+    events,
     files,
     follow,
     health,
@@ -51,7 +52,7 @@ from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
 from penstock.api.waiting import Waiters
 from penstock.caretaker import Caretaker, Presence
-from penstock.config import Config
+from penstock.config import Config, DatabaseLimits
 from penstock.db.pool import Pool, open_pool
 from penstock.providers import Providers
 
@@ -61,6 +62,7 @@ _access = logging.getLogger("penstock.access")
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _SHOWN_PATH_CHARS = 200
 _CLOSED_REQUEST = 499
+_SWIFT_CONNECTIONS = 3
 _NOBODY = Caller("", "user", None)
 
 _MODULES = (
@@ -71,6 +73,7 @@ _MODULES = (
     follow,
     messages,
     sessions,
+    events,
     passthrough,
     webhooks,
     erasures,
@@ -138,6 +141,7 @@ class Api:
             except Exception as error:
                 # Whatever it is, the client gets an answer in shape.
                 response = _refusal(_in_words(error, request_id), dialect, request_id)
+                await guard.linger()
             await _deliver(response, scope, guard)
         except (ClientDisconnect, SlowReaderError):
             pass  # nobody is left to be answered; the connection is closed for want of an end
@@ -319,9 +323,16 @@ def _tell(method: str, path: str, guard: Guard, who: Caller, seconds: float, req
 
 
 def make_server(
-    config: Config, conninfo: str, database: Pool, known: Providers, worker_id: UUID, caretaker: Caretaker
+    config: Config,
+    conninfo: str,
+    database: Pool,
+    known: Providers,
+    worker_id: UUID,
+    caretaker: Caretaker,
+    swift: Pool | None = None,
 ) -> Server:
-    """What handlers share. To be closed after the last request."""
+    """What handlers share, to be closed after the last request. `swift` is for what all sessions' callers wait for."""
+    swift = swift or database
     return Server(
         config,
         conninfo,
@@ -330,8 +341,8 @@ def make_server(
         worker_id,
         follow.Hub(database),
         caretaker,
-        Acceptor(database, config.sessions),
-        Waiters(database, conninfo),
+        Acceptor(swift, config.sessions),
+        Waiters(swift, conninfo),
         passthrough.Upstreams(config),
     )
 
@@ -340,17 +351,26 @@ def make_server(
 async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncIterator[Server]:
     """Everything the application needs, for as long as the context lasts. The database must be migrated."""
     limits = replace(config.database, pool_max=config.serve.api_pool_max)
-    database = await open_pool(conninfo, limits, name="penstock serve")
+    # Storing requests and finding answers is done for many at once: it does not queue behind single calls.
+    few = replace(config.database, pool_max=_SWIFT_CONNECTIONS)
+    async with (
+        _pool(conninfo, limits, "penstock serve") as database,
+        _pool(conninfo, few, "penstock sessions") as swift,
+        Presence(config, conninfo, database) as presence,
+        Caretaker(config, conninfo, database, known, describe=events.told) as caretaker,
+    ):
+        server = make_server(config, conninfo, database, known, presence.worker_id, caretaker, swift)
+        presence.on_change = server.take_identity
+        try:
+            yield server
+        finally:
+            await server.close()
+
+
+@asynccontextmanager
+async def _pool(conninfo: str, limits: DatabaseLimits, name: str) -> AsyncIterator[Pool]:
+    pool = await open_pool(conninfo, limits, name=name)
     try:
-        async with (
-            Presence(config, conninfo, database) as presence,
-            Caretaker(config, conninfo, database, known) as caretaker,
-        ):
-            server = make_server(config, conninfo, database, known, presence.worker_id, caretaker)
-            presence.on_change = server.take_identity
-            try:
-                yield server
-            finally:
-                await server.close()
+        yield pool
     finally:
-        await database.close()
+        await pool.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from hmac import compare_digest
 from time import monotonic
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers
 
@@ -31,6 +33,8 @@ class Auth:
         self._keys: dict[bytes, tuple[float, FoundKey | None]] = {}
         self._keyless_until = -1.0
         self._has_keys = False
+        self._asking = asyncio.Lock()
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def identify(self, headers: Headers) -> Caller:
         """The caller, or 401."""
@@ -56,23 +60,29 @@ class Auth:
         """Whether no key was ever made. Once there was one, there is no way back."""
         if self._has_keys:
             return False
-        now = monotonic()
-        if now > self._keyless_until:
-            async with borrowed(self._database) as connection:
-                self._has_keys = await any_key(connection)
-            self._keyless_until = now + self._cache_s
+        if monotonic() > self._keyless_until:
+            # One asks for all: a thousand callers at once would keep every connection busy with the same question.
+            async with self._asking:
+                now = monotonic()
+                if now > self._keyless_until:
+                    async with borrowed(self._database) as connection:
+                        self._has_keys = await any_key(connection)
+                    self._keyless_until = now + self._cache_s
         return not self._has_keys
 
     async def _find(self, secret: str) -> FoundKey | None:
         digest = hash_of(secret)
-        now = monotonic()
         known = self._keys.get(digest)
-        if known is None or known[0] < now:
-            async with borrowed(self._database) as connection:
-                found = await find_key(connection, digest)
-            if len(self._keys) >= _MAX_REMEMBERED:
-                self._keys.clear()
-            known = self._keys[digest] = (now + self._cache_s, found)
+        if known is None or known[0] < monotonic():
+            async with self._locks.setdefault(digest, asyncio.Lock()):
+                now = monotonic()
+                known = self._keys.get(digest)
+                if known is None or known[0] < now:
+                    async with borrowed(self._database) as connection:
+                        found = await find_key(connection, digest)
+                    if len(self._keys) >= _MAX_REMEMBERED:
+                        self._keys.clear()
+                    known = self._keys[digest] = (now + self._cache_s, found)
         key = known[1]
         return key if key is not None and compare_digest(key.hash, digest) else None
 

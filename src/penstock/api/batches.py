@@ -19,7 +19,7 @@ from penstock.api.multipart import idempotency_key, invalid
 from penstock.db.pool import Connection, borrowed
 from penstock.erase import erase
 from penstock.intake import files as stored
-from penstock.model import BatchState, parse_id
+from penstock.model import BatchState, parse_id, request_public_id
 from penstock.work import batches
 from penstock.work.batches import Batch
 
@@ -55,13 +55,14 @@ Moment = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799, description="Unix
 _STATUSES = (*get_args(objects.BatchStatus), "paused")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_WINDOW_S = 366 * 86_400
+_MAX_NAMED = 20
 _REQUEST_ID = re.compile(r"batch_req_([0-9a-f]{32})_([1-9][0-9]{0,9})")
 
 # What clients call `in_progress` covers batches that are paused.
 _STATES_OF: Mapping[str, tuple[str, ...]] = {"in_progress": ("in_progress", "paused"), "finalizing": ()}
 
 
-_Move = Callable[[Connection, UUID, str | None], Awaitable[bool]]
+Move = Callable[[Connection, UUID, str | None], Awaitable[bool]]
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -244,22 +245,28 @@ async def resume_batch(call: Call[None, Nothing | None]) -> objects.Batch:
     return await _steer(call, "resume", batches.resume, BatchState.IN_PROGRESS)
 
 
-async def _steer(call: Call[Any, Any], verb: str, move: _Move, there: BatchState) -> objects.Batch:
+async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState) -> objects.Batch:
     """Move the batch. One that is there already is left as it is; one that cannot go there is a conflict."""
     batch_id, scope = call.id("batch", "batch_id"), call.caller.scope
     async with borrowed(call.server.database) as connection:
         found = known(call, await batches.get_batch(connection, batch_id, scope))
-        if found.state is BatchState.VALIDATING and call.server.providers:
-            # So that its lines are known, and each is told that it was not run.
-            await batches.validate_batch(connection, batch_id, call.server.providers.pool_of)
-        moved = await move(connection, batch_id, scope)
-        if moved and there is BatchState.CANCELLING:
-            # With nothing in flight there is nothing to wait for.
-            await batches.finish(connection, batch_id)
+        moved = await steer(call, connection, found, move)
         batch = known(call, await batches.get_batch(connection, batch_id, scope))
     if not moved and batch.state is not there:
         raise conflict(f"Cannot {verb} a batch with status '{batch.state.value}'.")
     return objects.batch_object(batch)
+
+
+async def steer(call: Call[Any, Any], connection: Connection, found: Batch, move: Move) -> bool:
+    """Move the caller's batch, whatever its dialect; False if it cannot go there."""
+    if found.state is BatchState.VALIDATING and call.server.providers:
+        # So that its lines are known, and each is told that it was not run.
+        await batches.validate_batch(connection, found.id, call.server.providers.pool_of)
+    moved = await move(connection, found.id, call.caller.scope)
+    if moved and move is batches.cancel:
+        # With nothing in flight there is nothing to wait for.
+        await batches.finish(connection, found.id)
+    return moved
 
 
 async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
@@ -278,12 +285,21 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
             retried = await batches.retry_batch(
                 connection, batch_id, call.caller.scope, custom_ids=body.custom_ids, lines=lines
             )
+        except batches.NotFailed as error:
+            name = "request_ids" if body.custom_ids is None else "custom_ids"
+            raise invalid(name, f"no failed requests of this batch: {_named(batch_id, error)}.") from None
         except batches.NotRetryable as error:
             raise conflict(error.message) from None
         if not retried.requests:
             raise conflict("Nothing of that has failed.")
         batch = known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
     return objects.batch_object(batch)
+
+
+def _named(batch_id: UUID, error: batches.NotFailed) -> str:
+    names = [request_public_id(batch_id, it) if isinstance(it, int) else it for it in error.named[:_MAX_NAMED]]
+    more = len(error.named) - len(names)
+    return ", ".join(f"'{name[:100]}'" for name in names) + (f" and {more} more" if more else "")
 
 
 def request_line(batch_id: UUID, text: str, name: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -12,8 +13,20 @@ from penstock.api.errors import not_found
 from penstock.api.files import cursor, ends
 from penstock.db.pool import borrowed
 from penstock.erase import erase
-from penstock.erase.erase import Erasure
+from penstock.erase.erase import Erasure, Kind
 from penstock.model import public_id
+
+ID_KINDS: Mapping[Kind, str] = {
+    "file": "file",
+    "output": "file",
+    "errors": "file",
+    "batch": "batch",
+    "message_batch": "msgbatch",
+    "message_batch_results": "msgbatch",
+    "upload": "upload",
+    "session": "session",
+}
+"""How what was erased was called."""
 
 
 class ErasuresQuery(msgspec.Struct):
@@ -40,11 +53,10 @@ async def retrieve_erasure(call: Call[None, None]) -> objects.Erasure:
 
 
 def _report(row: Erasure) -> objects.Erasure:
-    kind = {"batch": "batch", "upload": "upload"}.get(row.kind, "file")
     return objects.Erasure(
         id=public_id("erasure", row.id),
-        kind=cast(objects.ErasureKind, row.kind),
-        object_id=public_id(kind, row.object_id),
+        kind=row.kind,
+        object_id=public_id(ID_KINDS[row.kind], row.object_id),
         status="finished" if row.finished_at else "in_progress",
         requested_at=objects.seconds(row.requested_at),
         finished_at=objects.seconds_or_none(row.finished_at),

@@ -256,11 +256,11 @@ async def file_content(call: Call[ContentQuery, None]) -> Response:
     if isinstance(found, FileRow):
         if offset is not None:
             raise invalid("offset", "only the results of a batch can be read from an offset.")
-        return await _download(stored.content(database, found), found.filename, {"content-length": str(found.bytes)})
+        return await download(stored.content(database, found), found.filename, {"content-length": str(found.bytes)})
     if found.row is None or offset is not None:
         return await _follow(call, found, offset or 0)
     blocks = read.output_blocks(database, found.batch.id, found.which, found.batch.state, "openai")
-    return await _download(blocks, found.filename, {"x-incomplete": "false", "x-last-line": str(found.row.lines)})
+    return await download(blocks, found.filename, {"x-incomplete": "false", "x-last-line": str(found.row.lines)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response
             place = page.place
 
     headers = {"x-incomplete": "false" if whole else "true", "x-last-line": str(end)}
-    return await _download(lines(), found.filename, headers)
+    return await download(lines(), found.filename, headers)
 
 
 async def _readable(call: Call[Any, Any], found: _Result, recorded: int) -> int:
@@ -337,7 +337,13 @@ async def _is_readable(call: Call[Any, Any], found: _Result, number: int) -> boo
     return (await follow.place_at(database, batch_id, found.which, number - 1)).xact > 0
 
 
-async def _download(blocks: AsyncIterator[bytes], filename: str, headers: Mapping[str, str]) -> Response:
+async def download(
+    blocks: AsyncIterator[bytes],
+    filename: str,
+    headers: Mapping[str, str],
+    *,
+    media_type: str = "application/octet-stream",
+) -> Response:
     """An answer that is a file. Its first block is read before the answer begins, so that a failure can be told."""
     try:
         first = await anext(blocks, b"")
@@ -354,7 +360,7 @@ async def _download(blocks: AsyncIterator[bytes], filename: str, headers: Mappin
 
     return StreamingResponse(
         body(),
-        media_type="application/octet-stream",
+        media_type=media_type,
         headers={
             **headers,
             "content-disposition": _attachment(filename),

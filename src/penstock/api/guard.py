@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from time import monotonic
 
@@ -95,6 +96,14 @@ class Guard:
             if self._received > max_bytes:
                 raise too_large(max_bytes)
         return b"".join(pieces)
+
+    async def linger(self) -> None:
+        """Take and drop what the client is still sending, for a while: many read no answer before they are done, and
+        to cut them off would lose it."""
+        with contextlib.suppress(TimeoutError, ApiError):
+            async with asyncio.timeout(self._limits.linger_s):
+                while not self._whole:
+                    await self.receive()
 
 
 def too_large(max_bytes: int) -> ApiError:

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
+from penstock.api.batches import steer
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
-from penstock.api.files import cursor, ends, refusals
+from penstock.api.files import cursor, download, ends, refusals
 from penstock.api.multipart import Feeder, idempotency_key, in_thread
 from penstock.db.pool import borrowed
 from penstock.erase import erase
@@ -24,8 +25,6 @@ from penstock.work.batches import Batch
 
 _WINDOW = "24h"
 _WINDOW_S = 24 * 3600.0
-_RESULTS_KEPT = timedelta(days=29)
-"""After creation; then the batch is archived."""
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
@@ -92,7 +91,7 @@ async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
             limits=server.config.intake,
             serves=lambda model: server.providers.pool_of(model) is not None,
             idempotency_key=key,
-            expires_after_s=_RESULTS_KEPT.total_seconds(),
+            expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
         )
         try:
             feeder = Feeder(upload)
@@ -120,7 +119,7 @@ async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:
             fingerprint=file.digest,
         )
         if requested is None:
-            raise ApiError(409, "The batch was deleted while it was made.")
+            raise conflict("The batch was deleted while it was made.")
         batch = requested.batch
         if requested.existed and batch.fingerprint != file.digest:
             raise conflict("This Idempotency-Key was used for another batch.")
@@ -149,7 +148,7 @@ def _refused(problems: list[dict[str, Any]]) -> ApiError:
 
 def _object(call: Call[Any, Any], batch: Batch) -> MessageBatch:
     ended_at = batch.ended_at
-    archived_at = batch.created_at + _RESULTS_KEPT
+    archived_at = batch.created_at + erase.MESSAGE_RESULTS_KEPT
     archived = ended_at is not None and archived_at <= datetime.now(UTC)
     name = public_id("msgbatch", batch.id)
     status: Literal["in_progress", "canceling", "ended"] = "in_progress"
@@ -245,8 +244,7 @@ async def message_batch_results(call: Call[None, None]) -> Response:
     if shown.results_url is None:
         raise ApiError(404, f"{shown.id} has no results yet: its processing status is {shown.processing_status}.")
     blocks = read.output_blocks(call.server.database, batch.id, "output", batch.state, "anthropic")
-    headers = {"content-disposition": f'attachment; filename="{shown.id}_results.jsonl"'}
-    return StreamingResponse(blocks, media_type="application/x-jsonl", headers=headers)
+    return await download(blocks, f"{shown.id}_results.jsonl", {}, media_type="application/x-jsonl")
 
 
 # -- steering
@@ -256,10 +254,8 @@ async def cancel_message_batch(call: Call[None, Nothing | None]) -> MessageBatch
     """Nothing more is started; what is in flight finishes. Asking again changes nothing."""
     batch_id, scope = _id(call), call.caller.scope
     async with borrowed(call.server.database) as connection:
-        _known(call, await batches.get_batch(connection, batch_id, scope))
-        moved = await batches.cancel(connection, batch_id, scope)
-        if moved:
-            await batches.finish(connection, batch_id)
+        found = _known(call, await batches.get_batch(connection, batch_id, scope))
+        moved = await steer(call, connection, found, batches.cancel)
         batch = _known(call, await batches.get_batch(connection, batch_id, scope))
     if not moved and batch.state is not BatchState.CANCELLING:
         raise ApiError(400, f"{call.path['message_batch_id']} has ended: it cannot be canceled any more.")
@@ -274,8 +270,12 @@ async def delete_message_batch(call: Call[None, None]) -> MessageBatchDeleted:
         batch = _known(call, await batches.get_batch(connection, batch_id, scope))
         if not batch.state.terminal:
             raise ApiError(400, f"{name} has not ended: cancel it, and delete it when it has.")
-        if not await erase.delete_batch(connection, batch_id, scope):
-            raise not_found("MessageBatch", name)
+        try:
+            gone = await erase.delete_batch(connection, batch_id, scope)
+        except erase.NotErasable as error:
+            raise conflict(error.message) from None
+    if not gone:
+        raise not_found("MessageBatch", name)
     call.server.caretaker.wake("purge")
     return MessageBatchDeleted(id=name)
 
@@ -330,7 +330,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Delete a message batch that has ended, with its requests and results.",
         answer=MessageBatchDeleted,
         dialect="anthropic",
-        errors=(400, 404),
+        errors=(400, 404, 409),
     ),
     Endpoint(
         "GET",
@@ -339,6 +339,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "The results of a message batch that has ended, a JSON object per line.",
         media="application/x-jsonl",
         dialect="anthropic",
-        errors=(404,),
+        errors=(404, 409),
     ),
 )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 
+from penstock.erase.erase import Kind
 from penstock.intake.files import FileRow
 from penstock.model import BatchState, public_id
 from penstock.work.batches import Batch as BatchRow
@@ -28,7 +29,6 @@ BatchStatus = Literal[
 RequestStatus = Literal["pending", "processing", "completed", "failed", "not_found", "skipped", "cancelled", "expired"]
 
 UploadStatus = Literal["pending", "completed", "cancelled", "expired"]
-ErasureKind = Literal["file", "batch", "output", "errors", "upload"]
 REQUEST_STATUSES: tuple[str, ...] = get_args(RequestStatus)
 
 
@@ -250,7 +250,7 @@ class Erasure(msgspec.Struct, kw_only=True):
 
     id: str
     object: Literal["erasure"] = "erasure"
-    kind: ErasureKind
+    kind: Kind
     object_id: str
     status: Literal["in_progress", "finished"]
     requested_at: Seconds

@@ -7,6 +7,7 @@ session answers is final: it has been tried as often as it may be, and the offic
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from time import monotonic
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, render
@@ -41,6 +43,9 @@ _TIMEOUTS = frozenset({"connect_timeout", "first_byte_timeout", "idle_timeout", 
 _NO_BUFFERING = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _FINAL = {"x-should-retry": "false"}
 _JSON = "application/json"
+# How long a call waits for one of its provider's places, and when its caller should come again if there was none.
+_PATIENCE_S = 2.0
+_COME_AGAIN_S = 1
 
 _stored_stream = msgspec.json.Decoder(StoredStream)
 
@@ -51,18 +56,40 @@ class Upstreams:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._open: dict[str, HttpProcessor] = {}
+        self._places: dict[str, asyncio.Semaphore] = {}
+
+    @contextlib.asynccontextmanager
+    async def place(self, provider: Provider) -> AsyncIterator[None]:
+        """One of the calls that this process may have with the provider at a time; 429 if none gets free soon."""
+        if provider.max_concurrency is None:
+            yield
+            return
+        places = self._places.setdefault(provider.name, asyncio.Semaphore(provider.max_concurrency))
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await places.acquire()
+        except TimeoutError:
+            raise ApiError(
+                429,
+                "The provider of this model has as many calls as it may have at a time.",
+                code="provider_busy",
+                headers={"retry-after": str(_COME_AGAIN_S)},
+            ) from None
+        try:
+            yield
+        finally:
+            places.release()
 
     def of(self, provider: Provider) -> HttpProcessor:
         found = self._open.get(provider.name)
         if found is None:
-            limits = provider.limits(self._config.dispatch, self._config.dispatch.concurrency)
+            dispatch = self._config.dispatch
             try:
-                key = provider.api_key()
+                found = provider.processor(dispatch, self._config.retry, dispatch.concurrency)
             except PenstockError:
                 raise ApiError(
                     503, "The provider of this model is not configured.", type="server_error", code="unavailable"
                 ) from None
-            found = HttpProcessor(provider.base_url, key, limits, self._config.retry, provider.headers)
             self._open[provider.name] = found
         return found
 
@@ -121,25 +148,36 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: Asked
     given = call.request.headers
     headers = {name: given[name] for name in _ASKED_HEADERS if name in given}
     try:
-        if not asked.stream:
-            answer = await upstream.forward(path, headers, content)
-            return Response(answer.body, answer.status, _told(answer.headers))
-        opened = upstream.forward_open(path, headers, content)
-        await opened.__aenter__()
+        async with contextlib.AsyncExitStack() as held:
+            await held.enter_async_context(call.server.upstreams.place(asked.provider))
+            if not asked.stream:
+                answer = await upstream.forward(path, headers, content)
+                return Response(answer.body, answer.status, _told(answer.headers))
+            opened = await held.enter_async_context(upstream.forward_open(path, headers, content))
+            if opened.status >= 400:
+                return Response(upstream.redacted(await opened.read()), opened.status, _told(opened.headers))
+            headers = _told(opened.headers) | _NO_BUFFERING
+            return _Passing(_pieces(call, opened), opened.status, headers, held.pop_all())
     except TransportError as error:
         raise _unreached(error) from None
-    try:
-        if opened.status >= 400:
-            body = upstream.redacted(await opened.read())
-            await opened.__aexit__(None, None, None)
-            return Response(body, opened.status, _told(opened.headers))
-    except BaseException as error:
-        await opened.__aexit__(type(error), error, error.__traceback__)
-        if isinstance(error, TransportError):
-            raise _unreached(error) from None
-        raise
-    headers = _told(opened.headers) | _NO_BUFFERING
-    return StreamingResponse(_pieces(call, opened), opened.status, headers)
+
+
+class _Passing(StreamingResponse):
+    """A stream that holds on to its call and its place until it is over, even if nobody reads a piece of it."""
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        status: int,
+        headers: Mapping[str, str],
+        held: contextlib.AsyncExitStack,
+    ) -> None:
+        super().__init__(pieces, status, headers)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held:
+            await super().__call__(scope, receive, send)
 
 
 async def _pieces(call: Call[Any, Any], opened: OpenAnswer) -> AsyncIterator[bytes]:
@@ -150,8 +188,6 @@ async def _pieces(call: Call[Any, Any], opened: OpenAnswer) -> AsyncIterator[byt
             yield piece
     except TransportError as error:
         fault = _unreached(error)
-    finally:
-        await opened.__aexit__(None, None, None)
     if fault is not None:
         yield _error_event(call, fault)
 
@@ -206,7 +242,7 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
     """Wait for the first piece, or for an answer that has none; then pass on what comes."""
     waiters = call.server.waiters
     until = monotonic() + submission.patience_s(call.query.wait)
-    waiting = waiters.waiting(submission.request_id, submission.lane_id, follows=True)
+    waiting = waiters.waiting(submission.request_id, submission.lane_id, since=submission.since, follows=True)
     waiter = waiting.__enter__()
     try:
         async with attending(waiters, waiter, call.request.receive) as attention:
@@ -244,7 +280,7 @@ async def _relay(
             if waiter.row is not None:
                 yield _rest(call, waiter.row, lease_id, sent)
                 return
-            if call.server.stopping.is_set():
+            if call.server.waiters.stopping.is_set():
                 yield _error_event(call, _broken())
                 return
             waiter.changed.clear()

@@ -12,6 +12,7 @@ from penstock.claim import gates
 from penstock.db.bell import WORK, ring
 from penstock.db.pool import Connection, borrowed
 from penstock.providers import Provider
+from penstock.work import pools
 
 
 class GateObject(msgspec.Struct, kw_only=True):
@@ -32,16 +33,27 @@ class ProviderObject(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
     gates: list[GateObject]
 
 
+class UnservedObject(msgspec.Struct, kw_only=True):
+    """Work that waits for a provider that nobody has."""
+
+    pool: str
+    models: list[str]
+
+
 class ProviderList(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
     kind: Literal["list"] = "list"
     data: list[ProviderObject]
+    unserved: list[UnservedObject]
+    """Work of a provider that is not configured any more, and that no worker elsewhere has either."""
 
 
 async def _seen(connection: Connection, provider: Provider) -> ProviderObject:
     found: dict[str, gates.Gate] = {}
     for pool in (provider.pool, provider.session_pool):
         for gate in await gates.closed(connection, pool):
-            found.setdefault(gate.route, gate)
+            # What needs a person is shown rather than what passes by itself.
+            if gate.route not in found or (gate.halted_at and not found[gate.route].halted_at):
+                found[gate.route] = gate
     closed = [
         GateObject(
             model=gate.route,
@@ -61,8 +73,14 @@ async def _seen(connection: Connection, provider: Provider) -> ProviderObject:
 
 
 async def _list(call: Call[None, None]) -> ProviderList:
-    async with borrowed(call.server.database) as connection:
-        return ProviderList(data=[await _seen(connection, provider) for provider in call.server.providers])
+    server = call.server
+    grace_s = server.config.liveness.heartbeat_grace_s
+    async with borrowed(server.database) as connection:
+        left = await pools.unserved(connection, server.providers.pools, grace_s)
+        return ProviderList(
+            data=[await _seen(connection, provider) for provider in server.providers],
+            unserved=[UnservedObject(pool=pool, models=models) for pool, models in left.items()],
+        )
 
 
 async def _resume(call: Call[None, Nothing | None]) -> ProviderObject:
@@ -82,7 +100,7 @@ ENDPOINTS = (
         "GET",
         "/v1/providers",
         _list,
-        "The providers, and which of their models wait or are halted.",
+        "The providers, which of their models wait or are halted, and work that none of them has.",
         answer=ProviderList,
         role="admin",
         errors=(403,),

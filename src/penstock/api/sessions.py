@@ -7,29 +7,38 @@ time is up, cancels nothing: its request keeps its place and can be asked for by
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from time import monotonic
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import OpenAIErrorDetail, conflict, not_found
 from penstock.api.files import cursor, ends
 from penstock.api.multipart import idempotency_key, invalid
+from penstock.api.session_objects import (
+    OnDeadHead,
+    Session,
+    SessionDeleted,
+    SessionList,
+    SessionRequest,
+    SessionRequestList,
+    Status,
+    StillWaiting,
+    request_object,
+    session_object,
+)
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, checked_key, submit
 from penstock.api.waiting import attending
 from penstock.db.pool import borrowed
+from penstock.erase import erase
 from penstock.model import public_id
 from penstock.work import sessions
 from penstock.work.sessions import RequestRow, SessionRow
 
-Status = Literal["pending", "processing", "completed", "failed", "cancelled"]
-OnDeadHead = Literal["continue", "block"]
 WaitS = Annotated[float, msgspec.Meta(ge=0, le=3_600)]
 SessionEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_SESSIONS)})]
 
@@ -37,7 +46,7 @@ _PREFERENCE = re.compile(r'\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*(?:=\s*"?([^",;]*
 _RETRY_AFTER_S = 1
 
 
-# -- what is read and shown
+# -- what is read
 
 
 class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,112 +86,6 @@ class SessionsQuery(msgspec.Struct):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
 
 
-class Answer(msgspec.Struct, kw_only=True):
-    status_code: int | None
-    body: Any
-
-
-class RequestError(msgspec.Struct, kw_only=True):
-    code: str
-    message: str
-
-
-class SessionRequest(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["session.request"] = "session.request"
-    session: str
-    sequence: int
-    status: Status
-    response: Answer | None
-    error: RequestError | None
-    attempts: int
-    created_at: objects.Seconds
-    completed_at: objects.Seconds | None
-
-
-class SessionRequestList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[SessionRequest]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class Session(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["session"] = "session"
-    key: str
-    status: Literal["open", "blocked"]
-    queued: int
-    in_flight: int
-    on_dead_head: OnDeadHead
-    max_queued: int | None
-    wait_timeout_s: float | None
-    priority: int
-    created_at: objects.Seconds
-
-
-class SessionList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[Session]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class SessionDeleted(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["session"] = "session"
-    deleted: bool = True
-
-
-class StillWaiting(msgspec.Struct, kw_only=True):
-    """The body of a 503 whose request is stored: which one it is, beside the error."""
-
-    error: OpenAIErrorDetail
-    id: str
-    status: Status
-
-
-def request_object(row: RequestRow) -> SessionRequest:
-    response = error = None
-    if row.response is not None or row.status_code is not None:
-        body = msgspec.Raw(row.response) if row.response is not None else None
-        response = Answer(status_code=row.status_code, body=body)
-    if row.error_code is not None:
-        error = RequestError(code=row.error_code, message=row.error_message or "")
-    return SessionRequest(
-        id=public_id("session_request", row.id),
-        session=row.session_key,
-        sequence=row.sequence,
-        status=cast(Status, row.status),
-        response=response,
-        error=error,
-        attempts=row.attempts,
-        created_at=_seconds(row.accepted_at),
-        completed_at=_seconds(row.completed_at) if row.completed_at else None,
-    )
-
-
-def session_object(row: SessionRow) -> Session:
-    return Session(
-        id=public_id("session", row.id),
-        key=row.key,
-        status="open" if row.open else "blocked",
-        queued=row.queued,
-        in_flight=row.in_flight,
-        on_dead_head=cast(OnDeadHead, row.on_dead_head),
-        max_queued=row.max_queued,
-        wait_timeout_s=row.wait_timeout_s,
-        priority=row.priority,
-        created_at=_seconds(row.created_at),
-    )
-
-
-def _seconds(moment: datetime) -> int:
-    return int(moment.timestamp())
-
-
 # -- sending
 
 
@@ -216,7 +119,7 @@ async def wait(call: Call[Any, Any], submission: Submission, wait_s: float | Non
     """The answer, if it comes in time."""
     waiters = call.server.waiters
     until = monotonic() + submission.patience_s(wait_s)
-    with waiters.waiting(submission.request_id, submission.lane_id) as waiter:
+    with waiters.waiting(submission.request_id, submission.lane_id, since=submission.since) as waiter:
         async with attending(waiters, waiter, call.request.receive) as attention:
             try:
                 return await attention.answer(until)
@@ -383,7 +286,7 @@ async def cancel_session_request(call: Call[None, None]) -> SessionRequest:
 async def delete_session(call: Call[None, None]) -> SessionDeleted:
     row = await _session(call)
     async with borrowed(call.server.database) as connection:
-        if not await sessions.delete_session(connection, call.caller.owner, row.key):
+        if not await erase.delete_session(connection, call.caller.owner, row.key):
             raise not_found("Session", row.key, "key")
     call.server.caretaker.wake("purge")
     return SessionDeleted(id=public_id("session", row.id))

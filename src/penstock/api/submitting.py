@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from penstock.api.errors import ApiError, conflict
 from penstock.api.multipart import idempotency_key, invalid, missing
 from penstock.model import new_id, public_id
 from penstock.providers import Provider
+from penstock.sinks import are_told
 from penstock.work.sessions import Existing, NewRequest, Refused, RequestRow
 
 ENDPOINTS_OF_SESSIONS = (
@@ -57,6 +59,8 @@ class Submission:
     wait_timeout_s: float
     row: RequestRow | None
     """As it was found, if it had been sent before under the same Idempotency-Key."""
+    since: float
+    """When it was handed in, on the monotonic clock."""
 
     @property
     def public_id(self) -> str:
@@ -123,9 +127,11 @@ async def submit(
         body=content,
         stream=asked.stream,
         waited=waited,
+        announce=are_told(server.config.sinks, call.caller.owner, from_event=False),
         idempotency_key=repeat_key,
         fingerprint=fingerprint,
     )
+    since = monotonic()
     taken = await server.acceptor.accept(request)
     if isinstance(taken, Refused):
         raise _refused(taken, key)
@@ -138,8 +144,8 @@ async def submit(
                 param="Idempotency-Key",
                 code="idempotency_conflict",
             )
-        return Submission(key, row.id, taken.lane_id, row.stream, patience_s, row)
-    return Submission(key, request.id, taken.lane_id, asked.stream, patience_s, None)
+        return Submission(key, row.id, taken.lane_id, row.stream, patience_s, row, since)
+    return Submission(key, request.id, taken.lane_id, asked.stream, patience_s, None, since)
 
 
 def _refused(refused: Refused, key: str) -> ApiError:

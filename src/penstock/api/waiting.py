@@ -42,7 +42,7 @@ _MAX_AT_ONCE = 5_000
 # A reader who lags gets no more until it has caught up.
 _MAX_UNREAD_BYTES = 256 * 1024
 _MAX_REMEMBERED = 10_000
-_REMEMBER_S = 1.0
+_LEAVE_S = 5.0
 
 
 class Waiter:
@@ -97,8 +97,10 @@ class Waiters:
         self.stopping = asyncio.Event()
 
     @contextlib.contextmanager
-    def waiting(self, request_id: UUID, lane_id: int | None, *, follows: bool = False) -> Iterator[Waiter]:
-        """Wait for the answer of a request that is stored."""
+    def waiting(
+        self, request_id: UUID, lane_id: int | None, *, since: float = math.inf, follows: bool = False
+    ) -> Iterator[Waiter]:
+        """Wait for the answer of a request that is stored. `since` is when it was not yet, on the monotonic clock."""
         if not self._tasks:
             self._tasks = [
                 asyncio.create_task(self._run(), name="waiters"),
@@ -108,31 +110,37 @@ class Waiters:
         self._waiters.add(waiter)
         if lane_id is not None:
             self._by_lane.setdefault(lane_id, set()).add(waiter)
-            if self._remembered.get(lane_id, -math.inf) > monotonic() - _REMEMBER_S:
-                # It may have been told of before we came to listen.
+            if self._remembered.get(lane_id, -math.inf) > since:
+                # That may have been about this one, before we came to listen.
                 self._ring((waiter,))
         self._look_later(waiter)
-        if len(self._waiters) == 1:
+        if self._due[0][2] is waiter:
             self._wake.set()
         try:
             yield waiter
         finally:
-            self._waiters.discard(waiter)
-            self._rung.discard(waiter)
-            if lane_id is not None:
-                others = self._by_lane[lane_id]
-                others.discard(waiter)
-                if not others:
-                    del self._by_lane[lane_id]
+            self._forget(waiter)
+
+    def _forget(self, waiter: Waiter) -> None:
+        self._waiters.discard(waiter)
+        self._rung.discard(waiter)
+        if waiter.lane_id is not None and (others := self._by_lane.get(waiter.lane_id)):
+            others.discard(waiter)
+            if not others:
+                del self._by_lane[waiter.lane_id]
 
     def stop(self) -> None:
-        """The server is going down: nobody waits any longer."""
+        """The server is going down: calls in flight may still end, then nobody waits any longer."""
+        if not self.stopping.is_set():
+            asyncio.get_running_loop().call_later(_LEAVE_S if self._waiters else 0, self._leave)
+
+    def _leave(self) -> None:
         self.stopping.set()
         for waiter in self._waiters:
             waiter.changed.set()
 
     async def close(self) -> None:
-        self.stop()
+        self._leave()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -213,6 +221,7 @@ class Waiters:
         for waiter in waiters:
             if row := by_id.get(waiter.request_id):
                 waiter.tell(row)
+                self._forget(waiter)  # even if its caller never comes back for it
 
 
 class Attention:

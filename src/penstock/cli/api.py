@@ -133,9 +133,11 @@ class Api:
         """A read: tried again for a while when the server does not answer."""
         return await self._retried(lambda: self._json(Request("GET", path, query or {})), patience_s)
 
-    async def post(self, path: str, body: Json | None = None, *, key: str | None = None) -> Json:
+    async def post(
+        self, path: str, body: Json | None = None, *, key: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> Json:
         """Sent once. With an idempotency `key` it may be repeated: the server does the same thing only once."""
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **(headers or {})}
         if key is not None:
             headers["idempotency-key"] = key
         content = b"" if body is None else json.dumps(body).encode()

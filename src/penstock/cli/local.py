@@ -58,9 +58,9 @@ async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[Loc
             grace_s = config.liveness.heartbeat_grace_s
             async with _identity(conninfo, database, config, needed=uploads) as worker_id:
                 # A caretaker that is never begun: checking and purging are left to servers, who know the models.
-                nobody = Providers(())
-                caretaker = Caretaker(config, conninfo, database, nobody)
-                server = make_server(config, conninfo, database, nobody, worker_id, caretaker)
+                caretaker = Caretaker(config, conninfo, database, Providers(()))
+                known = Providers(config.providers)
+                server = make_server(config, conninfo, database, known, worker_id, caretaker)
                 try:
                     yield LocalTransport(create_app(server, in_process=True), place, database, grace_s)
                 finally:

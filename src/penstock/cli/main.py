@@ -23,9 +23,11 @@ _COMMANDS = {
     "cancel": ("penstock.cli.steer:cancel", "End a batch; what is done is kept."),
     "retry": ("penstock.cli.steer:retry", "Run a batch's failed requests again."),
     "export": ("penstock.cli.fetch:export", "Write a batch's results to files."),
+    "session": ("penstock.cli.session:session", "Send to sessions, and look at them."),
     "serve": ("penstock.cli.serve:serve", "Serve the batch API, with workers."),
     "worker": ("penstock.cli.worker:worker", "Run workers for a server elsewhere."),
     "keys": ("penstock.cli.keys:keys", "Create, list and revoke API keys."),
+    "providers": ("penstock.cli.providers:providers", "List providers, and let halted ones go on."),
     "db": ("penstock.cli.database:db", "Migrate or inspect the database."),
     "mock": ("penstock.cli.mock:mock", "Serve a fake OpenAI-compatible upstream."),
 }

@@ -92,4 +92,6 @@ def serve(
 
     config = load_config(database_url, data_dir, toml_path, settings, root_path=root_path, public_url=public_url)
     providers = chosen_providers(config, base_url, api_key_env, api_key_file)
+    for sink in config.sinks:
+        sink.secret()  # fail now rather than at the first answer
     run(ServePlan(config, providers, host, port, workers, forwarded_prefix, verbose=not quiet))

@@ -23,9 +23,8 @@ from penstock.cli.database import reached
 from penstock.cli.logs import log_to_stderr
 from penstock.cli.main import report
 from penstock.config import Config
-from penstock.db.bell import Bell
+from penstock.db.bell import WORK, Bell
 from penstock.db.pool import open_pool
-from penstock.dispatch.http import HttpProcessor
 from penstock.dispatch.slots import Slots
 from penstock.errors import PenstockError
 from penstock.providers import Providers, parse
@@ -34,6 +33,7 @@ from penstock.worker import Worker
 
 # Claiming and settling at once, for each worker.
 _CONNECTIONS_PER_WORKER = 2
+_LOOK_OUT_S = 0.1
 
 
 async def _work(order: dict[str, Any]) -> None:
@@ -61,14 +61,7 @@ async def _serve(conninfo: str, config: Config, providers: Providers, index: int
                 share = provider.share(config.dispatch, index, processes)
                 if not share:
                     continue
-                processor = HttpProcessor(
-                    provider.base_url,
-                    provider.api_key(),
-                    provider.limits(config.dispatch, share),
-                    config.retry,
-                    provider.headers,
-                    streams=streams,
-                )
+                processor = provider.processor(config.dispatch, config.retry, share, streams=streams)
                 await stack.enter_async_context(processor)
                 slots = Slots(share)
                 workers += [
@@ -80,6 +73,7 @@ async def _serve(conninfo: str, config: Config, providers: Providers, index: int
             aides = [
                 asyncio.create_task(bell.run(), name="bell"),
                 asyncio.create_task(streams.run(), name="streams"),
+                asyncio.create_task(_look_out(bell, providers), name="look-out"),
             ]
             try:
                 await crew.run()
@@ -89,6 +83,15 @@ async def _serve(conninfo: str, config: Config, providers: Providers, index: int
                 await asyncio.gather(*aides, return_exceptions=True)
     finally:
         await database.close()
+
+
+async def _look_out(bell: Bell, providers: Providers) -> None:
+    """Where no notices come, look for sessions' requests more often than for other work: somebody waits."""
+    while True:
+        await asyncio.sleep(_LOOK_OUT_S)
+        if not bell.listening.is_set():
+            for provider in providers:
+                bell.tell(WORK, provider.session_pool)
 
 
 class _Crew:

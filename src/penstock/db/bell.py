@@ -97,7 +97,7 @@ class Bell:
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 known.add(channel)
                 # Whatever happened before this moment was not heard.
-                self._ring(channel, "")
+                self.tell(channel, "")
             self.listening.set()
             waiting = asyncio.create_task(self._changed.wait())
             hearing = asyncio.create_task(self._hear(connection))
@@ -113,9 +113,10 @@ class Bell:
 
     async def _hear(self, connection: psycopg.AsyncConnection) -> None:
         async for notice in connection.notifies():
-            self._ring(notice.channel, notice.payload)
+            self.tell(notice.channel, notice.payload)
 
-    def _ring(self, channel: str, payload: str) -> None:
+    def tell(self, channel: str, payload: str) -> None:
+        """What a notice does, without one."""
         for hearer in tuple(self._hearers.get(channel, ())):
             hearer(payload)
 

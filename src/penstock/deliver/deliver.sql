@@ -1,4 +1,5 @@
--- Webhook endpoints and the deliveries to them. Deliveries are written by the statement that ends a batch.
+-- Webhook endpoints and the deliveries to them, which are written by the statement that ends a batch; and the answers of
+-- sessions on their way to sinks, which are derived from what is answered and marked to be told.
 
 -- name: create_endpoint_if_room
 -- A new endpoint, unless its owner has as many as anybody may have.
@@ -125,3 +126,120 @@ WITH old AS MATERIALIZED (
 DELETE FROM penstock.webhook_deliveries
  WHERE id = ANY(ARRAY(SELECT d.id FROM penstock.webhook_deliveries d WHERE d.id = ANY(ARRAY(SELECT id FROM old))
                        ORDER BY d.id FOR UPDATE SKIP LOCKED))
+
+-- name: announce_if_answered
+-- Turns answers that are to be told into deliveries, one for each sink that wants them, and takes their mark away. Goes
+-- from session to session, those after `after` first come first, and looks at no more of one than has been answered:
+-- what waits behind it costs nothing.
+WITH RECURSIVE lane (id) AS (
+  (SELECT lane_id FROM penstock.session_requests WHERE announce AND lane_id > %(after)s ORDER BY lane_id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT r.lane_id FROM penstock.session_requests r
+           WHERE r.announce AND r.lane_id > lane.id ORDER BY r.lane_id LIMIT 1)
+    FROM lane
+   WHERE lane.id IS NOT NULL
+),
+page AS MATERIALIZED (
+  SELECT id FROM lane WHERE id IS NOT NULL LIMIT %(lanes)s
+),
+answered AS MATERIALIZED (
+  SELECT a.*, gen_random_uuid() AS event_id,
+         -- Not EXISTS, which may be answered by reading all of them.
+         (SELECT e.id FROM penstock.incoming_events e WHERE e.request_id = a.id LIMIT 1) IS NOT NULL AS from_event
+    FROM page
+   CROSS JOIN LATERAL (
+     SELECT r.id, r.lane_id, r.owner, o.finished_at,
+            (SELECT key FROM penstock.sessions WHERE id = r.session_id) AS session_key,
+            CASE WHEN o.state = 'completed' THEN 'completed'
+                 WHEN o.error_code = 'cancelled' THEN 'cancelled' ELSE 'failed' END AS status
+       FROM penstock.session_requests r
+       JOIN penstock.outcomes o ON o.lane_id = r.lane_id AND o.ordinal = r.ordinal
+      WHERE r.lane_id = page.id AND r.announce
+        AND r.ordinal < (SELECT next FROM penstock.lanes WHERE id = page.id)
+      ORDER BY r.ordinal
+      LIMIT %(most)s
+        FOR UPDATE OF r SKIP LOCKED) AS a
+),
+marked AS (
+  UPDATE penstock.session_requests SET announce = false WHERE id = ANY (ARRAY(SELECT id FROM answered))
+),
+told AS (
+  INSERT INTO penstock.sink_deliveries (sink, event_id, lane_id, request_id, session_key, owner, event_at, due_at)
+  SELECT s.name, a.event_id, a.lane_id, a.id, a.session_key, a.owner, a.finished_at, coalesce(%(now)s::timestamptz, now())
+    FROM answered a
+    JOIN jsonb_to_recordset(%(sinks)s::jsonb) AS s (name text, everything bool, statuses text[], owners text[])
+      ON (s.everything OR a.from_event) AND a.status = ANY (s.statuses)
+     AND (cardinality(s.owners) = 0 OR a.owner = ANY (s.owners))
+   ORDER BY a.lane_id
+)
+SELECT (SELECT max(id) FROM page), (SELECT count(*) FROM page), (SELECT count(*) FROM answered)
+
+-- name: take_sink_deliveries_if_due
+-- Takes what is due for the sinks that are known here, some of each, as webhooks are taken. With it come the event that
+-- asked, if one did, and the database's time.
+WITH due AS MATERIALIZED (
+  SELECT d.id
+    FROM unnest(%(sinks)s::text[]) AS s (name)
+   CROSS JOIN LATERAL (
+     SELECT id FROM penstock.sink_deliveries
+      WHERE sink = s.name AND delivered_at IS NULL AND given_up_at IS NULL
+        AND due_at <= coalesce(%(now)s::timestamptz, now())
+      ORDER BY due_at
+      LIMIT %(most)s
+        FOR UPDATE SKIP LOCKED) AS d
+),
+taken AS (
+  UPDATE penstock.sink_deliveries
+     SET attempts = attempts + 1,
+         due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(hold_s)s::float8)
+   WHERE id = ANY (ARRAY(SELECT id FROM due))
+  RETURNING id, sink, event_id, lane_id, request_id, session_key, event_at, attempts
+)
+SELECT t.id, t.sink, t.event_id, t.lane_id, t.request_id, t.session_key, t.event_at, t.attempts, e.source, e.event_id,
+       extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8
+  FROM taken t
+  LEFT JOIN LATERAL (
+    SELECT source, event_id FROM penstock.incoming_events WHERE request_id = t.request_id LIMIT 1) AS e ON true
+ ORDER BY t.id
+
+-- name: record_sink_delivery_if_held
+-- What became of an attempt, as for webhooks.
+UPDATE penstock.sink_deliveries
+   SET status_code = %(status_code)s, error = %(error)s,
+       delivered_at = CASE WHEN %(delivered)s THEN coalesce(%(now)s::timestamptz, now()) END,
+       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR coalesce(%(now)s::timestamptz, now())
+                               >= event_at + make_interval(secs => %(give_up_s)s::float8))
+                          THEN coalesce(%(now)s::timestamptz, now()) END,
+       due_at = least(coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s::float8),
+                      event_at + make_interval(secs => %(give_up_s)s::float8))
+ WHERE id = %(id)s AND attempts = %(attempt)s AND num_nonnulls(delivered_at, given_up_at) = 0
+RETURNING id
+
+-- name: put_back_sink_deliveries_if_held
+-- Deliveries that were taken and not tried: due again later, the attempt not counted.
+UPDATE penstock.sink_deliveries d
+   SET attempts = d.attempts - 1,
+       due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s::float8)
+  FROM unnest(%(ids)s::int8[], %(attempts)s::int4[]) AS t (id, attempt)
+ WHERE d.id = t.id AND d.id = ANY(%(ids)s) AND d.attempts = t.attempt
+   AND num_nonnulls(d.delivered_at, d.given_up_at) = 0
+
+-- name: forget_sink_deliveries_if_old
+-- Deletes the oldest deliveries past their keep; also those nobody has decided, whose sink is no longer configured.
+WITH old AS MATERIALIZED (
+  SELECT id FROM (SELECT id, event_at FROM penstock.sink_deliveries ORDER BY id LIMIT %(limit)s) AS first
+   WHERE event_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(keep_s)s::float8)
+)
+DELETE FROM penstock.sink_deliveries
+ WHERE id = ANY(ARRAY(SELECT d.id FROM penstock.sink_deliveries d WHERE d.id = ANY(ARRAY(SELECT id FROM old))
+                       ORDER BY d.id FOR UPDATE SKIP LOCKED))
+
+-- name: forget_events_if_old
+-- Deletes what is known of events that came in, past its keep: the same event again would be a new one.
+WITH old AS MATERIALIZED (
+  SELECT id FROM (SELECT id, received_at FROM penstock.incoming_events ORDER BY id LIMIT %(limit)s) AS first
+   WHERE received_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(keep_s)s::float8)
+)
+DELETE FROM penstock.incoming_events
+ WHERE id = ANY(ARRAY(SELECT e.id FROM penstock.incoming_events e WHERE e.id = ANY(ARRAY(SELECT id FROM old))
+                       ORDER BY e.id FOR UPDATE SKIP LOCKED))

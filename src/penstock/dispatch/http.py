@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -19,9 +20,11 @@ from penstock.dispatch.pool import Dispatcher
 from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, refuses
 from penstock.dispatch.slots import Slots
 from penstock.dispatch.streaming import Streams, streamed
-from penstock.dispatch.transport import OpenAnswer, PyreqwestTransport, Transport, TransportError
+from penstock.dispatch.transport import OpenAnswer, PyreqwestTransport, StreamingTransport, Transport, TransportError
 from penstock.errors import PenstockError, UsageError
 from penstock.model import Item, Verdict
+
+_log = logging.getLogger("penstock.dispatch")
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # Ours to set, or not to be set by anyone: they say where a message ends and whom it is for.
@@ -47,6 +50,8 @@ _MIN_SECRET_CHARS = 8
 _MESSAGES = "/messages"
 _ANTHROPIC_VERSION = "2023-06-01"
 _MAX_KNOWN_URLS = 1_000
+_UNREACHED = frozenset({"connect_failed", "connect_timeout"})
+_WARN_EVERY_S = 60.0
 
 
 class HttpProcessor:
@@ -60,18 +65,28 @@ class HttpProcessor:
         retry: RetryLimits,
         extra_headers: Mapping[str, str] | None = None,
         *,
+        name: str = "",
+        current_key: Callable[[], str | None] | None = None,
         streams: Streams | None = None,
         transport: Callable[[DispatchLimits, Mapping[str, str]], Transport] = PyreqwestTransport,
         rng: random.Random | None = None,
     ) -> None:
-        """`streams` takes the pieces of answers that somebody wants to read as they come."""
+        """`streams` takes the pieces of answers that somebody wants to read as they come. `current_key` is asked before
+        every call, so that a key can be changed. With a `name`, an endpoint that cannot be reached is warned about."""
         self.base_url = checked_base(base_url)
         self._limits = dispatch
         self._retry = retry
         self._rng = rng or random.Random()  # noqa: S311 -- jitter
         self.headers = checked_headers(api_key, extra_headers or {})
+        self._extra_headers = extra_headers or {}
+        self._own_headers: dict[str, str] = {}
+        """What has changed since the transport was given its headers."""
         self._message_headers = _anthropic_headers(api_key, self.headers)
-        self._secrets = tuple(_secrets(api_key, extra_headers or {}))
+        self._secrets = tuple(_secrets(api_key, self._extra_headers))
+        self._key = api_key
+        self._current_key = current_key
+        self._name = name
+        self._warn_from = 0.0
         self._refusals = Refusals(retry)
         self._urls: dict[str, str | None] = {}
         self._streams = streams
@@ -103,10 +118,11 @@ class HttpProcessor:
         headers = self._headers(item.url, {"Idempotency-Key": item.idempotency_key})
         try:
             if item.stream and self._streams is not None:
-                answer = await streamed(self._transport, url, headers, item, self._streams)
+                answer = await streamed(self._streaming, url, headers, item, self._streams)
             else:
                 answer = await self._transport.request("POST", url, headers, item.raw)
         except TransportError as error:
+            self._warn_if_unreached(error.code)
             duration_ms = int((monotonic() - started) * 1000)
             failure = Failure(error.code, short(error.message), duration_ms, error.status_code)
             return judge_failure(
@@ -129,7 +145,7 @@ class HttpProcessor:
 
     def forward_open(self, path: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
         """The same, to be read as it comes."""
-        return self._transport.open("POST", self._known_url(path), self._headers(path, headers), body)
+        return self._streaming.open("POST", self._known_url(path), self._headers(path, headers), body)
 
     def redacted(self, body: bytes) -> bytes:
         """An error's body: some upstreams repeat the key they did not like."""
@@ -137,8 +153,31 @@ class HttpProcessor:
             body = body.replace(secret.encode(), b"[redacted]")
         return body
 
+    @property
+    def _streaming(self) -> StreamingTransport:
+        if not isinstance(self._transport, StreamingTransport):
+            raise TypeError("this transport gives whole answers only")
+        return self._transport
+
     def _headers(self, path: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+        if self._current_key is not None and (key := self._current_key()) != self._key:
+            self._change_key(key)
+        if self._own_headers:
+            headers = {**headers, **self._own_headers}
         return {**headers, **self._message_headers} if path.endswith(_MESSAGES) else headers
+
+    def _change_key(self, key: str | None) -> None:
+        self.headers = checked_headers(key, self._extra_headers)
+        self._own_headers = {name: self.headers[name] for name in ("authorization",) if name in self.headers}
+        self._message_headers = _anthropic_headers(key, self.headers)
+        # Calls with the old one are still under way.
+        self._secrets = tuple(_secrets(key, {**self._extra_headers, "": self._key or ""}))
+        self._key = key
+
+    def _warn_if_unreached(self, code: str) -> None:
+        if self._name and code in _UNREACHED and monotonic() >= self._warn_from:
+            self._warn_from = monotonic() + _WARN_EVERY_S
+            _log.warning("provider %s cannot be reached at %s: %s; trying again", self._name, self.base_url, code)
 
     def _known_url(self, path: str) -> str:
         url = self._url(path)

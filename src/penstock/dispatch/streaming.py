@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from penstock.dispatch.answer import Answer
-from penstock.dispatch.transport import Transport
+from penstock.dispatch.transport import StreamingTransport
 from penstock.model import Item
 
 EVENT_STREAM = "text/event-stream"
@@ -39,7 +39,9 @@ class StoredStream(msgspec.Struct):
     text: str
 
 
-async def streamed(transport: Transport, url: str, headers: Mapping[str, str], item: Item, streams: Streams) -> Answer:
+async def streamed(
+    transport: StreamingTransport, url: str, headers: Mapping[str, str], item: Item, streams: Streams
+) -> Answer:
     """Call, and hand the answer on as it comes if it is a stream. Raises TransportError."""
     started = monotonic()
     async with transport.open("POST", url, headers, item.raw) as answer:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from pyreqwest.client import ClientBuilder
 from pyreqwest.exceptions import (
@@ -50,10 +50,14 @@ class Transport(Protocol):
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         """A whole answer, or TransportError."""
 
-    def open(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
-        """An answer to be read as it comes."""
-
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class StreamingTransport(Protocol):
+    """A transport that can also hand out answers as they come."""
+
+    def open(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer: ...
 
 
 class OpenAnswer(Protocol):

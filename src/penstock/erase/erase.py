@@ -1,4 +1,4 @@
-"""Deleting files and batches: one transaction, after which nobody sees, claims or settles anything of them.
+"""Deleting files, batches and sessions: one transaction, after which nobody sees, claims or settles anything of them.
 
 What they hold is then deleted by `purge`, in small steps.
 """
@@ -8,21 +8,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from penstock import ending
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
-from penstock.erase.purge import Erasure, get_erasure, list_erasures, purge_step
+from penstock.erase.purge import Erasure, Kind, get_erasure, list_erasures, purge_step
 from penstock.errors import PenstockError
 from penstock.model import new_id
 
 __all__ = [
+    "MESSAGE_RESULTS_KEPT",
     "Erasure",
+    "Kind",
     "NotErasable",
+    "archive_batches",
     "delete_batch",
     "delete_file",
+    "delete_session",
     "expire_files",
     "get_erasure",
     "list_erasures",
@@ -30,6 +35,9 @@ __all__ = [
 ]
 
 _SQL = sql.load("penstock.erase", "erase.sql")
+
+MESSAGE_RESULTS_KEPT = timedelta(days=29)
+"""After the creation of a message batch; then it is archived."""
 
 # Rows that one replica takes to itself while it purges.
 _STRETCH_ROWS = 100_000
@@ -54,9 +62,14 @@ async def delete_file(connection: Connection, file_id: UUID, owner: str | None, 
     Batches over an input lose it, and those that have not ended are cancelled by the same commit: what was in flight
     is taken from its workers, what is recorded stays. Of a batch's results, its output or its errors go.
     """
+    return await _delete_file(connection, file_id, owner, now)
 
+
+async def _delete_file(
+    connection: Connection, file_id: UUID, owner: str | None, now: Now, *, hidden: bool = False
+) -> bool:
     async def delete() -> bool:
-        row = await _one(connection, "find_file", {"file_id": file_id, "owner": owner})
+        row = await _one(connection, "find_file", {"file_id": file_id, "owner": owner, "hidden": hidden})
         if row is None:
             return False
         kind, batch_id = row
@@ -69,7 +82,17 @@ async def delete_file(connection: Connection, file_id: UUID, owner: str | None, 
 
 async def delete_batch(connection: Connection, batch_id: UUID, owner: str | None, *, now: Now = None) -> bool:
     """Delete a batch and its results: for everybody and at once, whatever is in flight."""
+    return await _erase_batch(connection, batch_id, owner, now, archived=False)
 
+
+async def archive_batches(connection: Connection, limit: int, *, now: Now = None) -> int:
+    """Delete requests and results of message batches that have kept them long enough; how many."""
+    parameters = {"kept_s": MESSAGE_RESULTS_KEPT.total_seconds(), "limit": limit, "now": now}
+    due = await (await connection.execute(_SQL["list_archivable"], parameters)).fetchall()
+    return sum([await _erase_batch(connection, batch_id, None, now, archived=True) for (batch_id,) in due])
+
+
+async def _erase_batch(connection: Connection, batch_id: UUID, owner: str | None, now: Now, *, archived: bool) -> bool:
     async def delete() -> bool:
         row = await _one(connection, "find_batch", {"batch_id": batch_id, "owner": owner})
         if row is None:
@@ -81,8 +104,28 @@ async def delete_batch(connection: Connection, batch_id: UUID, owner: str | None
         await _fence(connection, [batch_id])
         if whole:
             await connection.execute(_SQL["cancel_batches_of_file"], {"file_id": file_id, "now": now})
-            await _erase_file(connection, file_id, [batch_id], now)
-        await connection.execute(_SQL["erase_batch_if_held"], {"batch_id": batch_id, **_order(now), "beyond": _BEYOND})
+            await _erase_file(connection, file_id, [], now)  # the rest goes with the batch
+        parameters = {"batch_id": batch_id, "archived": archived, **_order(now)}
+        await connection.execute(_SQL["erase_batch_if_held"], parameters)
+        return True
+
+    return await _atomically(connection, delete)
+
+
+async def delete_session(connection: Connection, owner: str, key: str, *, now: Now = None) -> bool:
+    """Delete a session with everything in it: for everybody and at once, whatever is in flight.
+
+    Its key is free from now on: the next request under it makes a new session.
+    """
+
+    async def delete() -> bool:
+        row = await _one(connection, "hold_session_if_there", {"owner": owner, "key": key})
+        if row is None:
+            return False
+        (session_id,) = row
+        await _fence(connection, [session_id])
+        parameters = {"session_id": session_id, **_order(now)}
+        await connection.execute(_SQL["erase_session_if_held"], parameters)
         return True
 
     return await _atomically(connection, delete)
@@ -92,7 +135,7 @@ async def expire_files(connection: Connection, limit: int, *, now: Now = None) -
     """Delete files whose time is up; how many."""
     cursor = await connection.execute(_SQL["list_expired"], {"limit": limit, "now": now})
     expired = [file_id for (file_id,) in await cursor.fetchall()]
-    return sum([await delete_file(connection, file_id, None, now=now) for file_id in expired])
+    return sum([await _delete_file(connection, file_id, None, now, hidden=True) for file_id in expired])
 
 
 async def _delete_input(connection: Connection, file_id: UUID, now: Now) -> bool:
@@ -125,7 +168,7 @@ async def _delete_result(connection: Connection, file_id: UUID, batch_id: UUID, 
 
 
 def _order(now: Now) -> dict[str, Any]:
-    return {"erasure_id": new_id(), "stretch": _STRETCH_ROWS, "now": now}
+    return {"erasure_id": new_id(), "stretch": _STRETCH_ROWS, "beyond": _BEYOND, "now": now}
 
 
 async def _fence(connection: Connection, batches: Sequence[UUID]) -> None:

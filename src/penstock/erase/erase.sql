@@ -2,9 +2,11 @@
 -- take leases, then lanes; steering takes the batch, then lanes; retries take the batch, then lanes, then its result files.
 
 -- name: find_file
--- A file that is there for its owner, or for anybody when no owner is named.
+-- A file that is there for its owner, or for anybody when no owner is named. What a message batch was asked for with is
+-- no file for anybody, except for whoever clears away.
 SELECT kind, batch_id FROM penstock.files
  WHERE id = %(file_id)s AND state = 'ready' AND deleted_at IS NULL
+   AND (purpose <> 'message_batch' OR %(hidden)s::boolean)
    AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
 
 -- name: hold_file_if_there
@@ -58,7 +60,8 @@ SELECT EXISTS (SELECT FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]
 
 -- name: erase_file_if_held
 -- Deletes a file for everybody, and notes what has to be deleted of it, in stretches that replicas can share out.
--- Lines that no batch has run cannot be told from it any more: the files of errors count without them.
+-- Lines that no batch has run cannot be told from it any more: the files of errors count without them. The history of
+-- attempts may quote the requests: it goes too, and so does what waited to be run.
 WITH file AS (
   UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now()), idempotency_key = NULL
    WHERE id = %(file_id)s AND deleted_at IS NULL
@@ -73,19 +76,34 @@ told AS (
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
   SELECT %(erasure_id)s, owner, 'file', id, coalesce(%(now)s::timestamptz, now()) FROM file
+),
+batch AS MATERIALIZED (
+  SELECT id FROM penstock.batches WHERE id = ANY (%(batches)s::uuid[]) AND deleted_at IS NULL
+),
+lane AS MATERIALIZED (
+  SELECT id, next FROM penstock.lanes WHERE batch_id = ANY (ARRAY(SELECT id FROM batch)) AND next > 0
 )
-INSERT INTO penstock.erasure_pieces (erasure_id, what, key, source_lane, next, total)
-SELECT %(erasure_id)s, 'templates', file.source_id, l.source_lane, n, least(n + %(stretch)s, l.total)
+INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, source_lane, next, total)
+SELECT %(erasure_id)s, 'templates', file.source_id, NULL::uuid, l.source_lane, n, least(n + %(stretch)s, l.total)
   FROM file
   JOIN penstock.file_lanes l ON l.source_id = file.source_id
  CROSS JOIN LATERAL generate_series(0, l.total - 1, %(stretch)s::int4) AS n
 UNION ALL
-SELECT %(erasure_id)s, 'chunks', source_id, NULL, n, least(n + %(stretch)s / 100, chunks)
+SELECT %(erasure_id)s, 'chunks', source_id, NULL, NULL, n, least(n + %(stretch)s / 100, chunks)
   FROM file
  CROSS JOIN LATERAL generate_series(0, chunks - 1, %(stretch)s::int4 / 100) AS n
+UNION ALL
+SELECT %(erasure_id)s, 'attempts', lane.id, NULL, NULL, n, least(n + %(stretch)s, lane.next)
+  FROM file, lane
+ CROSS JOIN LATERAL generate_series(0, lane.next - 1, %(stretch)s::int4) AS n
+UNION ALL
+SELECT %(erasure_id)s, 'reclaims', lane.id, NULL, NULL, 0, %(beyond)s FROM file, lane
+UNION ALL
+SELECT %(erasure_id)s, 'deferrals', NULL, batch.id, NULL, 0, %(beyond)s FROM file, batch
 
 -- name: erase_result_if_held
--- Deletes a batch's output, or its errors with the history of its attempts; the batch forgets the file.
+-- Deletes a batch's output or its errors; the batch forgets the file. The history of its attempts goes with the errors,
+-- or with the output if there are none, unless it went with the input before. The last to go takes the journal along.
 WITH file AS (
   UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = %(file_id)s AND deleted_at IS NULL
@@ -101,22 +119,39 @@ batch AS (
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
   SELECT %(erasure_id)s, owner, kind, id, coalesce(%(now)s::timestamptz, now()) FROM file
+),
+rest AS MATERIALIZED (
+  SELECT NOT other.there AS last, b.file_id IS NOT NULL AND (file.kind = 'errors' OR NOT other.there) AS history
+    FROM file
+    JOIN penstock.batches b ON b.id = %(batch_id)s
+   CROSS JOIN LATERAL (
+     SELECT EXISTS (SELECT FROM penstock.files o
+                     WHERE o.batch_id = %(batch_id)s AND o.id <> file.id AND o.deleted_at IS NULL) AS there) AS other
+),
+lane AS MATERIALIZED (
+  SELECT id, next FROM penstock.lanes WHERE batch_id = %(batch_id)s AND next > 0
 )
-INSERT INTO penstock.erasure_pieces (erasure_id, what, key, next, total)
-SELECT %(erasure_id)s, part.what, l.id, n, least(n + %(stretch)s, l.next)
-  FROM file
-  JOIN (VALUES ('output', 'completed'), ('errors', 'not_completed'), ('errors', 'attempts')) AS part (kind, what)
-       USING (kind)
-  JOIN penstock.lanes l ON l.batch_id = %(batch_id)s
- CROSS JOIN LATERAL generate_series(0, l.next - 1, %(stretch)s::int4) AS n
+INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, next, total)
+SELECT %(erasure_id)s, part.what, lane.id, NULL::uuid, n, least(n + %(stretch)s, lane.next)
+  FROM (SELECT CASE kind WHEN 'output' THEN 'completed' ELSE 'not_completed' END FROM file
+        UNION ALL
+        SELECT 'attempts' FROM rest WHERE history) AS part (what), lane
+ CROSS JOIN LATERAL generate_series(0, lane.next - 1, %(stretch)s::int4) AS n
+UNION ALL
+SELECT %(erasure_id)s, 'reclaims', lane.id, NULL, 0, %(beyond)s FROM rest, lane WHERE rest.history
+UNION ALL
+SELECT %(erasure_id)s, 'journal', NULL, %(batch_id)s, 0, %(beyond)s FROM rest WHERE rest.last
 
 -- name: erase_batch_if_held
--- Deletes a batch for everybody, with its result files, and notes what has to be deleted of it.
+-- Deletes a batch for everybody, with its result files, and notes what has to be deleted of it. One that is archived can
+-- still be looked at.
 WITH batch AS (
   UPDATE penstock.batches
-     SET deleted_at = coalesce(%(now)s::timestamptz, now()), idempotency_key = NULL
-   WHERE id = %(batch_id)s AND deleted_at IS NULL
-  RETURNING id, owner
+     SET deleted_at = CASE WHEN NOT %(archived)s::boolean THEN coalesce(%(now)s::timestamptz, now()) END,
+         archived_at = CASE WHEN %(archived)s::boolean THEN coalesce(%(now)s::timestamptz, now()) ELSE archived_at END,
+         idempotency_key = NULL
+   WHERE id = %(batch_id)s AND deleted_at IS NULL AND NOT (%(archived)s::boolean AND archived_at IS NOT NULL)
+  RETURNING id, owner, dialect
 ),
 files AS (
   UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now())
@@ -131,7 +166,12 @@ parked AS (
 ),
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
-  SELECT %(erasure_id)s, owner, 'batch', id, coalesce(%(now)s::timestamptz, now()) FROM batch
+  SELECT %(erasure_id)s, owner,
+         CASE WHEN %(archived)s::boolean THEN 'message_batch_results'
+              WHEN dialect = 'anthropic' THEN 'message_batch'
+              ELSE 'batch' END,
+         id, coalesce(%(now)s::timestamptz, now())
+    FROM batch
 )
 INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, next, total)
 SELECT %(erasure_id)s, part.what, l.id, batch.id, n, least(n + %(stretch)s, l.next)
@@ -146,6 +186,44 @@ UNION ALL
 SELECT %(erasure_id)s, part.what, NULL, batch.id, 0, %(beyond)s
   FROM batch, (VALUES ('journal'), ('deferrals')) AS part (what)
 
+-- name: hold_session_if_there
+-- Locks a session against other deletions and changes of its settings.
+SELECT id FROM penstock.sessions
+ WHERE place = ARRAY[%(owner)s::text, %(key)s]
+   FOR UPDATE
+
+-- name: erase_session_if_held
+-- Deletes a session for everybody, and notes what has to be deleted of it. Its lane is past its deadline from now on:
+-- that is how somebody who is about to append to it, and waits for the lane, learns of it.
+WITH session AS (
+  UPDATE penstock.sessions SET deleted_at = coalesce(%(now)s::timestamptz, now())
+   WHERE id = %(session_id)s AND deleted_at IS NULL
+  RETURNING id, owner, lane_id
+),
+lane AS (
+  UPDATE penstock.lanes SET open = false, deadline = '-infinity'
+   WHERE id = (SELECT lane_id FROM session)
+  RETURNING id, source_id, total
+),
+erasure AS (
+  INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
+  SELECT %(erasure_id)s, owner, 'session', id, coalesce(%(now)s::timestamptz, now()) FROM session
+),
+-- Whoever waits for an answer should look.
+rung AS MATERIALIZED (
+  SELECT pg_notify('penstock_answers', id::text) FROM lane
+)
+INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, source_lane, next, total)
+SELECT %(erasure_id)s, part.what, CASE part.what WHEN 'templates' THEN lane.source_id ELSE lane.id END,
+       %(session_id)s, 0, n, least(n + %(stretch)s, lane.total)
+  FROM lane
+ CROSS JOIN (VALUES ('templates'), ('outcomes'), ('attempts'), ('session_requests')) AS part (what)
+ CROSS JOIN LATERAL generate_series(0, lane.total - 1, %(stretch)s::int4) AS n
+UNION ALL
+SELECT %(erasure_id)s, 'reclaims', lane.id, %(session_id)s, NULL, 0, %(beyond)s FROM lane, rung
+UNION ALL
+SELECT %(erasure_id)s, 'deferrals', NULL, %(session_id)s, NULL, 0, %(beyond)s FROM lane
+
 -- name: list_expired
 -- Files whose time is up. An input that some batch still needs waits for its end.
 SELECT f.id FROM penstock.files f
@@ -153,6 +231,14 @@ SELECT f.id FROM penstock.files f
    AND NOT EXISTS (SELECT FROM penstock.batches b
                     WHERE b.file_id = f.id AND b.completed IS NULL AND b.deleted_at IS NULL)
  ORDER BY f.expires_at
+ LIMIT %(limit)s
+
+-- name: list_archivable
+-- Message batches that ended, and whose results have been kept long enough.
+SELECT id FROM penstock.batches
+ WHERE dialect = 'anthropic' AND completed IS NOT NULL AND archived_at IS NULL AND deleted_at IS NULL
+   AND created_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s)
+ ORDER BY created_at
  LIMIT %(limit)s
 
 -- name: take_piece
@@ -264,6 +350,18 @@ gone AS (
 )
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
+-- name: erase_session_requests
+-- Deletes what is known of a session's next requests, with what was on its way to their callers.
+WITH gone AS (
+  DELETE FROM penstock.session_requests
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < least(%(next)s + %(rows)s, %(total)s)::int4
+  RETURNING id
+),
+streamed AS (
+  DELETE FROM penstock.session_stream WHERE request_id = ANY (ARRAY(SELECT id FROM gone))
+)
+SELECT least(%(next)s + %(rows)s, %(total)s), (SELECT count(*) FROM gone)
+
 -- name: erase_reclaims
 -- Deletes the next notes of what was taken back from a lane.
 WITH edge AS MATERIALIZED (
@@ -328,10 +426,10 @@ WITH done AS MATERIALIZED (
      FOR UPDATE SKIP LOCKED
 ),
 every_file AS MATERIALIZED (
-  SELECT object_id AS id FROM done WHERE kind <> 'batch'
+  SELECT object_id AS id FROM done WHERE kind IN ('file', 'output', 'errors', 'upload')
   UNION ALL
   SELECT id FROM penstock.files
-   WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch') AND batch_id IS NOT NULL
+   WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch')) AND batch_id IS NOT NULL
 ),
 piece AS MATERIALIZED (
   SELECT id, what, erased FROM penstock.erasure_pieces WHERE erasure_id = (SELECT id FROM done) FOR UPDATE SKIP LOCKED
@@ -340,14 +438,17 @@ file AS MATERIALIZED (
   SELECT id, source_id, kind FROM penstock.files WHERE id = ANY (ARRAY(SELECT id FROM every_file)) FOR UPDATE SKIP LOCKED
 ),
 batch AS MATERIALIZED (
-  SELECT id FROM penstock.batches WHERE id = (SELECT object_id FROM done WHERE kind = 'batch') FOR UPDATE SKIP LOCKED
+  SELECT id FROM penstock.batches WHERE id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch')) FOR UPDATE SKIP LOCKED
 ),
 lane AS MATERIALIZED (
-  SELECT id FROM penstock.lanes WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+  SELECT id FROM penstock.lanes WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch', 'session'))
      FOR UPDATE SKIP LOCKED
 ),
+session AS MATERIALIZED (
+  SELECT id FROM penstock.sessions WHERE id = (SELECT object_id FROM done WHERE kind = 'session') FOR UPDATE SKIP LOCKED
+),
 delta AS MATERIALIZED (
-  SELECT batch_id, id FROM penstock.progress WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+  SELECT batch_id, id FROM penstock.progress WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch'))
      FOR UPDATE SKIP LOCKED
 ),
 free AS MATERIALIZED (
@@ -356,7 +457,10 @@ free AS MATERIALIZED (
    WHERE (SELECT count(*) FROM piece) = (SELECT count(*) FROM penstock.erasure_pieces WHERE erasure_id = done.id)
      AND (SELECT count(*) FROM file)
          = (SELECT count(*) FROM penstock.files WHERE id = ANY (ARRAY(SELECT id FROM every_file)))
-     AND (done.kind <> 'batch'
+     AND (done.kind <> 'session'
+          OR (SELECT count(*) FROM session) = (SELECT count(*) FROM penstock.sessions WHERE id = done.object_id)
+             AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id))
+     AND (done.kind NOT IN ('batch', 'message_batch')
           OR (SELECT count(*) FROM batch) = (SELECT count(*) FROM penstock.batches WHERE id = done.object_id)
              AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id)
              AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id))
@@ -372,13 +476,16 @@ no_file_lane AS (
    WHERE source_id = ANY (ARRAY(SELECT file.source_id FROM file, free WHERE file.kind = 'input'))
 ),
 no_delta AS (
-  DELETE FROM penstock.progress WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+  DELETE FROM penstock.progress WHERE batch_id = (SELECT object_id FROM free WHERE kind IN ('batch', 'message_batch'))
 ),
 no_lane AS (
   DELETE FROM penstock.lanes WHERE id = ANY (ARRAY(SELECT lane.id FROM lane, free))
 ),
 no_batch AS (
-  DELETE FROM penstock.batches WHERE id = (SELECT object_id FROM free WHERE kind = 'batch')
+  DELETE FROM penstock.batches WHERE id = (SELECT object_id FROM free WHERE kind IN ('batch', 'message_batch'))
+),
+no_session AS (
+  DELETE FROM penstock.sessions WHERE id = (SELECT object_id FROM free WHERE kind = 'session')
 )
 UPDATE penstock.erasures
    SET finished_at = coalesce(%(now)s::timestamptz, now()),
@@ -386,7 +493,9 @@ UPDATE penstock.erasures
        chunks = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'chunks'),
        outcomes = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what IN ('outcomes', 'completed', 'not_completed')),
        attempts = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'attempts'),
-       others = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what IN ('reclaims', 'journal', 'deferrals'))
+       others = (
+         SELECT coalesce(sum(erased), 0) FROM piece
+          WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests'))
  WHERE id = (SELECT id FROM free)
 RETURNING id
 
@@ -404,6 +513,6 @@ SELECT e.id, e.owner, e.kind, e.object_id, e.requested_at, e.finished_at,
           coalesce(sum(erased) FILTER (WHERE what = 'chunks'), 0)::int8 AS chunks,
           coalesce(sum(erased) FILTER (WHERE what IN ('outcomes', 'completed', 'not_completed')), 0)::int8 AS outcomes,
           coalesce(sum(erased) FILTER (WHERE what = 'attempts'), 0)::int8 AS attempts,
-          coalesce(sum(erased) FILTER (WHERE what IN ('reclaims', 'journal', 'deferrals')), 0)::int8 AS others
+          coalesce(sum(erased) FILTER (WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests')), 0)::int8 AS others
      FROM penstock.erasure_pieces WHERE erasure_id = e.id) AS p
  ORDER BY e.id DESC

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 
 _SQL = sql.load("penstock.erase", "erase.sql")
+
+Kind = Literal["file", "batch", "output", "errors", "upload", "message_batch", "message_batch_results", "session"]
 
 _LAST = UUID(int=2**128 - 1)
 _FIRST = UUID(int=0)
@@ -26,8 +28,7 @@ class Erasure:
 
     id: UUID
     owner: str
-    kind: str
-    """file, batch, output, errors or upload."""
+    kind: Kind
     object_id: UUID
     requested_at: datetime
     finished_at: datetime | None

@@ -230,6 +230,9 @@ def _bad_body(fields: dict[str, msgspec.Raw], model_required: bool) -> Fault | N
     if "model" not in inner:
         missing = Fault("body.model", "missing; expected a model's name", "missing_required_parameter")
         return missing if model_required else None
+    if model_required and bytes(inner.get("stream", b"false")) not in (b"false", b"null"):
+        found = f"found {_kind(bytes(inner['stream']))}; a batch keeps whole answers"
+        return Fault("body.stream", f"{found}: leave it out or write false", "invalid_request")
     value, fault = _value({"body.model": inner["model"]}, "body.model", "a model's name")
     return fault or model_fault(value)
 

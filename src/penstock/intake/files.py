@@ -6,13 +6,16 @@ import builtins
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.errors import PenstockError
 from penstock.intake.raw import unpacked
+
+MESSAGE_BATCH: Final = "message_batch"
+"""The purpose of what a message batch was asked for with. It goes with its batch, and is no file for anybody."""
 
 _NEWEST, _OLDEST = UUID(int=2**128 - 1), UUID(int=0)
 _SQL = sql.load("penstock.intake", "intake.sql")
@@ -55,7 +58,8 @@ async def get_file(connection: Connection, file_id: UUID, owner: str | None) -> 
     """The file, if that owner has it; any owner's if none is named."""
     cursor = await connection.execute(_SQL["read_file"], {"file_id": file_id, "owner": owner})
     row = await cursor.fetchone()
-    return FileRow(*row) if row else None
+    file = FileRow(*row) if row else None
+    return None if file is None or file.purpose == MESSAGE_BATCH else file
 
 
 async def list_files(
@@ -68,6 +72,8 @@ async def list_files(
     ascending: bool = False,
 ) -> list[FileRow]:
     """The next page: `after` need not exist any more."""
+    if purpose == MESSAGE_BATCH:
+        return []
     name = _LISTS[purpose is not None, ascending]
     start = after or (_OLDEST if ascending else _NEWEST)
     parameters = {"owner": owner, "purpose": purpose, "after": start, "limit": limit}

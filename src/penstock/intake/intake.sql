@@ -95,7 +95,7 @@ UPDATE penstock.files SET idempotency_key = NULL
 SELECT id, owner, source_id, filename, purpose, kind, batch_id, bytes, lines, chunks, created_at, expires_at,
        problems, digest
   FROM penstock.files
- WHERE owner = %(owner)s AND state = 'ready' AND deleted_at IS NULL AND id < %(after)s
+ WHERE owner = %(owner)s AND state = 'ready' AND deleted_at IS NULL AND purpose <> 'message_batch' AND id < %(after)s
    AND (expires_at IS NULL OR expires_at > now())
  ORDER BY id DESC
  LIMIT %(limit)s;
@@ -105,7 +105,7 @@ SELECT id, owner, source_id, filename, purpose, kind, batch_id, bytes, lines, ch
 SELECT id, owner, source_id, filename, purpose, kind, batch_id, bytes, lines, chunks, created_at, expires_at,
        problems, digest
   FROM penstock.files
- WHERE owner = %(owner)s AND state = 'ready' AND deleted_at IS NULL AND id > %(after)s
+ WHERE owner = %(owner)s AND state = 'ready' AND deleted_at IS NULL AND purpose <> 'message_batch' AND id > %(after)s
    AND (expires_at IS NULL OR expires_at > now())
  ORDER BY id
  LIMIT %(limit)s;

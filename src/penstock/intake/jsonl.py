@@ -58,6 +58,11 @@ class _Body(msgspec.Struct, gc=False):
 
 class _BodyWithModel(msgspec.Struct, gc=False):
     model: str
+    stream: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream:
+            raise ValueError("a batch keeps whole answers")
 
 
 class _Id(msgspec.Struct):

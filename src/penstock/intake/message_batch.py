@@ -16,8 +16,9 @@ import msgspec
 
 from penstock.config import IntakeLimits
 from penstock.intake import explain
+from penstock.intake.files import MESSAGE_BATCH
 from penstock.intake.refusal import IntakeRefused
-from penstock.intake.upload import BATCH, Upload, UploadedFile
+from penstock.intake.upload import Upload, UploadedFile
 
 URL: Final = "/v1/messages"
 _FILENAME = "message_batch.jsonl"
@@ -301,7 +302,7 @@ class Splitter:
 
 
 class MessageBatchUpload:
-    """Takes the body that creates a message batch; what becomes of it is a file like any other. Used like `Upload`."""
+    """Takes the body that creates a message batch; it becomes a file that nobody sees. Used like `Upload`."""
 
     def __init__(
         self,
@@ -321,7 +322,7 @@ class MessageBatchUpload:
             worker_id=worker_id,
             filename=_FILENAME,
             limits=limits,
-            purpose=BATCH,
+            purpose=MESSAGE_BATCH,
             expires_after_s=expires_after_s,
             idempotency_key=idempotency_key,
             keep_problems=False,

@@ -21,7 +21,7 @@ from penstock.config import IntakeLimits
 from penstock.db import sql
 from penstock.errors import UsageError
 from penstock.intake import sweep
-from penstock.intake.files import FileRow
+from penstock.intake.files import MESSAGE_BATCH, FileRow
 from penstock.intake.jsonl import FileLane, JsonlParser
 from penstock.intake.raw import RawWriter, given_up
 from penstock.intake.refusal import IntakeRefused
@@ -30,6 +30,7 @@ from penstock.intake.unpack import Unpacker
 from penstock.model import new_id
 
 BATCH: Final = "batch"
+_OF_BATCHES = (BATCH, MESSAGE_BATCH)
 _TOO_LARGE = "file_too_large"
 _SQL = sql.load("penstock.intake", "intake.sql")
 
@@ -111,7 +112,7 @@ class Upload:
                 self._read(piece)
             lanes: list[FileLane] = []
             refused: IntakeRefused | None = None
-            if self.purpose == BATCH:
+            if self.purpose in _OF_BATCHES:
                 lanes, refused = self._judge()
             if refused and not self._keep_problems:
                 raise refused
@@ -137,7 +138,7 @@ class Upload:
     def _read(self, piece: bytes) -> None:
         """Parse a piece as it comes, if all before it were."""
         parsed = self._reading.pieces if self._reading else 0
-        if self.purpose == BATCH and parsed == self._writer.chunks - 1:
+        if self.purpose in _OF_BATCHES and parsed == self._writer.chunks - 1:
             self._started().take(piece)
 
     def _started(self) -> _Reading:

@@ -33,6 +33,8 @@ class NewRequest:
     stream: bool = False
     waited: bool = False
     """Somebody waits for the answer: it is recorded at once, and rung."""
+    announce: bool = False
+    """The answer is to be told to sinks."""
     idempotency_key: str | None = None
     fingerprint: bytes | None = None
     id: UUID = field(default_factory=new_id)
@@ -194,6 +196,7 @@ def _parameters(requests: Sequence[NewRequest]) -> dict[str, object]:
         "body": ByteaArray([request.body for request in requests]),
         "stream": BoolArray([request.stream for request in requests]),
         "waited": BoolArray([request.waited for request in requests]),
+        "announce": BoolArray([request.announce for request in requests]),
         "idempotency_key": TextArray([request.idempotency_key for request in requests]),
         "fingerprint": ByteaArray([request.fingerprint for request in requests]),
     }

@@ -15,11 +15,12 @@ from penstock.errors import PenstockError
 from penstock.model import BatchState, new_id
 from penstock.work.read import Batch, Status, Which, batch_of_result, get_batch, list_batches, read_status
 from penstock.work.request import Requested, request_batch, unvalidated, validate_batch
-from penstock.work.retry import NotRetryable, Retried, retry_batch
+from penstock.work.retry import NotFailed, NotRetryable, Retried, retry_batch
 
 __all__ = [
     "Batch",
     "KnownBatch",
+    "NotFailed",
     "NotRetryable",
     "Requested",
     "Retried",

@@ -33,6 +33,15 @@ class NotRetryable(PenstockError):  # noqa: N818 - what it is
     """This batch cannot run anything again; the message says why."""
 
 
+class NotFailed(PenstockError):  # noqa: N818 - what it is
+    """Some of the requests named are no failures of the batch, or not of this batch at all. Nothing runs again."""
+
+    def __init__(self, named: Sequence[str | int]) -> None:
+        super().__init__(f"{len(named)} of the requests named have not failed")
+        self.named = named
+        """By custom id or line, as they were asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     batch_id: UUID
@@ -69,6 +78,7 @@ async def retry_batch(
             if lanes is None:
                 cursor = await connection.execute(_SQL["list_lanes_with_failures"], {"id": batch_id})
                 lanes = [lane for (lane,) in await cursor.fetchall()]
+                await _check_named(connection, wish, lanes)
             rows = await _failures(connection, wish, lanes[0], after) if lanes else []
             reopens = not_run is not None and bool(rows or (not_run and wish.everything))
             if reopens:
@@ -104,6 +114,18 @@ async def _hold(connection: Connection, wish: _Wish) -> int | None:
             hint="Retry it as a whole.",
         )
     return int(not_run) if state in _ENDED else None
+
+
+async def _check_named(connection: Connection, wish: _Wish, lanes: Sequence[int]) -> None:
+    """Before anything is taken back: whoever names something wrong is told, and can ask again."""
+    named: Sequence[str | int] = wish.lines or wish.custom_ids or ()
+    if not named:
+        return
+    parameters = {"lanes": list(lanes), "custom_ids": list(wish.custom_ids or ()), "lines": list(wish.lines or ())}
+    cursor = await connection.execute(_SQL["find_named_failures"], parameters)
+    failed = {line if wish.lines else custom_id for custom_id, line in await cursor.fetchall()}
+    if unknown := [one for one in dict.fromkeys(named) if one not in failed]:
+        raise NotFailed(unknown)
 
 
 async def _failures(connection: Connection, wish: _Wish, lane: int, after: int) -> list[Any]:

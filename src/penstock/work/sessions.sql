@@ -6,8 +6,8 @@
 -- statement, one commit: the lanes' row locks make the order of commit the order in each session.
 -- The caller numbers the sessions (`s`) and says which of a few kinds (pool, route, endpoint) each request is of. What
 -- belongs together is found by these numbers in arrays: joins would depend on estimates, which are worth nothing here.
--- Verdicts: accepted; existing, by its idempotency key; refused, for want of room; again, if somebody has made or deleted
--- the session meanwhile, or has appended to it what this statement cannot see and a key might stand for.
+-- Verdicts: accepted; existing, by its idempotency key; refused, for want of room; again, if somebody has made or
+-- deleted the session meanwhile, or has appended to it what this statement cannot see and a key might stand for.
 WITH wanted AS MATERIALIZED (
   SELECT w.*, k.*
     FROM unnest(%(s_owner)b::text[], %(s_key)b::text[], %(s_id)s::uuid[], %(s_keyed)b::bool[],
@@ -19,8 +19,8 @@ WITH wanted AS MATERIALIZED (
       SELECT s.id AS session_id, s.lane_id, s.max_queued, s.wait_timeout_s,
              (SELECT total FROM penstock.lanes WHERE id = s.lane_id) AS seen_total
         FROM penstock.sessions s
-       WHERE s.owner = w.owner AND s.key = w.key AND s.deleted_at IS NULL
-       LIMIT 1) AS k ON true
+       WHERE s.place = ARRAY[w.owner, w.key]
+      OFFSET 0) AS k ON true
 ),
 made AS (
   INSERT INTO penstock.sessions
@@ -30,7 +30,7 @@ made AS (
     FROM wanted
    WHERE session_id IS NULL
    ORDER BY owner, key
-  ON CONFLICT (owner, key) WHERE deleted_at IS NULL DO NOTHING
+  ON CONFLICT (place) DO NOTHING
   RETURNING id, lane_id
 ),
 makes AS MATERIALIZED (
@@ -71,7 +71,8 @@ place AS MATERIALIZED (
 ),
 places AS MATERIALIZED (
   SELECT array_agg(session_id ORDER BY s) AS session_ids, array_agg(coalesce(lane_id, 0) ORDER BY s) AS lanes,
-         array_agg(next ORDER BY s) AS nexts, array_agg(total ORDER BY s) AS totals, array_agg(busy ORDER BY s) AS busies,
+         array_agg(next ORDER BY s) AS nexts, array_agg(total ORDER BY s) AS totals,
+         array_agg(busy ORDER BY s) AS busies,
          array_agg(max_queued ORDER BY s) AS caps, array_agg(ok ORDER BY s) AS ok, array_agg(fresh ORDER BY s) AS fresh,
          array_agg(blocks ORDER BY s) AS blocks, array_agg(priority ORDER BY s) AS priorities,
          array_agg(coalesce(wait_timeout_s, 0) ORDER BY s) AS waits
@@ -107,10 +108,11 @@ stored AS (
 noted AS (
   INSERT INTO penstock.session_requests
     (lane_id, ordinal, id, session_id, owner, pool, route, endpoint, stream, waited, idempotency_key, fingerprint,
-     accepted_at)
+     accepted_at, announce)
   SELECT lane_id, ordinal, id, session_id, (%(s_owner)b::text[])[s], (%(k_pool)b::text[])[kind],
          (%(k_route)b::text[])[kind], (%(k_endpoint)b::text[])[kind], (%(stream)b::bool[])[n], waited,
-         (%(idempotency_key)b::text[])[n], (%(fingerprint)b::bytea[])[n], coalesce(%(now)s::timestamptz, now())
+         (%(idempotency_key)b::text[])[n], (%(fingerprint)b::bytea[])[n], coalesce(%(now)s::timestamptz, now()),
+         (%(announce)b::bool[])[n]
     FROM judged
    WHERE verdict = 'accepted'
 ),
@@ -175,8 +177,8 @@ SELECT id FROM penstock.lanes
            FROM unnest(%(owners)s::text[], %(keys)s::text[]) AS w (owner, key)
           CROSS JOIN LATERAL (
             SELECT lane_id FROM penstock.sessions
-             WHERE owner = w.owner AND key = w.key AND deleted_at IS NULL
-             LIMIT 1) AS k))
+             WHERE place = ARRAY[w.owner, w.key]
+            OFFSET 0) AS k))
  ORDER BY id
    FOR UPDATE
 
@@ -206,51 +208,65 @@ SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream,
  WHERE id = ANY (%(ids)s::uuid[]) AND (completed_at IS NOT NULL OR session_deleted_at IS NOT NULL)
 
 -- name: list_requests
--- A page of a session's requests in their order. Each status is looked for where it can be: what is undecided is not
--- behind the cursor's last, what has failed or was cancelled has an index of its own.
+-- A page of a session's requests in their order. First their places, each status looked for where it can be: what is
+-- undecided is not behind the cursor's last, what failed or was cancelled has an index of its own. Then one probe for
+-- each. Ordinals are dense, so that most are counted out rather than read in order, for which a planner who expects few
+-- rows would sort them all.
 WITH lane AS MATERIALIZED (
-  SELECT l.id, l.next
+  SELECT l.id, l.next, l.total
     FROM penstock.sessions s
-   CROSS JOIN LATERAL (SELECT id, next FROM penstock.lanes WHERE id = s.lane_id LIMIT 1) AS l
-   WHERE s.owner = %(owner)s AND s.key = %(key)s AND s.deleted_at IS NULL
+   CROSS JOIN LATERAL (SELECT id, next, total FROM penstock.lanes WHERE id = s.lane_id LIMIT 1) AS l
+   WHERE s.place = ARRAY[%(owner)s::text, %(key)s]
 ),
-page AS MATERIALIZED (
-  (SELECT a.* FROM lane, penstock.session_answers a
-    WHERE %(status)s::text IS NULL AND a.lane_id = lane.id AND a.ordinal >= %(from)s
-    ORDER BY a.ordinal
-    LIMIT %(limit)s)
+place AS MATERIALIZED (
+  (SELECT generate_series(%(from)s::int4, least(%(from)s::int4 + %(limit)s::int4, total) - 1) AS ordinal
+     FROM lane
+    WHERE %(status)s::text IS NULL)
   UNION ALL
-  (SELECT a.* FROM lane, penstock.session_answers a
-    WHERE %(status)s::text IN ('pending', 'processing') AND a.lane_id = lane.id AND a.status = %(status)s
-      AND a.ordinal >= greatest(%(from)s, lane.next - 1)
-    ORDER BY a.ordinal
-    LIMIT %(limit)s)
+  -- The one before the cursor may be either, or neither.
+  (SELECT every.ordinal
+     FROM (SELECT generate_series(greatest(%(from)s::int4, next - 1),
+                                  CASE %(status)s::text WHEN 'pending' THEN total ELSE next END - 1) AS ordinal
+             FROM lane
+            WHERE %(status)s::text IN ('pending', 'processing')) AS every
+    CROSS JOIN LATERAL (
+      SELECT FROM penstock.session_requests
+       WHERE lane_id = (SELECT id FROM lane) AND ordinal = every.ordinal AND cancelled_at IS NULL
+       LIMIT 1) AS live
+    LIMIT %(limit)s::int4 + 1)
   UNION ALL
-  (SELECT a.* FROM lane, penstock.session_answers a
-    WHERE %(status)s::text = 'completed' AND a.lane_id = lane.id AND a.ordinal >= %(from)s AND a.ordinal < lane.next
-      AND a.status = 'completed'
-    ORDER BY a.ordinal
-    LIMIT %(limit)s)
+  (SELECT every.ordinal
+     FROM (SELECT generate_series(%(from)s::int4, next - 1) AS ordinal
+             FROM lane
+            WHERE %(status)s::text = 'completed') AS every
+    CROSS JOIN LATERAL (
+      SELECT FROM penstock.outcomes
+       WHERE lane_id = (SELECT id FROM lane) AND ordinal = every.ordinal AND state = 'completed'
+       LIMIT 1) AS done
+    LIMIT %(limit)s::int4)
   UNION ALL
-  (SELECT a.* FROM penstock.session_answers a
-    WHERE a.lane_id = (SELECT id FROM lane)
-      AND a.ordinal = ANY (ARRAY(
-            (SELECT o.ordinal FROM penstock.outcomes o
-              WHERE %(status)s::text = 'failed' AND o.lane_id = (SELECT id FROM lane) AND o.ordinal >= %(from)s
-                AND o.state <> 'completed' AND o.error_code IS DISTINCT FROM 'cancelled'
-              ORDER BY o.ordinal
-              LIMIT %(limit)s)
-            UNION ALL
-            (SELECT r.ordinal FROM penstock.session_requests r
-              WHERE %(status)s::text = 'cancelled' AND r.lane_id = (SELECT id FROM lane) AND r.ordinal >= %(from)s
-                AND r.cancelled_at IS NOT NULL
-              ORDER BY r.ordinal
-              LIMIT %(limit)s))))
+  (SELECT ordinal FROM penstock.outcomes
+    WHERE %(status)s::text = 'failed' AND lane_id = (SELECT id FROM lane) AND ordinal >= %(from)s
+      AND state <> 'completed' AND error_code IS DISTINCT FROM 'cancelled'
+    ORDER BY ordinal
+    LIMIT %(limit)s::int4)
+  UNION ALL
+  (SELECT ordinal FROM penstock.session_requests
+    WHERE %(status)s::text = 'cancelled' AND lane_id = (SELECT id FROM lane) AND ordinal >= %(from)s
+      AND cancelled_at IS NOT NULL
+    ORDER BY ordinal
+    LIMIT %(limit)s::int4)
 )
-SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status, status_code, response, error_code,
-       error_message, attempts, accepted_at, completed_at, fingerprint, lease_id
-  FROM page
- ORDER BY ordinal
+SELECT a.id, a.session_id, a.session_key, a.ordinal + 1, a.endpoint, a.route, a.stream, a.status, a.status_code,
+       a.response, a.error_code, a.error_message, a.attempts, a.accepted_at, a.completed_at, a.fingerprint, a.lease_id
+  FROM place
+ CROSS JOIN LATERAL (
+   SELECT * FROM penstock.session_answers
+    WHERE lane_id = (SELECT id FROM lane) AND ordinal = place.ordinal
+    LIMIT 1) AS a
+ WHERE %(status)s::text IS NULL OR a.status = %(status)s::text
+ ORDER BY a.ordinal
+ LIMIT %(limit)s
 
 -- name: cancel_if_waiting
 -- Cancels a request that is queued, or put off for another try: when its turn comes it is passed over. What is being
@@ -294,7 +310,7 @@ SELECT s.id, s.owner, s.key, s.lane_id, s.on_dead_head, s.max_queued, s.wait_tim
    SELECT count(*)::int4 AS in_flight FROM penstock.leases WHERE batch_id = s.id) AS f
  WHERE s.id = ANY (ARRAY(
          (SELECT id FROM penstock.sessions
-           WHERE %(key)s::text IS NOT NULL AND owner = %(owner)s AND key = %(key)s::text AND deleted_at IS NULL)
+           WHERE %(key)s::text IS NOT NULL AND place = ARRAY[%(owner)s::text, %(key)s::text])
          UNION ALL
          (SELECT id FROM penstock.sessions
            WHERE %(key)s::text IS NULL AND owner = %(owner)s AND id < %(below)s AND deleted_at IS NULL
@@ -307,7 +323,7 @@ SELECT s.id, s.owner, s.key, s.lane_id, s.on_dead_head, s.max_queued, s.wait_tim
 WITH made AS (
   INSERT INTO penstock.sessions (id, owner, key, lane_id, created_at)
   VALUES (%(id)s, %(owner)s, %(key)s, nextval('penstock.lanes_id_seq'), coalesce(%(now)s::timestamptz, now()))
-  ON CONFLICT (owner, key) WHERE deleted_at IS NULL DO NOTHING
+  ON CONFLICT (place) DO NOTHING
   RETURNING id, lane_id
 )
 INSERT INTO penstock.lanes (id, batch_id, session, pool, route, endpoint, source_id, source_lane, total, width)
@@ -320,7 +336,7 @@ WITH session AS (
   UPDATE penstock.sessions
      SET on_dead_head = %(on_dead_head)s, max_queued = %(max_queued)s, wait_timeout_s = %(wait_timeout_s)s,
          priority = %(priority)s
-   WHERE owner = %(owner)s AND key = %(key)s AND deleted_at IS NULL
+   WHERE place = ARRAY[%(owner)s::text, %(key)s]
   RETURNING lane_id
 )
 UPDATE penstock.lanes SET blocks = %(on_dead_head)s = 'block', priority = %(priority)s
@@ -329,7 +345,8 @@ UPDATE penstock.lanes SET blocks = %(on_dead_head)s = 'block', priority = %(prio
 -- name: hold_lane_if_blocked
 -- Locks the lane of a session whose head has failed for good, until somebody has decided.
 SELECT id FROM penstock.lanes
- WHERE id = (SELECT lane_id FROM penstock.sessions WHERE owner = %(owner)s AND key = %(key)s AND deleted_at IS NULL)
+ WHERE id = (SELECT lane_id FROM penstock.sessions
+              WHERE place = ARRAY[%(owner)s::text, %(key)s])
    AND NOT open AND deadline = 'infinity'
    FOR UPDATE
 

@@ -150,7 +150,6 @@ class StreamWriter:
                         continue
                     rows = [row for stream in self._waiting for row in stream.take()]
                     self._waiting.clear()
-                    self._some.clear()
                 began = monotonic()
                 await self._write(rows)
                 rows = []
@@ -166,6 +165,7 @@ class StreamWriter:
                 await self._some.wait()
         except TimeoutError:
             return False
+        self._some.clear()
         return bool(self._waiting)
 
     async def _write(self, rows: Iterable[_Row]) -> None:

@@ -180,7 +180,8 @@ SELECT b.id, CASE WHEN b.output_file_id = %(file_id)s THEN 'output' ELSE 'errors
 -- Notes that somebody wants a batch over a sealed file. A key that made one before makes no second.
 WITH source AS MATERIALIZED (
   SELECT id FROM penstock.files
-   WHERE id = %(file_id)s AND owner = %(owner)s AND state = 'ready' AND kind = 'input' AND purpose = 'batch'
+   WHERE id = %(file_id)s AND owner = %(owner)s AND state = 'ready' AND kind = 'input'
+     AND purpose = CASE %(dialect)s WHEN 'anthropic' THEN 'message_batch' ELSE 'batch' END
      AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > coalesce(%(now)s::timestamptz, now()))
      FOR KEY SHARE
 )
@@ -449,6 +450,16 @@ SELECT ordinal, line, state::text, custom_id, status_code, request_id, error_cod
    AND (%(lines)s::int4[] IS NULL OR line = ANY (%(lines)s::int4[]))
  ORDER BY ordinal
  LIMIT %(limit)s
+
+-- name: find_named_failures
+-- Those of some custom ids or lines that are failures of these lanes.
+SELECT o.custom_id, o.line
+  FROM unnest(%(lanes)s::int8[]) AS lane (id)
+ CROSS JOIN LATERAL (
+   SELECT custom_id, line FROM penstock.outcomes
+    WHERE lane_id = lane.id AND state <> 'completed'
+      AND (custom_id = ANY (%(custom_ids)s::text[]) OR line = ANY (%(lines)s::int4[]))
+   OFFSET 0) AS o
 
 -- name: rerun_failures
 -- Turns failures of one lane back into work: their outcomes go, their ordinals are deferred and due, the figures and the

@@ -18,7 +18,9 @@ ALTER TABLE penstock.files
   ADD CONSTRAINT files_results_have_a_batch CHECK ((kind = 'input') = (batch_id IS NULL)),
   ADD CONSTRAINT files_problems_hold_nothing CHECK (problems IS NULL OR lines = 0),
   ADD CONSTRAINT files_ingest_has_a_worker CHECK (state <> 'ingesting' OR worker_id IS NOT NULL);
-CREATE INDEX files_newest ON penstock.files (owner, id DESC) WHERE state = 'ready' AND deleted_at IS NULL;
+-- What a message batch was asked for with is nobody's file: it comes and goes with its batch.
+CREATE INDEX files_newest ON penstock.files (owner, id DESC)
+  WHERE state = 'ready' AND deleted_at IS NULL AND purpose <> 'message_batch';
 CREATE INDEX files_newest_by_purpose ON penstock.files (owner, purpose, id DESC)
   WHERE state = 'ready' AND deleted_at IS NULL;
 CREATE INDEX files_expiring ON penstock.files (expires_at)
@@ -52,6 +54,8 @@ ALTER TABLE penstock.batches
   ADD COLUMN failed_at timestamptz,
   ADD COLUMN problems jsonb,
   ADD COLUMN fingerprint bytea,
+  -- Since when its requests and results are gone, while it can still be looked at.
+  ADD COLUMN archived_at timestamptz,
   -- How often it was asked to run its failures again. A batch cannot end on figures from before it was asked.
   ADD COLUMN reruns int4 NOT NULL DEFAULT 0,
   ADD COLUMN output_file_id uuid,
@@ -96,6 +100,9 @@ DROP INDEX penstock.batches_unfinished;
 CREATE INDEX batches_unfinished ON penstock.batches (id)
   WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL;
 
+-- Message batches whose results are to go some time after they were made.
+CREATE INDEX batches_to_archive ON penstock.batches (created_at)
+  WHERE dialect = 'anthropic' AND completed IS NOT NULL AND archived_at IS NULL AND deleted_at IS NULL;
 CREATE INDEX batches_unvalidated ON penstock.batches (id) WHERE state = 'validating' AND deleted_at IS NULL;
 
 -- Held deferrals of open lanes, and others of closed ones, are found without reading the rest.
@@ -248,7 +255,7 @@ CREATE INDEX webhook_deliveries_of_endpoint ON penstock.webhook_deliveries (endp
 CREATE TABLE penstock.erasures (
   id            uuid PRIMARY KEY,
   owner         text NOT NULL,
-  kind          text NOT NULL CHECK (kind IN ('file', 'batch', 'output', 'errors', 'upload')),
+  kind          text NOT NULL CHECK (kind IN ('file', 'batch', 'output', 'errors', 'upload', 'message_batch', 'message_batch_results')),
   object_id     uuid NOT NULL,
   requested_at  timestamptz NOT NULL,
   finished_at   timestamptz,
@@ -279,3 +286,16 @@ CREATE TABLE penstock.erasure_pieces (
 ) WITH (fillfactor = 50);
 CREATE INDEX erasure_pieces_of ON penstock.erasure_pieces (erasure_id);
 CREATE INDEX erasure_pieces_open ON penstock.erasure_pieces (id) WHERE next < total;
+
+-- Vacuum gives the empty end of a table back to the system under a lock that everybody waits for. After an erasure that
+-- would be in the middle of the work; kept, the space is used again.
+ALTER TABLE penstock.templates SET (vacuum_truncate = off, toast.vacuum_truncate = off);
+ALTER TABLE penstock.file_chunks SET (vacuum_truncate = off, toast.vacuum_truncate = off);
+ALTER TABLE penstock.outcomes SET (vacuum_truncate = off, toast.vacuum_truncate = off);
+ALTER TABLE penstock.attempts SET (vacuum_truncate = off);
+ALTER TABLE penstock.reclaims SET (vacuum_truncate = off);
+ALTER TABLE penstock.journal SET (vacuum_truncate = off);
+ALTER TABLE penstock.lanes SET (vacuum_truncate = off);
+ALTER TABLE penstock.leases SET (vacuum_truncate = off);
+ALTER TABLE penstock.deferrals SET (vacuum_truncate = off);
+ALTER TABLE penstock.progress SET (vacuum_truncate = off);

@@ -21,11 +21,13 @@ CREATE TABLE penstock.sessions (
   priority        int2 NOT NULL DEFAULT 0,
   created_at      timestamptz NOT NULL,
   deleted_at      timestamptz,
+  -- What it goes by until it is deleted. Looked up by this alone: among indexes that begin with the same column, or are
+  -- about the same rows, the planner may take the wrong one, and walk all of an owner's sessions.
+  place           text[] UNIQUE GENERATED ALWAYS AS (CASE WHEN deleted_at IS NULL THEN ARRAY[owner, key] END) STORED,
   CONSTRAINT sessions_on_dead_head_legal CHECK (on_dead_head IN ('continue', 'block')),
   CONSTRAINT sessions_room_for_one CHECK (max_queued >= 1),
   CONSTRAINT sessions_wait_is_time CHECK (wait_timeout_s > 0)
 );
-CREATE UNIQUE INDEX sessions_by_key ON penstock.sessions (owner, key) WHERE deleted_at IS NULL;
 CREATE INDEX sessions_newest ON penstock.sessions (owner, id DESC) WHERE deleted_at IS NULL;
 
 -- One accepted request: where it stands in its session, and what it asks for. Its body is a template, its answer an outcome.
@@ -90,7 +92,8 @@ CREATE UNLOGGED TABLE penstock.session_stream (
 
 ALTER TABLE penstock.erasures
   DROP CONSTRAINT erasures_kind_check,
-  ADD CONSTRAINT erasures_kind_check CHECK (kind IN ('file', 'batch', 'output', 'errors', 'upload', 'session'));
+  ADD CONSTRAINT erasures_kind_check
+    CHECK (kind IN ('file', 'batch', 'output', 'errors', 'upload', 'message_batch', 'message_batch_results', 'session'));
 ALTER TABLE penstock.erasure_pieces
   DROP CONSTRAINT erasure_pieces_what_check,
   ADD CONSTRAINT erasure_pieces_what_check

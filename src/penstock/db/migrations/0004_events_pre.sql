@@ -6,6 +6,7 @@ CREATE INDEX session_requests_to_announce ON penstock.session_requests (lane_id,
 
 -- An event is known by its source and its id. What it asked for is a request; the same event again is the same request.
 CREATE TABLE penstock.incoming_events (
+  id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   owner        text NOT NULL,
   digest       bytea NOT NULL,
   source       text NOT NULL,
@@ -14,10 +15,9 @@ CREATE TABLE penstock.incoming_events (
   request_id   uuid NOT NULL,
   session_key  text NOT NULL,
   received_at  timestamptz NOT NULL,
-  PRIMARY KEY (owner, digest)
+  UNIQUE (owner, digest)
 );
 CREATE INDEX incoming_events_of_request ON penstock.incoming_events (request_id);
-CREATE INDEX incoming_events_oldest ON penstock.incoming_events (received_at);
 
 -- One answer for one sink. Written by the statement that takes the request's mark away, so that none is lost.
 CREATE TABLE penstock.sink_deliveries (
@@ -26,6 +26,7 @@ CREATE TABLE penstock.sink_deliveries (
   event_id      uuid NOT NULL,
   lane_id       bigint NOT NULL,
   request_id    uuid NOT NULL,
+  session_key   text NOT NULL,
   owner         text NOT NULL,
   event_at      timestamptz NOT NULL,
   attempts      int4 NOT NULL DEFAULT 0,

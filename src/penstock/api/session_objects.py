@@ -1,0 +1,122 @@
+"""What clients read of sessions and their requests."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal, cast
+
+import msgspec
+
+from penstock.api.errors import OpenAIErrorDetail
+from penstock.api.objects import Seconds
+from penstock.model import public_id
+from penstock.work.sessions import RequestRow, SessionRow
+
+Status = Literal["pending", "processing", "completed", "failed", "cancelled"]
+OnDeadHead = Literal["continue", "block"]
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    status_code: int | None
+    body: Any
+
+
+class RequestError(msgspec.Struct, kw_only=True):
+    code: str
+    message: str
+
+
+class SessionRequest(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["session.request"] = "session.request"
+    session: str
+    sequence: int
+    status: Status
+    response: Answer | None
+    error: RequestError | None
+    attempts: int
+    created_at: Seconds
+    completed_at: Seconds | None
+
+
+class SessionRequestList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[SessionRequest]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Session(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["session"] = "session"
+    key: str
+    status: Literal["open", "blocked"]
+    queued: int
+    in_flight: int
+    on_dead_head: OnDeadHead
+    max_queued: int | None
+    wait_timeout_s: float | None
+    priority: int
+    created_at: Seconds
+
+
+class SessionList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Session]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class SessionDeleted(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["session"] = "session"
+    deleted: bool = True
+
+
+class StillWaiting(msgspec.Struct, kw_only=True):
+    """The body of a 503 whose request is stored: which one it is, beside the error."""
+
+    error: OpenAIErrorDetail
+    id: str
+    status: Status
+
+
+def request_object(row: RequestRow) -> SessionRequest:
+    response = error = None
+    if row.response is not None or row.status_code is not None:
+        body = msgspec.Raw(row.response) if row.response is not None else None
+        response = Answer(status_code=row.status_code, body=body)
+    if row.error_code is not None:
+        error = RequestError(code=row.error_code, message=row.error_message or "")
+    return SessionRequest(
+        id=public_id("session_request", row.id),
+        session=row.session_key,
+        sequence=row.sequence,
+        status=cast(Status, row.status),
+        response=response,
+        error=error,
+        attempts=row.attempts,
+        created_at=_seconds(row.accepted_at),
+        completed_at=_seconds(row.completed_at) if row.completed_at else None,
+    )
+
+
+def session_object(row: SessionRow) -> Session:
+    return Session(
+        id=public_id("session", row.id),
+        key=row.key,
+        status="open" if row.open else "blocked",
+        queued=row.queued,
+        in_flight=row.in_flight,
+        on_dead_head=cast(OnDeadHead, row.on_dead_head),
+        max_queued=row.max_queued,
+        wait_timeout_s=row.wait_timeout_s,
+        priority=row.priority,
+        created_at=_seconds(row.created_at),
+    )
+
+
+def _seconds(moment: datetime) -> int:
+    return int(moment.timestamp())

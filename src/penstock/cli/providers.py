@@ -1,0 +1,66 @@
+"""`penstock providers`: what they wait for, and letting them go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.cli.client import Session, client_command, print_json
+
+Json = dict[str, Any]
+
+
+class _ListByDefault(click.Group):
+    """`penstock providers` alone is `penstock providers list`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_ListByDefault, short_help="List providers, and let halted ones go on.")
+def providers() -> None:
+    """List providers, and let halted ones go on.
+
+    Without a command, they are listed.
+    """
+
+
+@providers.command("list", short_help="List providers, and what they wait for.")
+@client_command()
+async def list_(session: Session) -> None:
+    """List providers, what they wait for, and work that none of them has."""
+    found = await session.api.get("/v1/providers")
+    if session.as_json:
+        print_json(found)
+        return
+    if not found["data"]:
+        session.say("no providers: those of a running server are listed with --server URL")
+    for provider in found["data"]:
+        _show(provider)
+    for left in found["unserved"]:
+        click.echo(f"{left['pool']}  unserved: no provider has this work  {' '.join(left['models'])}")
+
+
+@providers.command("resume", short_help="Let a halted provider go on.")
+@click.argument("name")
+@client_command()
+async def resume(session: Session, name: str) -> None:
+    """What halted the provider NAME is mended: its workers go on."""
+    from urllib.parse import quote
+
+    resumed = await session.api.post(f"/v1/providers/{quote(name, safe='')}/resume")
+    if session.as_json:
+        print_json(resumed)
+        return
+    _show(resumed)
+
+
+def _show(provider: Json) -> None:
+    halted = any(gate["state"] == "halted" for gate in provider["gates"])
+    state = "halted" if halted else "waiting" if provider["gates"] else "open"
+    click.echo(f"{provider['name']}  {state:<7}  {' '.join(provider['models'])}")
+    for gate in provider["gates"]:
+        click.echo(f"  {gate['model']}  {gate['state']}: {gate['code']}: {gate['message']}")
