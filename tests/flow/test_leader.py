@@ -167,8 +167,8 @@ def test_behind_a_pooler_turns_are_taken_one_by_one(pooler: str, database_18: st
 
     async def run() -> None:
         async with (
-            Leader(behind, "duty", grace_s=1) as one,
-            Leader(behind, "duty", grace_s=1) as two,
+            Leader(behind, "duty", grace_s=4) as one,
+            Leader(behind, "duty", grace_s=4) as two,
         ):
             await until(lambda: one.pooled.is_set() and two.pooled.is_set())
             assert not one.leads
@@ -179,7 +179,7 @@ def test_behind_a_pooler_turns_are_taken_one_by_one(pooler: str, database_18: st
                     assert elsewhere.mine
                 # It lasts as long as the work, though that is longer than the server's patience with silence.
                 began = monotonic()
-                await until(lambda: monotonic() - began > 2)
+                await until(lambda: monotonic() - began > 5)
                 assert first.mine
             await until(lambda: not first.mine)
             async with two.turn("expire") as second:
