@@ -313,7 +313,7 @@ def message_batch(database: str, requests: list[Any], **options: Any) -> Any:
 def test_a_message_batch_is_stored_as_a_file(database: str, connection: psycopg.Connection) -> None:
     requests = [{"custom_id": f"r-{n}", "params": {"model": f"m{n % 2}", "max_tokens": n}} for n in range(1000)]
     done = message_batch(database, requests, expires_after_s=60, idempotency_key="k")
-    assert (done.file.lines, done.file.purpose, done.existed) == (1000, "batch", False)
+    assert (done.file.lines, done.file.purpose, done.existed) == (1000, "message_batch", False)
     assert message_batch(database, requests, idempotency_key="k").file == done.file
     with pytest.raises(IdempotencyConflict):
         message_batch(database, requests[1:], idempotency_key="k")
