@@ -38,8 +38,8 @@ def _world(server: str, statistics: str, lines: int) -> Iterator[World]:
         yield world
 
 
-# On a server of version 15 these choose a worse index where the statistics are wrong: tables that were analysed while they
-# were empty, or held one row. They are held to their cost where the statistics are right.
+# On a server of version 15 these choose a worse index where the statistics are wrong: tables that were analysed while
+# they were empty, or held one row. They are held to their cost where the statistics are right.
 _NEED_STATISTICS = (
     "finish_settled",
     "finish_drained",

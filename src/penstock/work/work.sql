@@ -1,9 +1,9 @@
 -- name: create_batch_if_ready
 -- Creates a batch over a sealed file: the batch and one lane per (url, model), whatever the number of lines.
--- IS NOT DISTINCT FROM keeps the owner out of the choice of an index: the id alone finds the file.
+-- IS TRUE keeps everything else out of the choice of an index: the id alone finds the file.
 WITH source AS MATERIALIZED (
   SELECT id, source_id, lines FROM penstock.files
-   WHERE id = %(file_id)s AND owner IS NOT DISTINCT FROM %(owner)s AND state = 'ready' AND deleted_at IS NULL
+   WHERE id = %(file_id)s AND (owner = %(owner)s AND state = 'ready' AND deleted_at IS NULL) IS TRUE
      FOR KEY SHARE
 ),
 batch AS (
