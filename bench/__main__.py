@@ -34,6 +34,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "upload": ["--quick"],
     "erase": ["--quick"],
     "followers": ["--quick"],
+    "sessions": ["--quick"],
 }
 
 

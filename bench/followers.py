@@ -117,7 +117,7 @@ def _measure(conninfo: str, kind: str | None, readers: int, lines: int) -> Figur
         assert ended is not None
         completed, batch_s, ended_at = ended
         if completed != lines:
-            raise AssertionError(f"{completed} answers of {lines}\n{running.log}")
+            raise AssertionError(f"{completed} answers of {lines}; others: {_others(database)}\n{running.log}")
     return Figures(batch_s, there_s, told_at - ended_at, used_s, readers_cpu_s)
 
 
@@ -130,6 +130,15 @@ def _ended(database: str, batch_id: UUID) -> tuple[int, float, float] | None:
             " WHERE id = %s AND completed_at IS NOT NULL",
             [batch_id],
         ).fetchone()
+
+
+def _others(database: str) -> list[tuple[object, ...]]:
+    """What became of lines that were not completed, by kind."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        return connection.execute(
+            "SELECT state, status_code, error_code, min(error_message), count(*) FROM penstock.outcomes"
+            " WHERE state <> 'completed' GROUP BY 1, 2, 3"
+        ).fetchall()
 
 
 def _cpu_s(running: ServerProcess) -> float:

@@ -4,7 +4,8 @@
 -- same statement: the result files, and a delivery for each webhook that asked for the event.
 -- The lanes of a cancelled or expired batch are closed by then, so no lease can appear after this statement's snapshot.
 -- Figures are the snapshot's. Whoever asks for a rerun after it makes `reruns` differ, and the batch is left alone. Rows
--- that somebody else holds are left for the next time: an end waits for nobody.
+-- that somebody else holds are left for the next time: an end waits for nobody. IS TRUE, here and below: the id alone
+-- finds the batch, whatever the statistics say.
 WITH sums AS MATERIALIZED (
   SELECT b.id, b.reruns, b.cancelling_at IS NOT NULL OR b.deadline <= coalesce(%(now)s::timestamptz, now()) AS closing,
          b.validated_at IS NOT NULL AND p.completed + p.failed + p.not_found + p.skipped = b.total AS whole, p.*
@@ -19,7 +20,8 @@ WITH sums AS MATERIALIZED (
             coalesce(sum(reasoning_tokens), 0)::int8 AS reasoning_tokens
        FROM penstock.progress
       WHERE batch_id = b.id) AS p
-   WHERE b.id = ANY (%(ids)s::uuid[]) AND b.state IN ('in_progress', 'paused', 'cancelling') AND b.deleted_at IS NULL
+   WHERE b.id = ANY (%(ids)s::uuid[])
+     AND (b.state IN ('in_progress', 'paused', 'cancelling') AND b.deleted_at IS NULL) IS TRUE
 ),
 over AS MATERIALIZED (
   SELECT s.*
@@ -27,8 +29,8 @@ over AS MATERIALIZED (
    CROSS JOIN LATERAL (
      SELECT b.id
        FROM penstock.batches b
-      WHERE b.id = s.id AND b.reruns = s.reruns AND b.state IN ('in_progress', 'paused', 'cancelling')
-        AND b.deleted_at IS NULL
+      WHERE b.id = s.id
+        AND (b.reruns = s.reruns AND b.state IN ('in_progress', 'paused', 'cancelling') AND b.deleted_at IS NULL) IS TRUE
       LIMIT 1
         FOR UPDATE SKIP LOCKED) AS held
    WHERE s.whole
@@ -95,7 +97,7 @@ WITH batch AS (
      SET failed_at = coalesce(%(now)s::timestamptz, now()), problems = %(problems)s::jsonb,
          completed = 0, failed = 0, not_found = 0, skipped = 0, retried = 0, output_bytes = 0, error_bytes = 0,
          input_tokens = 0, cached_tokens = 0, output_tokens = 0, reasoning_tokens = 0
-   WHERE id = %(id)s AND state = 'validating' AND deleted_at IS NULL
+   WHERE id = %(id)s AND (state = 'validating' AND deleted_at IS NULL) IS TRUE
   RETURNING id, owner, dialect
 ),
 event AS MATERIALIZED (

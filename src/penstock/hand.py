@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from uuid import UUID
 
 from penstock.claim.claim import Range, beyond
 from penstock.model import Item, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Handing:
+    """What a worker takes in from outside, at this moment."""
+
+    worker_id: UUID
+    room: int
+    closed: frozenset[str]
+    """Routes it does not begin anything of."""
+    take: Callable[[Sequence[Item]], None]
+    """These were claimed for it: call them."""
 
 
 class Hand:

@@ -36,6 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "attempt_timeout_s")
 _FIELDS = ("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers", *_TIMEOUTS)
 _MAX_CONCURRENCY = 100_000
+# One in so many of a provider's calls is kept for sessions whose callers wait in the server's own process.
+_DESK_PART = 4
 _HINT = "docs/serve.md shows a provider with every field."
 
 
@@ -106,11 +108,17 @@ class Provider:
         told: dict[str, Any] = {**self.timeouts, "concurrency": share}
         return dataclasses.replace(dispatch, **told)
 
-    def share(self, dispatch: DispatchLimits, index: int, processes: int) -> int:
-        """How many calls at a time process `index` of so many may have; the shares add up to the limit."""
+    def desk_share(self, dispatch: DispatchLimits) -> int:
+        """How many calls at a time the server's own process may have, for sessions; the rest is for its workers."""
+        return dispatch.concurrency if self.max_concurrency is None else self.max_concurrency // _DESK_PART
+
+    def share(self, dispatch: DispatchLimits, index: int, processes: int, *, desk: bool = False) -> int:
+        """How many calls at a time worker process `index` of so many may have. The shares add up to the limit,
+        with that of the desk where there is one."""
         if self.max_concurrency is None:
             return dispatch.concurrency
-        return (self.max_concurrency + index) // processes
+        left = self.max_concurrency - self.desk_share(dispatch) if desk else self.max_concurrency
+        return (left + index) // processes
 
     def as_dict(self) -> dict[str, Any]:
         """As in the file: `parse([provider.as_dict()], ...)` gives it again."""

@@ -40,6 +40,12 @@ class Routes:
     def may_claim(self, route: str) -> bool:
         return route not in self._halts and self._gated_until.get(route, 0) <= monotonic()
 
+    @property
+    def closed(self) -> frozenset[str]:
+        """Those that may not be claimed of now."""
+        now = monotonic()
+        return frozenset((*self._halts, *(route for route, until in self._gated_until.items() if until > now)))
+
     def hold(self, route: str, again: Again) -> bool:
         """The upstream asked the whole route to wait. True if that is too long to keep its items here."""
         self._dispatcher.hold(route, again.gate_s)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
@@ -26,21 +26,19 @@ from penstock.claim.heart import Heart
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
-from penstock.hand import Hand
+from penstock.hand import Hand, Handing
 from penstock.housekeeping import end_batches, finish_touched, reclaim_lost, take_turn
 from penstock.model import Again, Halt, Item, Lease, Outcome, OutcomeState, Verdict
 from penstock.routes import Routes
-from penstock.settle.buffer import SettleBuffer
+from penstock.settle.buffer import Answers, SettleBuffer
+from penstock.supply import CANCELLED, READ_ROWS, Supply
 
 _log = logging.getLogger("penstock.worker")
 
-_READ_ROWS = 500
 _FIRST_POLL_S = 0.005
 _LAST_BACKOFF_S = 5.0
 _ROUND_S = 1.0
 _CANCEL_AGAIN_S = 1.0
-
-_CANCELLED = Outcome(OutcomeState.SKIPPED, error_code="cancelled", error_message="It was cancelled before it was sent.")
 
 
 class LostIdentityError(Exception):
@@ -51,13 +49,24 @@ class Shift:
     """One worker id, from its registration until it leaves or is lost."""
 
     def __init__(
-        self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher, halts: dict[str, Halt]
+        self,
+        config: Config,
+        database: Pool,
+        pool: str,
+        dispatcher: Dispatcher,
+        halts: dict[str, Halt],
+        on_answers: Callable[[Answers], None] = lambda _: None,
     ) -> None:
         self.id: UUID = uuid4()
         self.trouble = ""
         self.woken = asyncio.Event()
         """Set from outside: there is something new to claim, so do not wait for the next poll."""
-        self.buffer = SettleBuffer(database, self.id, config.settle, on_pressure=self._press, on_room=self.woken.set)
+        self.buffer = SettleBuffer(
+            *(database, self.id, config.settle),
+            on_pressure=self._press,
+            on_more=self.woken.set,
+            on_answers=on_answers,
+        )
         self._config = config
         self._database = database
         self._pool = pool
@@ -65,7 +74,11 @@ class Shift:
         self._routes = Routes(database, pool, dispatcher, halts)
         self._pace = Pace(config.claim)
         self._hand = Hand(config.claim.ready_max_bytes)
+        self._supply = Supply(database, self._hand, dispatcher, self.buffer)
         self._stopping = asyncio.Event()
+        self._ended = False
+        self._doubtful = False
+        """Something may have been claimed without our knowing."""
         self._beat = asyncio.Event()
         self._claiming: asyncio.Task[list[Lease]] | None = None
         self._leasing = asyncio.Lock()
@@ -124,6 +137,9 @@ class Shift:
         await _cancelled(others)
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
+        async with self._leasing:
+            # What is being handed in has been, and nothing more will be.
+            pass
         self._give_back_unstarted()
         draining = asyncio.create_task(self._drain(), name="drain")
         loops.append(draining)
@@ -159,6 +175,7 @@ class Shift:
 
     async def _abandon(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
         """Cut every call short and drop every result: what this identity held is no longer its own."""
+        self._ended = True
         dropped = len(self._dispatcher.take_back()) + len(self._dispatcher.abort()) + len(self.buffer)
         if dropped:
             _log.warning("dropped %d items and results of worker %s", dropped, self.id)
@@ -184,6 +201,8 @@ class Shift:
         poll_s = _FIRST_POLL_S
         backoff_s = self._config.claim.claim_poll_s
         while True:
+            if self._doubtful:
+                await self._recover()
             self._dispatcher.low_water = max(1, self._pace.claim_size(self._dispatcher.concurrency) // 2)
             await self._dispatcher.wait_room()
             try:
@@ -191,10 +210,10 @@ class Shift:
                 self._claiming = asyncio.create_task(self._claim(), name="one claim")
                 self._claiming.add_done_callback(_heard)
                 leases = await asyncio.shield(self._claiming)
-                await self._supply_heads([lease for lease in leases if lease.session])
+                await self._supply.heads([lease for lease in leases if lease.session])
                 for lease in leases:
                     if not lease.session:
-                        await self._supply(lease)
+                        await self._supply.lines(lease)
                 if not leases:
                     await self._finish_touched()
             except psycopg.Error as error:
@@ -248,59 +267,39 @@ class Shift:
         """After a failed claim or read: give back what could not be read, and what was claimed without our knowing."""
         for lease, ranges in self._hand.drop_unread():
             self.buffer.give_back(lease, ranges)
+        self._doubtful = True
         with contextlib.suppress(psycopg.Error):
             async with self._leasing, borrowed(self._database) as connection:
                 known = self.buffer.leases.union(self._hand.leases, self._condemned)
                 for lease in await claims.forgotten(connection, self.id, known):
                     _log.warning("lease %d was claimed, but the answer was lost: giving it back", lease.id)
                     self.buffer.give_back(lease, lease.ranges)
+            self._doubtful = False
 
-    async def _supply(self, lease: Lease) -> None:
-        """Read the lease's bodies, a page at a time, as fast as the dispatcher takes them."""
-        while ranges := self._hand.unread(lease):
-            await self._hand.wait_for_bytes()
-            async with borrowed(self._database) as connection:
-                items = await claims.read_bodies(
-                    connection, lease, ranges, max_rows=_READ_ROWS, max_bytes=self._hand.free_bytes
-                )
-            if not self._hand.unread(lease):
-                # Its route was halted or held during the read, and everything unread has gone back.
-                return
-            if not items:
-                # The lane was closed since the claim: what was not read goes back.
-                self.buffer.give_back(lease, self._hand.drop(lease))
-                return
-            self._hand.read(lease, items)
-            self._dispatcher.offer(items)
+    # -- claimed elsewhere
 
-    async def _supply_heads(self, leases: list[Lease]) -> None:
-        """The same for sessions: each has one body to read, and many are read at once."""
-        while leases:
-            page = leases[:_READ_ROWS]
-            await self._hand.wait_for_bytes()
-            async with borrowed(self._database) as connection:
-                items = await claims.read_heads(connection, page, max_bytes=self._hand.free_bytes)
-            reached = 1 + page.index(items[-1].lease) if items else len(page)
-            self._offer_heads(page[:reached], {item.lease.id: item for item in items})
-            leases = leases[reached:]
+    @contextlib.asynccontextmanager
+    async def handing_in(self) -> AsyncIterator[Handing]:
+        """Around a statement that claims for this worker what it stores. Whatever it claimed must be handed in."""
+        if self._leasing.locked() or self._stopping.is_set() or self._ended or not self._heart.alive:
+            yield Handing(self.id, 0, frozenset(), lambda _: None)
+            return
+        async with self._leasing:
+            try:
+                yield Handing(self.id, self._dispatcher.room, self._routes.closed, self._take_in)
+            except psycopg.Error:
+                self._doubtful = True
+                self.woken.set()
+                raise
 
-    def _offer_heads(self, leases: list[Lease], items: dict[int, Item]) -> None:
-        offered: list[Item] = []
-        for lease in leases:
-            if not self._hand.unread(lease):
-                continue
-            item = items.get(lease.id)
-            if item is None:
-                # The session was closed since the claim.
-                self.buffer.give_back(lease, self._hand.drop(lease))
-                continue
-            self._hand.read(lease, [item])
-            if item.cancelled:
-                self._hand.release(item)
-                self.buffer.decide(item, _CANCELLED)
-            else:
-                offered.append(item)
-        self._dispatcher.offer(offered)
+    def _take_in(self, items: Sequence[Item]) -> None:
+        if self._ended:
+            # Whoever takes back what this identity held finds these too.
+            return
+        for item in items:
+            self._hand.take(item.lease)
+            self._hand.read(item.lease, [item])
+        self._dispatcher.offer(items)
 
     # -- verdicts
 
@@ -389,14 +388,14 @@ class Shift:
                     if lease.session:
                         items = await claims.read_heads(connection, [lease], max_bytes=1)
                     else:
-                        items = await claims.read_bodies(connection, lease, ranges, max_rows=_READ_ROWS, max_bytes=1)
+                        items = await claims.read_bodies(connection, lease, ranges, max_rows=READ_ROWS, max_bytes=1)
                 if not items:
                     self.buffer.give_back(lease, ranges)
                     break
                 for item in items:
                     message = f"its worker was lost {lease.reclaims} times while it was being processed"
                     outcome = Outcome(OutcomeState.FAILED, error_code="worker_lost", error_message=message)
-                    self.buffer.decide(item, _CANCELLED if item.cancelled else outcome)
+                    self.buffer.decide(item, CANCELLED if item.cancelled else outcome)
                 ranges = claims.beyond(ranges, items[-1].ordinal)
             self._condemned.discard(lease.id)
 

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import psycopg
 
@@ -17,8 +19,9 @@ from penstock.config import Config
 from penstock.db.bell import WORK, Bell
 from penstock.db.pool import Pool
 from penstock.dispatch.pool import Dispatcher
+from penstock.hand import Handing
 from penstock.model import Halt, Item, Verdict
-from penstock.settle.buffer import SettleBuffer
+from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.shift import LostIdentityError, Shift
 
 _log = logging.getLogger("penstock.worker")
@@ -37,6 +40,8 @@ class Worker:
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
         self.lost_identities = 0
+        self.on_answers: Callable[[Answers], None] = lambda _: None
+        """Called when sessions' answers that somebody waits for have been written."""
         self._config = config
         self._database = database
         self._pool = pool
@@ -46,7 +51,9 @@ class Worker:
         self._shift = self._next_shift()
 
     def _next_shift(self) -> Shift:
-        return Shift(self._config, self._database, self._pool, self._dispatcher, self.halts)
+        return Shift(
+            self._config, self._database, self._pool, self._dispatcher, self.halts, lambda lanes: self.on_answers(lanes)
+        )
 
     async def run(self) -> None:
         """Work until `stop`. Raises when the database stays away for longer than it is worth waiting."""
@@ -96,6 +103,10 @@ class Worker:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
         self._stopping.set()
         self._shift.stop()
+
+    def handing_in(self) -> AbstractAsyncContextManager[Handing]:
+        """Around a statement that claims for this worker what it stores."""
+        return self._shift.handing_in()
 
     @property
     def stopping(self) -> bool:

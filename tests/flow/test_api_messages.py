@@ -379,7 +379,6 @@ def test_requests_are_no_file_and_go_with_the_results(database_18: str, tmp_path
         client.messages.batches.delete(batch.id)
         reports = {entry["kind"]: entry["object_id"] for entry in server.ask("GET", "/v1/erasures").json["data"]}
         assert reports == {
-            "file": f"file-{file_id.hex}",
             "message_batch_results": batch.id,
             "message_batch": batch.id,
         }

@@ -12,14 +12,16 @@ import pytest
 
 from penstock.claim import claim as claims
 from penstock.claim import liveness
-from penstock.config import LivenessLimits
+from penstock.config import IntakeLimits, LivenessLimits
 from penstock.db.pool import Connection
 from penstock.erase import erase
+from penstock.intake.upload import Upload
 from penstock.model import BatchState, Lease, OutcomeState, new_id
 from penstock.work import batches
 from tests.support.db import connected, one, with_connection
+from tests.support.dump import dumped
 from tests.support.engine import make_file
-from tests.support.wishes import POOL, answer, ask_for, defer, make_wish, take, traces
+from tests.support.wishes import ENDPOINT, POOL, answer, ask_for, defer, make_wish, take, traces
 
 FAILED = OutcomeState.FAILED
 CANARY = b"canary-in-the-coal-mine"
@@ -251,8 +253,10 @@ class TestDeletingABatch:
             assert await one(connection, "SELECT deleted_at IS NOT NULL FROM penstock.files") == (True,)
             await purge(connection)
             assert await count_rows(connection) == {}
-            kinds = [report.kind for report in await erase.list_erasures(connection, None)]
-            assert sorted(kinds) == ["file", "message_batch"]
+            (report,) = await erase.list_erasures(connection, None)
+            assert (report.kind, report.object_id) == ("message_batch", batch_id)
+            assert (report.templates, report.chunks, report.outcomes) == (6, 2, 3)
+            assert report.finished_at is not None
 
         with_connection(database, body)
 
@@ -326,7 +330,7 @@ class TestExpiry:
             left = await count_rows(connection)
             assert (left["outcomes"], left["templates"], left["batches"], left["journal"]) == (2, 4, 3, 1)
             reports = await erase.list_erasures(connection, None)
-            assert sorted(report.kind for report in reports) == ["file", "message_batch_results"]
+            assert [(report.kind, report.object_id) for report in reports] == [("message_batch_results", old)]
             assert all(report.finished_at for report in reports)
             assert await erase.delete_batch(connection, old, None)
             await purge(connection)
@@ -378,6 +382,34 @@ class TestNothingIsLeft:
                 await purge(connection)
                 assert traces(database, CANARY) == 0
             assert all(report.finished_at for report in await erase.list_erasures(connection, "local"))
+
+        with_connection(database, body)
+
+    @pytest.mark.parametrize("wrong", ["model", "line"])
+    def test_in_what_is_wrong_with_the_input(self, database: str, wrong: str) -> None:
+        """What is said about it quotes it. The code and the line do not."""
+
+        async def body(connection: Connection) -> None:
+            name = CANARY.decode()
+            line = f'{{"custom_id": "1", "url": "{ENDPOINT}", "body": {{"model": "{name}"}}}}\n'
+            about: dict[str, Any] = {"owner": "local", "worker_id": uuid4(), "filename": "f", "purpose": "batch"}
+            with Upload(database, limits=IntakeLimits(), **about) as upload:
+                upload.feed(line.encode() if wrong == "model" else f"{{{name}\n".encode())
+                file = upload.finish().file
+            batch_id = await ask_for(connection, file.id, validated=False)
+            await batches.validate_batch(connection, batch_id, lambda _: None)
+            before = await batches.get_batch(connection, batch_id, "local")
+            assert before is not None
+            (problem,) = before.problems or []
+            assert name[:5] in problem["message"]
+            assert await erase.delete_file(connection, file.id, "local")
+            await purge(connection)
+            after = await batches.get_batch(connection, batch_id, "local")
+            assert after is not None
+            assert after.state is BatchState.FAILED
+            told = {"message": "The input file was deleted.", "param": None}
+            assert after.problems == [{"code": problem["code"], "line": 1} | told]
+            assert name[:5].encode() not in dumped(database)
 
         with_connection(database, body)
 

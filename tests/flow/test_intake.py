@@ -330,7 +330,7 @@ def test_purges_at_once_share_the_rows(database: str, connection: psycopg.Connec
 
     def purge(_: int) -> int:
         deleted = 0
-        with psycopg.connect(hasty, autocommit=True) as own:
+        with psycopg.connect(hasty, autocommit=True, prepare_threshold=None) as own:
             own.execute("SET lock_timeout = '1ms'")
             while own.execute("SELECT EXISTS (SELECT FROM penstock.files)").fetchone() == (True,):
                 deleted += purge_failed(own, rows=100)

@@ -28,6 +28,10 @@ _EXPIRED = (
     " (id, owner, filename, state, kind, purpose, created_at, sealed_at, expires_at, lines, bytes)"
     " VALUES (gen_random_uuid(), 'o', 'f', 'ready', 'input', 'user_data', now(), now(), now(), 0, 0)"
 )
+_HELD = (
+    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 _LEFT = "SELECT count(*) FROM penstock.files WHERE deleted_at IS NULL"
 
 
@@ -186,8 +190,11 @@ def test_behind_a_pooler_turns_are_taken_one_by_one(pooler: str, database_18: st
                 assert second.mine
 
     asyncio.run(run())
-    with psycopg.connect(database_18) as connection:
-        assert connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+    with psycopg.connect(database_18, autocommit=True) as connection:
+        wait_until(lambda: connection.execute(_HELD).fetchone() == (0,), DEADLINE_S)
+    # Nothing was set in sessions that others use too.
+    with psycopg.connect(behind) as connection:
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
 
 
 def test_caretakers_share_one_leader_and_the_work_goes_on_when_it_goes(database: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -500,3 +502,17 @@ def test_every_connection_can_be_cut_and_made_again(address: str, proxy: Postgre
             connection.execute("SELECT 1")
     with psycopg.connect(address) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_server_that_leaves_before_the_client_has_said_anything() -> None:
+    """As one does that has crashed. What the client asks then is a matter between it and the proxy, and comes late."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        with PostgresProxy(f"host={host} port={port}") as proxy:  # whatever goes wrong inside is raised at the end
+            with socket.create_connection(("127.0.0.1", proxy.port), DEADLINE_S) as client:
+                server.accept()[0].close()
+                assert client.recv(1) == b""
+                with contextlib.suppress(ConnectionError):
+                    client.sendall(struct.pack("!ii", 8, 80877103))
+                    assert client.recv(1) == b""
+            wait_until(lambda: proxy.links == 0, DEADLINE_S)

@@ -29,10 +29,10 @@ from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db import arrays, sql
 from penstock.erase import erase
-from penstock.model import Again, Item, Outcome, OutcomeState
+from penstock.model import Again, Item, Outcome, OutcomeState, SessionRequest
 from penstock.settle.write import Changes, settle
 from penstock.work import sessions
-from penstock.work.sessions import Accepted, Existing, Refused, accept_many
+from penstock.work.sessions import Accepted, Existing, Refused, Taker, accept_many
 from tests.support.sessions import OWNER, POOL, wish
 
 GRACE_S = 30.0
@@ -131,17 +131,23 @@ class SessionMachine(RuleBasedStateMachine):
         return worker
 
     @rule(
+        target=items,
         asked=st.lists(
             st.tuples(
                 st.sampled_from(KEYS), st.sampled_from(ROUTES), st.one_of(st.none(), st.sampled_from(["k1", "k2"]))
             ),
             min_size=1,
             max_size=6,
-        )
+        ),
+        taker=st.one_of(st.none(), workers),
+        room=st.integers(0, 3),
     )
-    def accept(self, asked: list[tuple[str, str, str | None]]) -> None:
+    def accept(self, asked: list[tuple[str, str, str | None]], taker: UUID | None, room: int) -> Any:
+        """With a taker, what nothing is before is begun at once."""
         wishes = [wish(key, route=route, idempotency_key=once) for key, route, once in asked]
-        found = self.wait(accept_many(self.db, wishes, max_queued=CAP, now=self.now))
+        takers = {POOL: Taker(taker, room)} if taker else None
+        found = self.wait(accept_many(self.db, wishes, max_queued=CAP, takers=takers, now=self.now))
+        begun: list[int] = []
         for (key, route, once), wanted, answer in zip(asked, wishes, found, strict=True):
             session = self.sessions.get(key)
             known = session and once and next((r for r in session.requests if r.key == once), None)
@@ -157,7 +163,18 @@ class SessionMachine(RuleBasedStateMachine):
             if session is None:
                 session = self.sessions[key] = Session(answer.session_id, answer.lane_id)
             assert (answer.session_id, answer.ordinal) == (session.id, len(session.requests))
-            session.requests.append(Request(wanted.id, route, key=once))
+            request = Request(wanted.id, route, key=once)
+            if taker and session.open and session.head() is None and len(begun) < room:
+                assert answer.lease is not None
+                request.state = ("leased", answer.lease.id)
+                about = SessionRequest(wanted.id, wanted.endpoint, stream=False, waited=False, cancelled=False)
+                item = Item(answer.lease, answer.ordinal, answer.sequence, "c", wanted.body, about)
+                self.held[answer.lease.id] = (item, taker)
+                begun.append(answer.lease.id)
+            else:
+                assert answer.lease is None
+            session.requests.append(request)
+        return multiple(*begun)
 
     @rule(target=items, worker=workers, want=st.integers(1, 4), routes=st.sets(st.sampled_from(ROUTES), min_size=1))
     def claim(self, worker: UUID, want: int, routes: set[str]) -> Any:

@@ -36,28 +36,3 @@ def _world(server: str, statistics: str, lines: int) -> Iterator[World]:
         if statistics == "analysed":
             session.execute("ANALYZE")
         yield world
-
-
-# To be mended: where tables were analysed while they were empty, or held one row, the cost of these follows the table,
-# not the rows (on 15; moving work on 18 too). Until then they are held to their cost where the statistics are right.
-_NEED_STATISTICS = (
-    "finish_settled",
-    "finish_drained",
-    "finish_nothing",
-    "result_of_nothing",
-    "rerun_failures",
-    "erase_file",
-    "test_moving_work_costs_what_is_moved",
-)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [
-        item
-        for item in items
-        if ("analysed-empty" in item.name or "analysed-one-row" in item.name)
-        and any(name in item.name for name in _NEED_STATISTICS)
-    ]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]

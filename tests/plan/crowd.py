@@ -144,6 +144,19 @@ def fresh_database(server: str) -> Iterator[Session]:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+def inform(session: Session, statistics: str) -> None:
+    """Statistics of tables that were analysed while they were empty: left as they are, or taken anew.
+
+    One database serves for both. The planner cannot unlearn, so it has to be misinformed first.
+    """
+    if statistics == "analysed":
+        session.execute("ANALYZE")
+    ((known,),) = session.execute(
+        "SELECT max(reltuples) FROM pg_class WHERE relnamespace = 'penstock'::regnamespace AND relkind = 'r'"
+    )
+    assert (known > 100) == (statistics == "analysed"), known
+
+
 def populate(session: Session, lines: int) -> World:
     """A subject of so many lines, neighbours in proportion, and a few batches in other states."""
     subject = fill(session, lines)

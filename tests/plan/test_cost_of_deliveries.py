@@ -13,7 +13,7 @@ from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.deliver import endpoints
 from tests.plan.conftest import LARGE, SMALL
-from tests.plan.crowd import fresh_database
+from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Session
 
 _SQL = sql.load("penstock.deliver", "deliver.sql")
@@ -42,25 +42,29 @@ class Crowded:
 Operation = Callable[[Crowded, Connection], Awaitable[None]]
 
 
-@pytest.fixture(scope="module", params=["analysed", "analysed-empty"])
-def sizes(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[Crowded, Crowded]]:
+@pytest.fixture(scope="module")
+def built(any_server: str) -> Iterator[tuple[Crowded, Crowded]]:
     with ExitStack() as stack:
         made = []
         for count in (SMALL, LARGE):
             session = stack.enter_context(fresh_database(any_server))
             for table in ("webhook_endpoints", "webhook_deliveries"):
                 session.execute(f"ALTER TABLE penstock.{table} SET (autovacuum_enabled = false)")
-            if request.param == "analysed-empty":
-                session.execute("ANALYZE")
+            session.execute("ANALYZE")
             session.execute(_ENDPOINTS, {"count": count})
             query = "SELECT id FROM penstock.webhook_endpoints WHERE owner = 'owner-1' LIMIT 1"
             ((endpoint,),) = session.execute(query)
             session.execute(_DELIVERIES, {"count": count, "due": 2 * _PAGE, "endpoint": endpoint})
-            if request.param == "analysed":
-                session.execute("ANALYZE")
             made.append(Crowded(session, endpoint))
         small, large = made
         yield small, large
+
+
+@pytest.fixture(scope="module", params=["analysed-empty", "analysed"])
+def sizes(request: pytest.FixtureRequest, built: tuple[Crowded, Crowded]) -> tuple[Crowded, Crowded]:
+    for at in built:
+        inform(at.session, request.param)
+    return built
 
 
 async def take(_: Crowded, connection: Connection) -> None:

@@ -13,7 +13,7 @@ from penstock.db import sql
 from penstock.db.arrays import ByteaArray, TextArray
 from penstock.db.pool import Connection
 from tests.plan.conftest import LARGE, SMALL
-from tests.plan.crowd import fresh_database
+from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Session
 
 _DELIVER = sql.load("penstock.deliver", "deliver.sql")
@@ -50,23 +50,27 @@ _CROWD = (
 Operation = Callable[[Connection], Awaitable[None]]
 
 
-@pytest.fixture(scope="module", params=["analysed", "analysed-empty"])
-def sizes(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[Session, Session]]:
+@pytest.fixture(scope="module")
+def built(any_server: str) -> Iterator[tuple[Session, Session]]:
     with ExitStack() as stack:
         made = []
         for count in (SMALL, LARGE):
             session = stack.enter_context(fresh_database(any_server))
             for table in _TABLES:
                 session.execute(f"ALTER TABLE penstock.{table} SET (autovacuum_enabled = false)")
-            if request.param == "analysed-empty":
-                session.execute("ANALYZE")
+            session.execute("ANALYZE")
             for statement in _CROWD:
                 session.execute(statement, {"count": count, "answered": _ANSWERED})
-            if request.param == "analysed":
-                session.execute("ANALYZE")
             made.append(session)
         small, large = made
         yield small, large
+
+
+@pytest.fixture(scope="module", params=["analysed-empty", "analysed"])
+def sizes(request: pytest.FixtureRequest, built: tuple[Session, Session]) -> tuple[Session, Session]:
+    for session in built:
+        inform(session, request.param)
+    return built
 
 
 async def announce(connection: Connection) -> None:

@@ -13,7 +13,7 @@ from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
 from tests.plan.conftest import LARGE, SMALL
-from tests.plan.crowd import Subject, fresh_database, make_subject
+from tests.plan.crowd import Subject, fresh_database, inform, make_subject
 from tests.support.plans import Mode, Plan, Session
 
 _SQL = sql.load("penstock.export", "export.sql")
@@ -48,25 +48,29 @@ class Journalled:
 Operation = Callable[[Journalled, Connection], Awaitable[None]]
 
 
-@pytest.fixture(scope="module", params=["analysed", "analysed-empty"])
-def sizes(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[Journalled, Journalled]]:
+@pytest.fixture(scope="module")
+def built(any_server: str) -> Iterator[tuple[Journalled, Journalled]]:
     with ExitStack() as stack:
         made = []
         for lines in (SMALL, LARGE):
             session = stack.enter_context(fresh_database(any_server))
             session.execute("ALTER TABLE penstock.journal SET (autovacuum_enabled = false)")
-            if request.param == "analysed-empty":
-                session.execute("ANALYZE")
+            session.execute("ANALYZE")
             subject = make_subject(session, lines)
             values = {"batch": subject.batch, "lane": subject.lane, "half": lines // 2, "per": _PER_ENTRY}
             session.execute(_JOURNAL, values)
             session.execute(_OTHERS, values)
-            if request.param == "analysed":
-                session.execute("ANALYZE")
             ((written_at,),) = session.execute("SELECT min(finished_at) FROM penstock.outcomes")
             made.append(Journalled(session, subject, written_at))
         small, large = made
         yield small, large
+
+
+@pytest.fixture(scope="module", params=["analysed-empty", "analysed"])
+def sizes(request: pytest.FixtureRequest, built: tuple[Journalled, Journalled]) -> tuple[Journalled, Journalled]:
+    for at in built:
+        inform(at.session, request.param)
+    return built
 
 
 async def rows_of(connection: Connection, name: str, values: Mapping[str, object], least: int = 1) -> None:

@@ -20,7 +20,7 @@ from penstock.erase import erase
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import sessions
-from penstock.work.sessions import Accepted, Existing, accept_many
+from penstock.work.sessions import Accepted, Existing, Taker, accept_many
 from tests.support.interleave import Interleaver, Order, Play, interleaver, named, orders, orders_of_twins
 from tests.support.sessions import DEAD, DONE, OWNER, end, send, wish
 
@@ -52,6 +52,16 @@ async def accept(connection: Connection, scene: Scene) -> object:
     assert isinstance(first, Accepted)
     assert isinstance(second, Accepted)
     assert second.ordinal == first.ordinal + 1
+    return first.ordinal
+
+
+async def hand_in(connection: Connection, scene: Scene) -> object:
+    """The same, begun at once if nothing is before them."""
+    wishes = [wish(scene.key, pool=scene.pool, route=route) for route in ("model-1", "model-0")]
+    first, second = await accept_many(connection, wishes, takers={scene.pool: Taker(scene.claimer, 9)})
+    assert isinstance(first, Accepted)
+    assert isinstance(second, Accepted)
+    assert second.lease is None
     return first.ordinal
 
 
@@ -118,7 +128,7 @@ async def delete(connection: Connection, scene: Scene) -> object:
 
 
 Move = Callable[[Connection, Scene], Awaitable[object]]
-ACCEPTS: tuple[Move, ...] = (accept, accept_keyed)
+ACCEPTS: tuple[Move, ...] = (accept, accept_keyed, hand_in)
 SETTLES: tuple[Move, ...] = (complete, fail, retry, give_back, reclaim)
 STEERING: tuple[Move, ...] = (cancel, resume, go_on, put)
 EVERY: tuple[Move, ...] = (*ACCEPTS, claim, *SETTLES, *STEERING)
@@ -345,7 +355,7 @@ def test_the_order_of_commit_is_the_order_of_the_session(database: str) -> None:
     async def body(stage: Stage) -> None:
         for setting in (unknown, idle, waiting, busy):
             for order in orders(2):
-                _, play = await stage.perform(setting, (accept, accept), order)
+                _, play = await stage.perform(setting, (accept, hand_in), order)
                 first = 0 if play.at("commit", 0) < play.at("commit", 1) else 1
                 assert play.answers[first] < play.answers[1 - first]
 

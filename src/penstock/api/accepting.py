@@ -7,9 +7,10 @@ nothing. One statement at a time: within a session, the order in which requests 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -17,8 +18,11 @@ import psycopg
 from penstock.api.errors import busy
 from penstock.config import MIB, SessionLimits
 from penstock.db.pool import Pool, borrowed
+from penstock.desk import Desk
+from penstock.hand import Handing
+from penstock.model import Item, Lease, SessionRequest, public_id
 from penstock.work import sessions
-from penstock.work.sessions import Acceptance, NewRequest
+from penstock.work.sessions import Acceptance, Accepted, NewRequest, Taker
 
 _log = logging.getLogger("penstock.sessions")
 
@@ -39,6 +43,8 @@ class Acceptor:
     def __init__(self, database: Pool, limits: SessionLimits) -> None:
         self._database = database
         self._limits = limits
+        self.desk: Desk | None = None
+        """Where what is stored may be begun at once."""
         self._waiting: deque[_Entry] = deque()
         self._bytes = 0
         self._storing: asyncio.Task[None] | None = None
@@ -78,12 +84,7 @@ class Acceptor:
 
     async def _store_some(self, entries: Sequence[_Entry]) -> None:
         try:
-            async with borrowed(self._database) as connection:
-                results = await sessions.accept_many(
-                    connection,
-                    [entry.request for entry in entries],
-                    max_queued=self._limits.session_max_queued,
-                )
+            results = await self._accept([entry.request for entry in entries])
         except (psycopg.DataError, psycopg.IntegrityError, UnicodeEncodeError) as error:
             if len(entries) == 1:
                 _settle(entries, error)
@@ -104,6 +105,32 @@ class Acceptor:
             for entry, taken in zip(entries, results, strict=True):
                 if not entry.taken.done():
                     entry.taken.set_result(taken)
+
+    async def _accept(self, requests: list[NewRequest]) -> list[Acceptance]:
+        max_queued = self._limits.session_max_queued
+        async with contextlib.AsyncExitStack() as stack:
+            handings: Mapping[str, Handing] = {}
+            if self.desk is not None:
+                pools = (request.pool for request in requests)
+                handings = await stack.enter_async_context(self.desk.handing_in(pools))
+            connection = await stack.enter_async_context(borrowed(self._database))
+            takers = {pool: Taker(each.worker_id, each.room, each.closed) for pool, each in handings.items()}
+            taken = await sessions.accept_many(connection, requests, max_queued=max_queued, takers=takers)
+            for pool, handing in handings.items():
+                handing.take(
+                    [
+                        _item(request, each, each.lease)
+                        for request, each in zip(requests, taken, strict=True)
+                        if request.pool == pool and isinstance(each, Accepted) and each.lease is not None
+                    ]
+                )
+            return taken
+
+
+def _item(request: NewRequest, accepted: Accepted, lease: Lease) -> Item:
+    asked = SessionRequest(request.id, request.endpoint, request.stream, request.waited, cancelled=False)
+    custom_id = public_id("session_request", request.id)
+    return Item(lease, accepted.ordinal, accepted.sequence, custom_id, request.body, asked)
 
 
 def _settle(entries: Sequence[_Entry], error: Exception) -> None:

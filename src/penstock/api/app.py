@@ -355,7 +355,7 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
     few = replace(config.database, pool_max=_SWIFT_CONNECTIONS)
     async with (
         _pool(conninfo, limits, "penstock serve") as database,
-        _pool(conninfo, few, "penstock sessions") as swift,
+        _pool(conninfo, few, "penstock sessions", planned_once=True) as swift,
         Presence(config, conninfo, database) as presence,
         Caretaker(config, conninfo, database, known, describe=events.told) as caretaker,
     ):
@@ -368,8 +368,8 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
 
 
 @asynccontextmanager
-async def _pool(conninfo: str, limits: DatabaseLimits, name: str) -> AsyncIterator[Pool]:
-    pool = await open_pool(conninfo, limits, name=name)
+async def _pool(conninfo: str, limits: DatabaseLimits, name: str, *, planned_once: bool = False) -> AsyncIterator[Pool]:
+    pool = await open_pool(conninfo, limits, name=name, planned_once=planned_once)
     try:
         yield pool
     finally:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.caretaker import Caretaker
     from penstock.config import Config
     from penstock.db.pool import Pool
+    from penstock.desk import Desk
     from penstock.providers import Providers
 
 Role = Literal["user", "admin"]
@@ -92,6 +93,12 @@ class Server:
         self.stopping.set()
         self.hub.stop()
         self.waiters.stop()
+
+    def sit_at(self, desk: Desk) -> None:
+        """What is handed in may be begun at once there, and whoever waits here hears of its end from there."""
+        desk.on_answers = self.waiters.take
+        self.waiters.begin()
+        self.acceptor.desk = desk
 
     async def close(self) -> None:
         """After the last request."""

@@ -119,7 +119,9 @@ async def wait(call: Call[Any, Any], submission: Submission, wait_s: float | Non
     """The answer, if it comes in time."""
     waiters = call.server.waiters
     until = monotonic() + submission.patience_s(wait_s)
-    with waiters.waiting(submission.request_id, submission.lane_id, since=submission.since) as waiter:
+    with waiters.waiting(
+        submission.request_id, submission.lane_id, since=submission.since, stored=submission.stored
+    ) as waiter:
         async with attending(waiters, waiter, call.request.receive) as attention:
             try:
                 return await attention.answer(until)

@@ -16,7 +16,7 @@ from penstock.api.multipart import idempotency_key, invalid, missing
 from penstock.model import new_id, public_id
 from penstock.providers import Provider
 from penstock.sinks import are_told
-from penstock.work.sessions import Existing, NewRequest, Refused, RequestRow
+from penstock.work.sessions import Existing, NewRequest, Refused, RequestRow, Stored
 
 ENDPOINTS_OF_SESSIONS = (
     "/v1/chat/completions",
@@ -61,6 +61,8 @@ class Submission:
     """As it was found, if it had been sent before under the same Idempotency-Key."""
     since: float
     """When it was handed in, on the monotonic clock."""
+    stored: Stored | None = None
+    """Just now, by this call."""
 
     @property
     def public_id(self) -> str:
@@ -145,7 +147,8 @@ async def submit(
                 code="idempotency_conflict",
             )
         return Submission(key, row.id, taken.lane_id, row.stream, patience_s, row, since)
-    return Submission(key, request.id, taken.lane_id, asked.stream, patience_s, None, since)
+    stored = Stored(request, taken)
+    return Submission(key, request.id, taken.lane_id, asked.stream, patience_s, None, since, stored)
 
 
 def _refused(refused: Refused, key: str) -> ApiError:

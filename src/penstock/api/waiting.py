@@ -26,8 +26,9 @@ from starlette.types import Receive
 from penstock.api.follow import until_left
 from penstock.db.bell import ANSWERS, Bell
 from penstock.db.pool import Pool, borrowed
+from penstock.settle.buffer import Answers
 from penstock.work import sessions, streams
-from penstock.work.sessions import RequestRow
+from penstock.work.sessions import RequestRow, Stored
 from penstock.work.streams import Piece, Place
 
 _log = logging.getLogger("penstock.sessions")
@@ -48,13 +49,15 @@ _LEAVE_S = 5.0
 class Waiter:
     """One caller."""
 
-    __slots__ = ("changed", "follows", "lane_id", "look_s", "pieces", "place", "request_id", "row", "unread")
+    __slots__ = ("changed", "follows", "lane_id", "look_s", "pieces", "place", "request_id", "row", "stored", "unread")
 
-    def __init__(self, request_id: UUID, lane_id: int | None, *, follows: bool) -> None:
+    def __init__(self, request_id: UUID, lane_id: int | None, *, follows: bool, stored: Stored | None) -> None:
         self.request_id = request_id
         self.lane_id = lane_id
         self.follows = follows
         """Whether it wants the pieces of a streamed answer as they come."""
+        self.stored = stored
+        """The request, where all of it is known here."""
         self.row: RequestRow | None = None
         """The answer, once there is one."""
         self.changed = asyncio.Event()
@@ -85,7 +88,8 @@ class Waiters:
 
     def __init__(self, database: Pool, conninfo: str) -> None:
         self._database = database
-        self._bell = Bell(conninfo)
+        self.bell = Bell(conninfo)
+        """The process's one, for others too. It rings once these have begun."""
         self._waiters: set[Waiter] = set()
         self._by_lane: dict[int, set[Waiter]] = {}
         self._due: list[tuple[float, int, Waiter]] = []
@@ -96,17 +100,27 @@ class Waiters:
         self._tasks: list[asyncio.Task[None]] = []
         self.stopping = asyncio.Event()
 
-    @contextlib.contextmanager
-    def waiting(
-        self, request_id: UUID, lane_id: int | None, *, since: float = math.inf, follows: bool = False
-    ) -> Iterator[Waiter]:
-        """Wait for the answer of a request that is stored. `since` is when it was not yet, on the monotonic clock."""
+    def begin(self) -> None:
+        """Listen and look, from now on."""
         if not self._tasks:
             self._tasks = [
                 asyncio.create_task(self._run(), name="waiters"),
-                asyncio.create_task(self._bell.run(), name="waiters' bell"),
+                asyncio.create_task(self.bell.run(), name="waiters' bell"),
             ]
-        waiter = Waiter(request_id, lane_id, follows=follows)
+
+    @contextlib.contextmanager
+    def waiting(
+        self,
+        request_id: UUID,
+        lane_id: int | None,
+        *,
+        since: float = math.inf,
+        follows: bool = False,
+        stored: Stored | None = None,
+    ) -> Iterator[Waiter]:
+        """Wait for the answer of a request that is stored. `since` is when it was not yet, on the monotonic clock."""
+        self.begin()
+        waiter = Waiter(request_id, lane_id, follows=follows, stored=None if follows else stored)
         self._waiters.add(waiter)
         if lane_id is not None:
             self._by_lane.setdefault(lane_id, set()).add(waiter)
@@ -151,14 +165,28 @@ class Waiters:
         if payload in ("", "*"):
             self._ring(self._waiters)
             return
+        self.tell(int(text) for text in payload.split(",") if text.isdecimal())
+
+    def take(self, answers: Answers) -> None:
+        """What was recorded by a worker of this process: whoever waits for it need not look."""
+        for each in answers.known:
+            item, outcome = each.item, each.verdict
+            for waiter in tuple(self._by_lane.get(item.lease.lane_id, ())):
+                if waiter.stored is not None and waiter.request_id == item.session_request_id:
+                    row = waiter.stored.answered(item, outcome, answers.at)
+                    if row is not None:
+                        waiter.tell(row)
+                        self._forget(waiter)
+        self.tell(answers.lanes)
+
+    def tell(self, lanes: Iterable[int]) -> None:
+        """These sessions have news."""
         now = monotonic()
         if len(self._remembered) > _MAX_REMEMBERED:
             self._remembered.clear()
-        for text in payload.split(","):
-            if text.isdecimal():
-                lane_id = int(text)
-                self._remembered[lane_id] = now
-                self._ring(self._by_lane.get(lane_id, ()))
+        for lane_id in lanes:
+            self._remembered[lane_id] = now
+            self._ring(self._by_lane.get(lane_id, ()))
 
     def _ring(self, waiters: Iterable[Waiter]) -> None:
         self._rung.update(waiters)
@@ -172,7 +200,7 @@ class Waiters:
     # -- looking
 
     async def _run(self) -> None:
-        with self._bell.hears(ANSWERS, self._hear):
+        with self.bell.hears(ANSWERS, self._hear):
             while True:
                 looked_for = self._next()
                 if not looked_for:
@@ -194,7 +222,7 @@ class Waiters:
             waiter = heapq.heappop(self._due)[2]
             if waiter in self._waiters and waiter.row is None:
                 found.add(waiter)
-                listening = self._bell.listening.is_set()
+                listening = self.bell.listening.is_set()
                 waiter.look_s = min(2 * waiter.look_s, _LAST_LOOK_S) if listening else _BLIND_LOOK_S
                 self._look_later(waiter)
         return [waiter for waiter in found if waiter.row is None]

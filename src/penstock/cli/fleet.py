@@ -213,9 +213,11 @@ class Crew(WorkerProcesses):
 class Staff(WorkerProcesses):
     """The processes of a server. Whatever befalls them, others take their place, if they keep dying more slowly."""
 
-    def __init__(self, config: Config, providers: Iterable[Provider], size: int, *, verbose: bool) -> None:
+    def __init__(
+        self, config: Config, providers: Iterable[Provider], size: int, *, verbose: bool, desk: bool = False
+    ) -> None:
         told = [provider.as_dict() for provider in providers]
-        order = {**database_order(config), "providers": told, "processes": size, "verbose": verbose}
+        order = {**database_order(config), "providers": told, "processes": size, "desk": desk, "verbose": verbose}
         super().__init__("penstock.cli.serve_worker", [{**order, "index": index} for index in range(size)])
         self._pause_s = _FIRST_PAUSE_S
 

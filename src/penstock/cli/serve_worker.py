@@ -25,6 +25,7 @@ from penstock.cli.main import report
 from penstock.config import Config
 from penstock.db.bell import WORK, Bell
 from penstock.db.pool import open_pool
+from penstock.desk import patient
 from penstock.dispatch.slots import Slots
 from penstock.errors import PenstockError
 from penstock.providers import Providers, parse
@@ -43,29 +44,36 @@ async def _work(order: dict[str, Any]) -> None:
     providers = Providers(parse(order["providers"], "the providers"))
     # A hold of its own: should the parent be killed, the database stays until these workers have settled.
     with reached(config) as conninfo:
-        await _serve(conninfo, config, providers, order["index"], order["processes"])
+        await _serve(conninfo, config, providers, _Part(order["index"], order["processes"], order["desk"]))
 
 
-async def _serve(conninfo: str, config: Config, providers: Providers, index: int, processes: int) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """Which part of the providers' calls is this process's."""
+
+    index: int
+    processes: int
+    desk: bool
+    """The server's own process has a part too."""
+
+
+async def _serve(conninfo: str, config: Config, providers: Providers, part: _Part) -> None:
     limits = config.database
     wanted = max(limits.pool_max, _CONNECTIONS_PER_WORKER * (2 * len(providers) + 1))
     database = await open_pool(conninfo, dataclasses.replace(limits, pool_max=wanted), name="penstock worker")
     bell, streams = Bell(conninfo), StreamWriter(database)
-    # A lease counts as stuck by this time, whichever provider's it is.
-    longest_s = max(config.dispatch.attempt_timeout_s, providers.longest_attempt_s)
-    patient = dataclasses.replace(config, dispatch=dataclasses.replace(config.dispatch, attempt_timeout_s=longest_s))
     try:
         async with contextlib.AsyncExitStack() as stack:
             workers = []
             for provider in providers:
-                share = provider.share(config.dispatch, index, processes)
+                share = provider.share(config.dispatch, part.index, part.processes, desk=part.desk)
                 if not share:
                     continue
                 processor = provider.processor(config.dispatch, config.retry, share, streams=streams)
                 await stack.enter_async_context(processor)
                 slots = Slots(share)
                 workers += [
-                    Worker(patient, database, pool, processor.dispatcher(slots), bell)
+                    Worker(patient(config, providers), database, pool, processor.dispatcher(slots), bell)
                     for pool in (provider.session_pool, provider.pool)
                 ]
             crew = _Crew(workers)

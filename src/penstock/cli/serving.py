@@ -26,6 +26,7 @@ from penstock.cli.fleet import Staff
 from penstock.cli.logs import log_to_stderr
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed, open_pool
+from penstock.desk import Desk
 from penstock.errors import ExitCode
 from penstock.providers import Provider, Providers
 
@@ -73,10 +74,13 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
         sockets = bind(plan.host, plan.port, keyless=keyless)
         await _reopen(server.database, plan.config, plan.providers)
         listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)
-        staff = Staff(plan.config, plan.providers, plan.workers, verbose=plan.verbose)
-        with _stopped_by_signals(_Stop(listener, server, staff)):
+        staff = Staff(plan.config, plan.providers, plan.workers, verbose=plan.verbose, desk=True)
+        # Who is to work off nothing works off no sessions either.
+        desk = Desk(plan.config, conninfo, plan.providers if plan.workers else (), server.waiters.bell)
+        with _stopped_by_signals(_Stop(listener, server, staff, desk)):
             listening = asyncio.create_task(listener.serve(sockets), name="http")
-            async with staff:
+            async with desk, staff:
+                server.sit_at(desk)
                 await listener.listening.wait()
                 _announce(plan, conninfo, sockets, keyless=keyless)
                 await listening
@@ -87,7 +91,7 @@ async def _work(config: Config, providers: tuple[Provider, ...], workers: int, c
     async with _pool(config, conninfo) as database:
         await _reopen(database, config, providers)
     staff = Staff(config, providers, workers, verbose=verbose)
-    stop = _Stop(None, None, staff)
+    stop = _Stop(None, None, staff, None)
     with _stopped_by_signals(stop):
         async with staff:
             click.echo(f"penstock worker {__version__}")
@@ -119,7 +123,8 @@ async def _reopen(database: Pool, config: Config, providers: tuple[Provider, ...
 class _Stop:
     """What signals do: the first lets everything under way end, the second cuts it short."""
 
-    def __init__(self, listener: Listener | None, server: Server | None, staff: Staff) -> None:
+    def __init__(self, listener: Listener | None, server: Server | None, staff: Staff, desk: Desk | None) -> None:
+        self._desk = desk
         self.asked = asyncio.Event()
         self._listener = listener
         self._server = server
@@ -138,11 +143,15 @@ class _Stop:
         if self._signals == 1:
             click.echo("stopping: what is under way finishes first (again to cut it short)", err=True)
             self._staff.stop()
+            if self._desk is not None:
+                self._desk.stop()
             return
         click.echo("stopping now", err=True)
         if self._listener is not None:
             self._listener.force_exit = True
         self._staff.abort()
+        if self._desk is not None:
+            self._desk.abort()
 
 
 @contextlib.contextmanager

@@ -132,9 +132,11 @@ class Leader:
 
     async def _prepare(self, connection: Connection) -> bool:
         """Make the session one that can lead. False if it is not ours alone."""
-        values = {"grace_ms": self._grace_ms}
-        row = await (await connection.execute(_SQL["prepare_candidate"], values)).fetchone()
-        return row is not None and row[0] == connection.info.backend_pid
+        row = await (await connection.execute(_SQL["whose_session"])).fetchone()
+        if row != (connection.info.backend_pid,):
+            return False
+        await connection.execute(_SQL["prepare_candidate"], {"grace_ms": self._grace_ms})
+        return True
 
     async def _follow(self, connection: Connection) -> None:
         """Until the lead is ours."""

@@ -1,9 +1,13 @@
 -- Leader election: one advisory lock, held by a session that the server ends when it falls silent.
 
+-- name: whose_session
+-- Behind a pooler this is another session than the one that was connected to, and not ours to set anything in.
+SELECT pg_backend_pid()
+
 -- name: prepare_candidate
 -- A candidate's session. The server ends it after `grace_ms` without a word, and with it the lead: a process that
 -- stands still, or is cut off, keeps its connection and would keep the lock for hours.
-SELECT pg_backend_pid(), set_config('idle_session_timeout', %(grace_ms)s::text, false),
+SELECT set_config('idle_session_timeout', %(grace_ms)s::text, false),
        set_config('statement_timeout', %(grace_ms)s::text, false),
        set_config('tcp_user_timeout', %(grace_ms)s::text, false)
 

@@ -45,8 +45,13 @@ _WRONG_SERVER = (
 )
 
 
-async def open_pool(conninfo: str, limits: DatabaseLimits, *, name: str = "penstock") -> Pool:
-    """Connect, or say why not. Connections are opened as needed, up to the limit."""
+async def open_pool(
+    conninfo: str, limits: DatabaseLimits, *, name: str = "penstock", planned_once: bool = False
+) -> Pool:
+    """Connect, or say why not. Connections are opened as needed, up to the limit.
+
+    `planned_once` is for connections that have few statements, each with one good plan: it is kept from its first use.
+    """
 
     async def configure(connection: Connection) -> None:
         arrays.register(connection)
@@ -54,8 +59,8 @@ async def open_pool(conninfo: str, limits: DatabaseLimits, *, name: str = "penst
         row = await (
             await connection.execute(
                 "SELECT pg_backend_pid(), set_config('statement_timeout', %s, false), set_config('jit', 'off', false),"
-                + SERVER_KEEPALIVE,
-                [f"{milliseconds}ms"],
+                " set_config('plan_cache_mode', %s, false)," + SERVER_KEEPALIVE,
+                [f"{milliseconds}ms", "force_generic_plan" if planned_once else "auto"],
             )
         ).fetchone()
         if row is not None and row[0] != connection.info.backend_pid:

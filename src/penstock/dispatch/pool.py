@@ -38,6 +38,10 @@ class Dispatcher(Protocol):
     def in_flight(self) -> int:
         """Items started whose verdict the sink has not had yet."""
 
+    @property
+    def room(self) -> int:
+        """Items that would start at once if they were offered."""
+
     async def start(self, sink: Sink) -> None: ...
 
     def offer(self, items: Collection[Item]) -> None:
@@ -182,6 +186,10 @@ class Pool(ABC):
     def in_flight(self) -> int:
         # By subtraction: whatever is between two containers at this moment is in flight.
         return self._inside - self.waiting
+
+    @property
+    def room(self) -> int:
+        return max(0, self._concurrency - self._inside) if self._starting else 0
 
     @abstractmethod
     async def start(self, sink: Sink) -> None: ...

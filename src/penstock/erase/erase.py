@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -102,10 +102,11 @@ async def _erase_batch(connection: Connection, batch_id: UUID, owner: str | None
         if await _one(connection, "hold_batch_if_there", {"batch_id": batch_id}) is None:
             return False
         await _fence(connection, [batch_id])
+        order = _order(now)
         if whole:
             await connection.execute(_SQL["cancel_batches_of_file"], {"file_id": file_id, "now": now})
-            await _erase_file(connection, file_id, [], now)  # the rest goes with the batch
-        parameters = {"batch_id": batch_id, "archived": archived, **_order(now)}
+            await _erase_file(connection, file_id, [], order)  # the rest goes with the batch
+        parameters = {"batch_id": batch_id, "archived": archived, **order}
         await connection.execute(_SQL["erase_batch_if_held"], parameters)
         return True
 
@@ -147,12 +148,12 @@ async def _delete_input(connection: Connection, file_id: UUID, now: Now) -> bool
     if unfinished:
         await _fence(connection, unfinished)
         await ending.finish(connection, unfinished, now=now)
-    await _erase_file(connection, file_id, [batch_id for batch_id, _ in batches], now)
+    await _erase_file(connection, file_id, [batch_id for batch_id, _ in batches], _order(now))
     return True
 
 
-async def _erase_file(connection: Connection, file_id: UUID, batches: Sequence[UUID], now: Now) -> None:
-    parameters = {"file_id": file_id, "batches": list(batches), **_order(now)}
+async def _erase_file(connection: Connection, file_id: UUID, batches: Sequence[UUID], order: Mapping[str, Any]) -> None:
+    parameters = {"file_id": file_id, "batches": list(batches), **order}
     await connection.execute(_SQL["erase_file_if_held"], parameters)
 
 

@@ -1,29 +1,31 @@
 -- Whoever deletes takes, in this order: the input file, the batches by id, their leases by id, their lanes by id. Settles
 -- take leases, then lanes; steering takes the batch, then lanes; retries take the batch, then lanes, then its result files.
+-- IS TRUE keeps everything else out of the choice of an index: the id alone finds the row, whatever the statistics say.
 
 -- name: find_file
 -- A file that is there for its owner, or for anybody when no owner is named. What a message batch was asked for with is
 -- no file for anybody, except for whoever clears away.
 SELECT kind, batch_id FROM penstock.files
- WHERE id = %(file_id)s AND state = 'ready' AND deleted_at IS NULL
-   AND (purpose <> 'message_batch' OR %(hidden)s::boolean)
-   AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+ WHERE id = %(file_id)s
+   AND (state = 'ready' AND deleted_at IS NULL AND (purpose <> 'message_batch' OR %(hidden)s::boolean)
+        AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
 
 -- name: hold_file_if_there
 -- Locks a file against new batches and other deletions.
-SELECT id FROM penstock.files WHERE id = %(file_id)s AND state = 'ready' AND deleted_at IS NULL FOR UPDATE
+SELECT id FROM penstock.files WHERE id = %(file_id)s AND (state = 'ready' AND deleted_at IS NULL) IS TRUE FOR UPDATE
 
 -- name: find_batch
 -- What to lock for the deletion of a batch. The input of a message batch belongs to it alone and goes with it.
 SELECT CASE WHEN dialect = 'anthropic' THEN file_id END FROM penstock.batches
- WHERE id = %(batch_id)s AND deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+ WHERE id = %(batch_id)s AND (deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
 
 -- name: hold_batch_if_there
 -- Locks a batch, and says whether it has ended.
-SELECT completed IS NOT NULL FROM penstock.batches WHERE id = %(batch_id)s AND deleted_at IS NULL FOR UPDATE
+SELECT completed IS NOT NULL FROM penstock.batches WHERE id = %(batch_id)s AND (deleted_at IS NULL) IS TRUE FOR UPDATE
 
 -- name: cancel_batches_of_file
--- Takes a file away from its batches. Those that have not ended are being cancelled from now on.
+-- Takes a file away from its batches. Those that have not ended are being cancelled from now on. Of those that could
+-- not run, codes and lines stay: what was said about them may quote the file.
 WITH mine AS MATERIALIZED (
   SELECT id FROM penstock.batches WHERE file_id = %(file_id)s ORDER BY id FOR UPDATE
 )
@@ -31,6 +33,11 @@ UPDATE penstock.batches
    SET file_id = NULL,
        cancelling_at = CASE WHEN completed IS NULL THEN coalesce(cancelling_at, %(now)s::timestamptz, now())
                             ELSE cancelling_at END,
+       problems = CASE WHEN problems IS NOT NULL THEN (
+         SELECT coalesce(jsonb_agg(jsonb_build_object('code', problem -> 'code', 'line', problem -> 'line',
+                                                      'message', 'The input file was deleted.', 'param', NULL)
+                                   ORDER BY n), '[]')
+           FROM jsonb_array_elements(problems) WITH ORDINALITY AS p (problem, n)) END,
        -- The same command would run the same file again.
        idempotency_key = CASE WHEN dialect <> 'run' THEN idempotency_key END
  WHERE id = ANY (ARRAY(SELECT id FROM mine))
@@ -78,7 +85,7 @@ erasure AS (
   SELECT %(erasure_id)s, owner, 'file', id, coalesce(%(now)s::timestamptz, now()) FROM file
 ),
 batch AS MATERIALIZED (
-  SELECT id FROM penstock.batches WHERE id = ANY (%(batches)s::uuid[]) AND deleted_at IS NULL
+  SELECT id FROM penstock.batches WHERE id = ANY (%(batches)s::uuid[]) AND (deleted_at IS NULL) IS TRUE
 ),
 lane AS MATERIALIZED (
   SELECT id, next FROM penstock.lanes WHERE batch_id = ANY (ARRAY(SELECT id FROM batch)) AND next > 0
@@ -144,13 +151,14 @@ SELECT %(erasure_id)s, 'journal', NULL, %(batch_id)s, 0, %(beyond)s FROM rest WH
 
 -- name: erase_batch_if_held
 -- Deletes a batch for everybody, with its result files, and notes what has to be deleted of it. One that is archived can
--- still be looked at.
+-- still be looked at. What goes with it, its input included, is one erasure.
 WITH batch AS (
   UPDATE penstock.batches
      SET deleted_at = CASE WHEN NOT %(archived)s::boolean THEN coalesce(%(now)s::timestamptz, now()) END,
          archived_at = CASE WHEN %(archived)s::boolean THEN coalesce(%(now)s::timestamptz, now()) ELSE archived_at END,
          idempotency_key = NULL
-   WHERE id = %(batch_id)s AND deleted_at IS NULL AND NOT (%(archived)s::boolean AND archived_at IS NOT NULL)
+   WHERE id = %(batch_id)s
+     AND (deleted_at IS NULL AND NOT (%(archived)s::boolean AND archived_at IS NOT NULL)) IS TRUE
   RETURNING id, owner, dialect
 ),
 files AS (
@@ -172,6 +180,8 @@ erasure AS (
               ELSE 'batch' END,
          id, coalesce(%(now)s::timestamptz, now())
     FROM batch
+  -- Its input went under the same id just before: nobody knows that file by name.
+  ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, object_id = excluded.object_id
 )
 INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, next, total)
 SELECT %(erasure_id)s, part.what, l.id, batch.id, n, least(n + %(stretch)s, l.next)
@@ -197,7 +207,7 @@ SELECT id FROM penstock.sessions
 -- that is how somebody who is about to append to it, and waits for the lane, learns of it.
 WITH session AS (
   UPDATE penstock.sessions SET deleted_at = coalesce(%(now)s::timestamptz, now())
-   WHERE id = %(session_id)s AND deleted_at IS NULL
+   WHERE id = %(session_id)s AND (deleted_at IS NULL) IS TRUE
   RETURNING id, owner, lane_id
 ),
 lane AS (
@@ -242,12 +252,20 @@ SELECT id FROM penstock.batches
  LIMIT %(limit)s
 
 -- name: take_piece
--- A stretch that nobody is at. Its lock is what replicas share the work out by: none waits, none repeats.
-SELECT id, erasure_id, what, key, batch_id, source_lane, next, total FROM penstock.erasure_pieces
- WHERE next < total
- ORDER BY id
+-- The next stretch that nobody is at. Its lock is what replicas share the work out by: none waits, none repeats.
+-- Several deletions may have listed the same rows: of their stretches one is worked on after the other, by age. Whoever
+-- lists any holds the batch, so that an older one can be seen from here; once it is seen to be done, its rows are gone.
+-- Not NOT EXISTS, which may be answered by reading all of them.
+SELECT p.id, p.erasure_id, p.what, p.key, p.batch_id, p.source_lane, p.next, p.total
+  FROM penstock.erasure_pieces p
+ WHERE p.next < p.total AND p.id > %(after)s
+   AND (SELECT older.id FROM penstock.erasure_pieces older
+         WHERE older.place = p.place AND older.id < p.id AND older.next < older.total
+           AND older.next < p.total AND older.total > p.next
+         LIMIT 1) IS NULL
+ ORDER BY p.id
  LIMIT 1
-   FOR UPDATE SKIP LOCKED
+   FOR UPDATE OF p SKIP LOCKED
 
 -- name: advance_piece
 -- Notes how far the stretch is done.
@@ -351,16 +369,43 @@ gone AS (
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
 -- name: erase_session_requests
--- Deletes what is known of a session's next requests, with what was on its way to their callers.
-WITH gone AS (
-  DELETE FROM penstock.session_requests
+-- Deletes what is known of a session's next requests, with what was on its way to their callers. Whoever tells of
+-- answers or forgets pieces knows nothing of the deletion: this goes as far as nobody holds anything, and on from there
+-- the next time.
+WITH page AS MATERIALIZED (
+  SELECT ordinal, id FROM penstock.session_requests
    WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < least(%(next)s + %(rows)s, %(total)s)::int4
+),
+request AS MATERIALIZED (
+  SELECT id FROM penstock.session_requests
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < least(%(next)s + %(rows)s, %(total)s)::int4
+     FOR UPDATE SKIP LOCKED
+),
+piece AS MATERIALIZED (
+  SELECT request_id, lease_id, piece FROM penstock.session_stream
+   WHERE request_id = ANY (ARRAY(SELECT id FROM page))
+     FOR UPDATE SKIP LOCKED
+),
+held AS (
+  SELECT id FROM page WHERE (id IN (SELECT id FROM request)) IS NOT TRUE
+  UNION ALL
+  SELECT request_id FROM penstock.session_stream
+   WHERE request_id = ANY (ARRAY(SELECT id FROM page))
+     AND ((request_id, lease_id, piece) IN (SELECT request_id, lease_id, piece FROM piece)) IS NOT TRUE
+),
+edge AS MATERIALIZED (
+  SELECT min(ordinal) AS ordinal FROM page WHERE (id IN (SELECT id FROM held)) IS TRUE
+),
+gone AS (
+  DELETE FROM penstock.session_requests
+   WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), least(%(next)s + %(rows)s, %(total)s)::int4)
   RETURNING id
 ),
 streamed AS (
   DELETE FROM penstock.session_stream WHERE request_id = ANY (ARRAY(SELECT id FROM gone))
 )
-SELECT least(%(next)s + %(rows)s, %(total)s), (SELECT count(*) FROM gone)
+SELECT coalesce((SELECT ordinal FROM edge), least(%(next)s + %(rows)s, %(total)s)), (SELECT count(*) FROM gone)
 
 -- name: erase_reclaims
 -- Deletes the next notes of what was taken back from a lane.
@@ -396,13 +441,19 @@ gone AS (
 SELECT coalesce((SELECT xact FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
 -- name: erase_deferrals
--- Deletes some of what a batch had put off.
-WITH gone AS (
-  DELETE FROM penstock.deferrals
-   WHERE id = ANY (ARRAY(SELECT id FROM penstock.deferrals WHERE batch_id = %(batch_id)s LIMIT %(rows)s))
+-- Deletes some of what a batch had put off. Claims and housekeeping lock what they look at, and this waits for none of
+-- them: the stretch is done when everything was free.
+WITH free AS MATERIALIZED (
+  SELECT id FROM penstock.deferrals WHERE batch_id = %(batch_id)s LIMIT %(rows)s FOR UPDATE SKIP LOCKED
+),
+gone AS (
+  DELETE FROM penstock.deferrals WHERE id = ANY (ARRAY(SELECT id FROM free))
   RETURNING id
+),
+seen AS (
+  SELECT FROM penstock.deferrals WHERE batch_id = %(batch_id)s LIMIT %(rows)s + 1
 )
-SELECT CASE WHEN count(*) < %(rows)s THEN %(total)s ELSE %(next)s END, count(*) FROM gone
+SELECT CASE WHEN (SELECT count(*) FROM seen) > count(*) THEN %(next)s ELSE %(total)s END, count(*) FROM gone
 
 -- name: list_emptied
 -- Erasures of which no stretch is left, and that nobody has ended: two replicas that delete the last two stretches at
@@ -430,6 +481,12 @@ every_file AS MATERIALIZED (
   UNION ALL
   SELECT id FROM penstock.files
    WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch')) AND batch_id IS NOT NULL
+  UNION ALL
+  SELECT id FROM penstock.files
+   WHERE source_id = ANY (ARRAY(
+     SELECT key FROM penstock.erasure_pieces
+      WHERE erasure_id = (SELECT id FROM done WHERE kind IN ('message_batch', 'message_batch_results'))
+        AND what IN ('templates', 'chunks')))
 ),
 piece AS MATERIALIZED (
   SELECT id, what, erased FROM penstock.erasure_pieces WHERE erasure_id = (SELECT id FROM done) FOR UPDATE SKIP LOCKED

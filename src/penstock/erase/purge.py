@@ -46,18 +46,20 @@ async def purge_step(connection: Connection, rows: int, *, now: Now = None) -> i
     Returns how many were deleted, at least 1 if there may be more to do; 0 if nothing is left that another replica is
     not at.
     """
-    left, moved = rows, False
+    left, moved, after = rows, False, 0
     for _ in range(_STRETCHES_PER_STEP):
         if left <= 0:
             break
-        erased = await _take_stretch(connection, left, now)
-        if erased is None:
+        taken = await _take_stretch(connection, after, left, now)
+        if taken is None:
             cursor = await connection.execute(_SQL["list_emptied"], {"limit": _FINISHED_AT_ONCE})
             for (erasure_id,) in await cursor.fetchall():
                 await _finish(connection, erasure_id, now)
                 moved = True  # and if it could not be ended just now, there is more to do
             break
-        left, moved = left - erased, True
+        left, moved = left - taken.erased, True
+        if not taken.went_on:
+            after = taken.id
     return max(rows - left, int(moved))
 
 
@@ -79,10 +81,18 @@ async def _read(connection: Connection, owner: str | None, start: UUID, below: U
     return [Erasure(*row) for row in await cursor.fetchall()]
 
 
-async def _take_stretch(connection: Connection, rows: int, now: Now) -> int | None:
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    id: int
+    erased: int
+    went_on: bool
+    """Else somebody holds the next of its rows, and it is left for another time."""
+
+
+async def _take_stretch(connection: Connection, after: int, rows: int, now: Now) -> _Taken | None:
     """Delete the next rows of a stretch that nobody is at; None if there is none."""
     async with connection.transaction():
-        row = await (await connection.execute(_SQL["take_piece"])).fetchone()
+        row = await (await connection.execute(_SQL["take_piece"], {"after": after})).fetchone()
         if row is None:
             return None
         piece_id, erasure_id, what, key, batch_id, source_lane, start, total = row
@@ -94,7 +104,7 @@ async def _take_stretch(connection: Connection, rows: int, now: Now) -> int | No
     if next_ >= total:
         # Another replica may be at another stretch of it: then that one comes last, or whoever looks next.
         await _finish(connection, erasure_id, now)
-    return int(erased)
+    return _Taken(piece_id, int(erased), bool(erased) or next_ > start)
 
 
 async def _finish(connection: Connection, erasure_id: UUID, now: Now) -> None:

@@ -34,7 +34,7 @@ SELECT t.ordinal, t.line, t.custom_id
 SELECT state, coalesce(completed_at, cancelled_at, expired_at) AS ended_at, completed,
        failed + not_found + skipped AS others
   FROM penstock.batches
- WHERE id = %(batch)s AND deleted_at IS NULL
+ WHERE id = %(batch)s AND (deleted_at IS NULL) IS TRUE
 
 -- name: list_lanes_with_inputs
 -- The lanes of a batch and whether their inputs can still be read: those of a deleted file cannot, purged or not.

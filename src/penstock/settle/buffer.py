@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from penstock.config import SettleLimits
@@ -39,6 +40,17 @@ class GivenBack:
 Result = Decided | GivenBack
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """News of sessions, written a moment ago."""
+
+    lanes: Collection[int]
+    """Those with answers that somebody waits for."""
+    known: Sequence[Decided]
+    """What was written, among it the answers, if that is known for certain."""
+    at: datetime
+
+
 def _lease_of(entry: Result) -> Lease:
     return entry.item.lease if isinstance(entry, Decided) else entry.lease
 
@@ -59,9 +71,10 @@ class Tally:
 class Results:
     """The kind of write that settles leases."""
 
-    def __init__(self, worker_id: UUID, on_room: Callable[[], None]) -> None:
+    def __init__(self, worker_id: UUID, on_more: Callable[[], None], on_answers: Callable[[Answers], None]) -> None:
         self._worker_id = worker_id
-        self._on_room = on_room
+        self._on_more = on_more
+        self._on_answers = on_answers
         self.tally = Tally()
         self.suspects: set[Hashable] = set()
         """Keys of what is not written yet and would be lost with this worker once too often."""
@@ -89,8 +102,12 @@ class Results:
             else:
                 changes.give_back(entry.lease, entry.ranges)
         settled = await settle(connection, self._worker_id, changes)
-        if any(_lease_of(entry).session for entry in entries):
-            self._on_room()
+        if changes.waited:
+            # Where some were refused, nobody here knows which.
+            decided = [] if settled.fenced else [entry for entry in entries if isinstance(entry, Decided)]
+            self._on_answers(Answers(changes.waited, decided, settled.at))
+        if settled.more or (changes.backs and any(_lease_of(entry).session for entry in entries)):
+            self._on_more()
         known = 0
         if repeated and settled.fenced:
             # Refused now, and perhaps because the flush whose answer was lost did write them: ask.
@@ -138,10 +155,12 @@ class SettleBuffer(Coalescer[Result]):
         limits: SettleLimits,
         *,
         on_pressure: Callable[[bool], None] = lambda _: None,
-        on_room: Callable[[], None] = lambda: None,
+        on_more: Callable[[], None] = lambda: None,
+        on_answers: Callable[[Answers], None] = lambda _: None,
     ) -> None:
-        """`on_room` is called when sessions may have gone on to their next request."""
-        self._results = Results(worker_id, on_room)
+        """`on_more` is called when sessions are ready for their next request, `on_answers` when what somebody waits for
+        has been written."""
+        self._results = Results(worker_id, on_more, on_answers)
         super().__init__(self._results, pool, limits, on_pressure=on_pressure)
 
     @property

@@ -110,6 +110,7 @@ freed AS (
          open = open AND NOT (blocks AND id = ANY (ARRAY(
            SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
+  RETURNING l.runnable
 ),
 -- Sessions have no figures to keep.
 session AS MATERIALIZED (
@@ -148,6 +149,7 @@ rung AS MATERIALIZED (
 SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,
        (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back,
+       EXISTS (SELECT FROM freed WHERE runnable) AS more, coalesce(%(now)s::timestamptz, now()) AS at,
        (SELECT count(*) FROM rung) AS rung
 
 -- name: count_applied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from uuid import UUID
 
 from penstock.db import sql
@@ -18,6 +19,9 @@ _SQL = sql.load("penstock.settle", "settle.sql")
 
 # A notice of the server's is shorter than 8,000 bytes.
 _MAX_PAYLOAD = 7_900
+
+
+_UNKNOWN = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -82,6 +86,10 @@ class Settled:
     given_back: int
     fenced: int
     """Ordinals whose lease was no longer this worker's: refused, nothing changed."""
+    more: bool = field(default=False, compare=False)
+    """Something is ready to be claimed that was waiting for one of these."""
+    at: datetime = field(default=_UNKNOWN, compare=False)
+    """The time it was written with."""
 
 
 async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, now: Now = None) -> Settled:
@@ -91,9 +99,9 @@ async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, n
     row = await cursor.fetchone()
     if row is None:
         raise AssertionError("settle_if_leased always answers one row")
-    outcomes, retries, given_back, _ = row
+    outcomes, retries, given_back, more, at, _ = row
     fenced = changes.ordinals() - outcomes - retries - given_back
-    return Settled(outcomes, retries, given_back, fenced)
+    return Settled(outcomes, retries, given_back, fenced, more, at)
 
 
 async def applied(connection: Connection, items: Sequence[Item]) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Int4Array, TextArray
 from penstock.db.pool import Connection, Now
-from penstock.model import new_id, public_id
+from penstock.model import Again, Item, Lease, Outcome, OutcomeState, new_id, public_id
 from penstock.work.answers import RequestRow, read_requests
 
 _SQL = sql.load("penstock.work", "sessions.sql")
@@ -46,6 +47,17 @@ class NewRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Taker:
+    """A worker that can begin at once what is accepted for its pool."""
+
+    worker_id: UUID
+    room: int
+    """So many requests."""
+    closed: frozenset[str] = frozenset()
+    """Routes it does not begin anything of."""
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """Stored and in line."""
 
@@ -55,6 +67,9 @@ class Accepted:
     ordinal: int
     wait_timeout_s: float | None
     """The session's own; None: as configured."""
+    accepted_at: datetime
+    lease: Lease | None = None
+    """It was claimed at once, for the worker of its pool."""
 
     @property
     def sequence(self) -> int:
@@ -79,24 +94,64 @@ class Refused:
 Acceptance = Accepted | Existing | Refused
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A request as it was just stored."""
+
+    request: NewRequest
+    accepted: Accepted
+
+    def answered(self, item: Item, verdict: Outcome | Again, at: datetime) -> RequestRow | None:
+        """As the database tells it once this verdict is recorded; None if it is not the end of it."""
+        if not isinstance(verdict, Outcome) or verdict.state is OutcomeState.SKIPPED:
+            return None
+        request, accepted = self.request, self.accepted
+        return RequestRow(
+            id=request.id,
+            session_id=accepted.session_id,
+            session_key=request.session_key,
+            sequence=accepted.sequence,
+            endpoint=request.endpoint,
+            route=request.route,
+            stream=request.stream,
+            status="completed" if verdict.state is OutcomeState.COMPLETED else "failed",
+            status_code=verdict.status_code,
+            response=verdict.body,
+            error_code=verdict.error_code,
+            error_message=verdict.error_message,
+            attempts=item.attempt,
+            accepted_at=accepted.accepted_at,
+            completed_at=at,
+            fingerprint=request.fingerprint,
+            lease_id=item.lease.id,
+        )
+
+
 async def accept_many(
-    connection: Connection, requests: Sequence[NewRequest], *, max_queued: int = 1_000_000, now: Now = None
+    connection: Connection,
+    requests: Sequence[NewRequest],
+    *,
+    max_queued: int = 1_000_000,
+    takers: Mapping[str, Taker] | None = None,
+    now: Now = None,
 ) -> list[Acceptance]:
     """Append requests to their sessions, in the order given; what became of each, in the same order.
 
-    `max_queued` is for sessions that have no bound of their own. Workers of the pools are rung.
+    `max_queued` is for sessions that have no bound of their own. What a taker of its pool has room for, and is the only
+    one of its session, is claimed for it; for the others, the workers of their pools are rung.
     """
     found: dict[int, Acceptance] = {}
     pending, twins = _twins(requests)
     for attempt in range(_TRIES):
         asked = [requests[index] for index in pending]
         if attempt < _FREE_TRIES:
-            verdicts = await _accept(connection, asked, max_queued, now)
+            verdicts = await _accept(connection, asked, max_queued, takers or {}, now)
+            takers = None
         else:
             async with connection.transaction():
                 owners, keys = [request.owner for request in asked], [request.session_key for request in asked]
                 await connection.execute(_SQL["hold_lanes"], {"owners": owners, "keys": keys})
-                verdicts = await _accept(connection, asked, max_queued, now)
+                verdicts = await _accept(connection, asked, max_queued, {}, now)
         found.update({index: verdict for index, verdict in zip(pending, verdicts, strict=True) if verdict is not None})
         pending = [index for index in pending if index not in found]
         if not pending:
@@ -134,19 +189,20 @@ async def _add_twins(connection: Connection, found: dict[int, Acceptance], twins
 
 
 async def _accept(
-    connection: Connection, requests: Sequence[NewRequest], max_queued: int, now: Now
+    connection: Connection, requests: Sequence[NewRequest], max_queued: int, takers: Mapping[str, Taker], now: Now
 ) -> list[Acceptance | None]:
     """One statement. None: its session has changed under the statement's hands; ask again."""
-    parameters = {**_parameters(requests), "max_queued": max_queued, "now": now}
+    parameters = {**_parameters(requests, takers), "max_queued": max_queued, "now": now}
     rows = await (await connection.execute(_SQL["accept_if_room"], parameters)).fetchall()
-    known = [existing for verdict, _, _, _, existing, _, _ in rows if verdict == "existing"]
+    known = [existing for verdict, _, _, _, existing, *_ in rows if verdict == "existing"]
     existing_rows = {row.id: row for row in await read_requests(connection, known)} if known else {}
     acceptances: list[Acceptance | None] = []
-    for request, (verdict, session_id, lane_id, ordinal, existing, wait_timeout_s, _) in zip(
+    for request, (verdict, session_id, lane_id, ordinal, existing, wait_timeout_s, lease_id, at, _) in zip(
         requests, rows, strict=True
     ):
         if verdict == "accepted":
-            acceptances.append(Accepted(request.id, session_id, lane_id, ordinal, wait_timeout_s))
+            lease = None if lease_id is None else _lease(lease_id, request, session_id, lane_id, ordinal)
+            acceptances.append(Accepted(request.id, session_id, lane_id, ordinal, wait_timeout_s, at, lease))
         elif verdict == "existing" and existing in existing_rows:
             acceptances.append(Existing(existing_rows[existing], lane_id, wait_timeout_s))
         elif verdict == "refused":
@@ -156,7 +212,12 @@ async def _accept(
     return acceptances
 
 
-def _parameters(requests: Sequence[NewRequest]) -> dict[str, object]:
+def _lease(lease_id: int, request: NewRequest, session_id: UUID, lane_id: int, ordinal: int) -> Lease:
+    ranges = ((ordinal, ordinal + 1),)
+    return Lease(lease_id, lane_id, session_id, request.route, request.endpoint, -lane_id, 0, 1, ranges, session=True)
+
+
+def _parameters(requests: Sequence[NewRequest], takers: Mapping[str, Taker]) -> dict[str, object]:
     """Requests by their number, sessions and kinds by theirs, from 1."""
     numbers: dict[tuple[str, str], int] = {}
     kinds: dict[tuple[str, str, str], int] = {}
@@ -176,6 +237,10 @@ def _parameters(requests: Sequence[NewRequest]) -> dict[str, object]:
         session_of.append(number)
         kind = (request.pool, request.route, request.endpoint)
         kind_of.append(kinds.setdefault(kind, len(kinds) + 1))
+    taking = [
+        taker if (taker := takers.get(pool)) is not None and route not in taker.closed else None
+        for pool, route, _ in kinds
+    ]
     return {
         "s_owner": TextArray([maker.owner for maker in makers]),
         "s_key": TextArray([maker.session_key for maker in makers]),
@@ -189,6 +254,8 @@ def _parameters(requests: Sequence[NewRequest]) -> dict[str, object]:
         "k_pool": TextArray([pool for pool, _, _ in kinds]),
         "k_route": TextArray([route for _, route, _ in kinds]),
         "k_endpoint": TextArray([endpoint for _, _, endpoint in kinds]),
+        "k_worker": [taker.worker_id if taker else None for taker in taking],
+        "k_room": Int4Array([taker.room if taker else 0 for taker in taking]),
         "s": Int4Array(session_of),
         "kind": Int4Array(kind_of),
         "id": [request.id for request in requests],

@@ -56,7 +56,7 @@ lane AS MATERIALIZED (
        SELECT FROM penstock.workers w
         WHERE w.pool = %(pool)s
           AND w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s))
-     AND NOT EXISTS (SELECT FROM penstock.leases h WHERE h.batch_id = l.batch_id AND h.lane_id = l.id)
+     AND NOT EXISTS (SELECT FROM penstock.leases h WHERE h.batch_id = l.batch_id AND h.lane_id = l.id OFFSET 0)
    ORDER BY l.id
      FOR UPDATE SKIP LOCKED
 ),

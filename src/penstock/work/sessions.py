@@ -11,7 +11,7 @@ from uuid import UUID
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 from penstock.model import new_id
-from penstock.work.accept import Acceptance, Accepted, Existing, NewRequest, Refused, accept_many
+from penstock.work.accept import Acceptance, Accepted, Existing, NewRequest, Refused, Stored, Taker, accept_many
 from penstock.work.answers import RequestRow, answered, get_request, list_requests, read_requests
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "Refused",
     "RequestRow",
     "SessionRow",
+    "Stored",
+    "Taker",
     "accept_many",
     "answered",
     "cancel_request",

@@ -6,6 +6,8 @@
 -- statement, one commit: the lanes' row locks make the order of commit the order in each session.
 -- The caller numbers the sessions (`s`) and says which of a few kinds (pool, route, endpoint) each request is of. What
 -- belongs together is found by these numbers in arrays: joins would depend on estimates, which are worth nothing here.
+-- Where a kind names a worker, the first request of an idle session is claimed for it by the same commit, for as many
+-- sessions as the worker has room for. It is the claim of an open lane, under the same lock.
 -- Verdicts: accepted; existing, by its idempotency key; refused, for want of room; again, if somebody has made or
 -- deleted the session meanwhile, or has appended to it what this statement cannot see and a key might stand for.
 WITH wanted AS MATERIALIZED (
@@ -38,7 +40,7 @@ makes AS MATERIALIZED (
 ),
 -- After the sessions, so that nobody who waits for a session holds a lane.
 held AS MATERIALIZED (
-  SELECT l.id, l.next, l.total, l.busy, l.deadline
+  SELECT l.id, l.next, l.total, l.busy, l.open, l.deadline
     FROM penstock.lanes l
    WHERE l.id = ANY (ARRAY(SELECT lane_id FROM wanted WHERE session_id IS NOT NULL))
      AND (SELECT ids FROM makes) IS NOT NULL
@@ -48,6 +50,7 @@ held AS MATERIALIZED (
 holds AS MATERIALIZED (
   SELECT coalesce(array_agg(id ORDER BY id), '{}') AS ids, array_agg(next ORDER BY id) AS nexts,
          array_agg(total ORDER BY id) AS totals, array_agg(busy ORDER BY id) AS busies,
+         array_agg(open ORDER BY id) AS opens,
          -- A deleted session's lane is past its deadline.
          array_agg(deadline = 'infinity' ORDER BY id) AS alive
     FROM held
@@ -58,7 +61,7 @@ place AS MATERIALIZED (
          coalesce(w.max_queued, w.new_max_queued, %(max_queued)s::int4) AS max_queued,
          CASE WHEN w.session_id IS NULL THEN w.new_wait_timeout_s ELSE w.wait_timeout_s END AS wait_timeout_s,
          coalesce(holds.nexts[at.held], 0) AS next, coalesce(holds.totals[at.held], 0) AS total,
-         coalesce(holds.busies[at.held], 0) AS busy,
+         coalesce(holds.busies[at.held], 0) AS busy, coalesce(holds.opens[at.held], true) AS open,
          CASE WHEN w.session_id IS NULL THEN coalesce(makes.ids[at.made] = w.new_id, false)
               ELSE coalesce(holds.ids[at.held] = w.lane_id AND holds.alive[at.held]
                             AND NOT (w.keyed AND holds.totals[at.held] <> w.seen_total), false) END AS ok,
@@ -72,7 +75,7 @@ place AS MATERIALIZED (
 places AS MATERIALIZED (
   SELECT array_agg(session_id ORDER BY s) AS session_ids, array_agg(coalesce(lane_id, 0) ORDER BY s) AS lanes,
          array_agg(next ORDER BY s) AS nexts, array_agg(total ORDER BY s) AS totals,
-         array_agg(busy ORDER BY s) AS busies,
+         array_agg(busy ORDER BY s) AS busies, array_agg(open ORDER BY s) AS opens,
          array_agg(max_queued ORDER BY s) AS caps, array_agg(ok ORDER BY s) AS ok, array_agg(fresh ORDER BY s) AS fresh,
          array_agg(blocks ORDER BY s) AS blocks, array_agg(priority ORDER BY s) AS priorities,
          array_agg(coalesce(wait_timeout_s, 0) ORDER BY s) AS waits
@@ -80,7 +83,8 @@ places AS MATERIALIZED (
 ),
 asked AS MATERIALIZED (
   SELECT r.n, r.s, r.kind, r.id, r.waited, p.session_ids[r.s] AS session_id, p.lanes[r.s] AS lane_id,
-         p.nexts[r.s] AS next, p.totals[r.s] AS total, p.busies[r.s] AS busy, p.caps[r.s] AS cap, p.ok[r.s] AS ok,
+         p.nexts[r.s] AS next, p.totals[r.s] AS total, p.busies[r.s] AS busy, p.opens[r.s] AS open,
+         p.caps[r.s] AS cap, p.ok[r.s] AS ok,
          p.fresh[r.s] AS fresh, nullif(p.waits[r.s], 0) AS wait_timeout_s, known.id AS existing
     FROM unnest(%(s)b::int4[], %(kind)b::int4[], %(id)s::uuid[], %(waited)b::bool[], %(idempotency_key)b::text[])
          WITH ORDINALITY AS r (s, kind, id, waited, idempotency_key, n)
@@ -116,20 +120,51 @@ noted AS (
     FROM judged
    WHERE verdict = 'accepted'
 ),
+begun AS MATERIALIZED (
+  SELECT lane_id, session_id, ordinal, kind
+    FROM (SELECT j.lane_id, j.session_id, j.ordinal, j.kind,
+                 row_number() OVER (PARTITION BY (%(k_pool)b::text[])[j.kind] ORDER BY j.n) AS place
+            FROM judged j
+           WHERE j.verdict = 'accepted' AND j.ordinal = j.next AND j.busy = 0 AND j.open
+             AND (%(k_worker)s::uuid[])[j.kind] IS NOT NULL
+             AND NOT EXISTS (
+               SELECT FROM penstock.gates g
+                WHERE g.pool = (%(k_pool)b::text[])[j.kind] AND g.route = (%(k_route)b::text[])[j.kind]
+                  AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))) AS j
+   WHERE place <= (%(k_room)b::int4[])[kind]
+),
+leased AS (
+  INSERT INTO penstock.leases
+    (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, claimed_at, progressed_at)
+  SELECT lane_id, session_id, (%(k_pool)b::text[])[kind], (%(k_route)b::text[])[kind], true,
+         (%(k_worker)s::uuid[])[kind], int4multirange(int4range(ordinal, ordinal + 1)), 1,
+         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+    FROM begun
+  RETURNING id, lane_id
+),
+begins AS MATERIALIZED (
+  SELECT coalesce(array_agg(lane_id ORDER BY lane_id), '{}') AS lanes, array_agg(id ORDER BY lane_id) AS leases
+    FROM leased
+),
 -- The first request of an empty queue is what the lane asks for next.
 grown AS MATERIALIZED (
-  SELECT s, lane_id, fresh, (max(ordinal) + 1)::int4 AS total,
-         coalesce(max(kind) FILTER (WHERE ordinal = next), 0) AS head, bool_or(ordinal = next AND busy = 0) AS ready
-    FROM judged
-   WHERE verdict = 'accepted'
-   GROUP BY s, lane_id, fresh
+  SELECT j.s, j.lane_id, j.fresh, j.next + j.begun AS next, j.busy + j.begun AS busy,
+         (max(j.ordinal) + 1)::int4 AS total, coalesce(max(j.kind) FILTER (WHERE j.ordinal = j.next), 0) AS head,
+         bool_or(j.ordinal = j.next AND j.busy = 0) AND j.begun = 0 AS ready
+    FROM (SELECT judged.*,
+                 (begins.lanes[width_bucket(lane_id, begins.lanes)] IS NOT DISTINCT FROM lane_id)::int4 AS begun
+            FROM judged
+           CROSS JOIN begins
+           WHERE verdict = 'accepted') AS j
+   GROUP BY j.s, j.lane_id, j.fresh, j.next, j.busy, j.begun
 ),
 opened AS (
   INSERT INTO penstock.lanes
-    (id, batch_id, session, pool, route, endpoint, source_id, source_lane, total, width, priority, turn, blocks)
+    (id, batch_id, session, pool, route, endpoint, source_id, source_lane, next, total, busy, width, priority, turn,
+     blocks)
   OVERRIDING SYSTEM VALUE
   SELECT g.lane_id, p.session_ids[g.s], true, (%(k_pool)b::text[])[g.head], (%(k_route)b::text[])[g.head],
-         (%(k_endpoint)b::text[])[g.head], -g.lane_id, 0, g.total, 1, p.priorities[g.s],
+         (%(k_endpoint)b::text[])[g.head], -g.lane_id, 0, g.next, g.total, g.busy, 1, p.priorities[g.s],
          coalesce(%(now)s::timestamptz, now()), p.blocks[g.s]
     FROM grown g
    CROSS JOIN places p
@@ -137,6 +172,7 @@ opened AS (
 ),
 grows AS MATERIALIZED (
   SELECT array_agg(lane_id ORDER BY lane_id) AS lanes, array_agg(total ORDER BY lane_id) AS totals,
+         array_agg(next ORDER BY lane_id) AS nexts, array_agg(busy ORDER BY lane_id) AS busies,
          array_agg(head ORDER BY lane_id) AS heads, array_agg(ready ORDER BY lane_id) AS ready
     FROM grown
    WHERE NOT fresh
@@ -144,6 +180,8 @@ grows AS MATERIALIZED (
 appended AS (
   UPDATE penstock.lanes l
      SET total = (SELECT totals FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))],
+         next = (SELECT nexts FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))],
+         busy = (SELECT busies FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))],
          pool = coalesce((%(k_pool)b::text[])[(SELECT heads FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]],
                          l.pool),
          route = coalesce(
@@ -165,8 +203,13 @@ rung AS MATERIALIZED (
   SELECT pg_notify('penstock_work', pool)
     FROM (SELECT DISTINCT (%(k_pool)b::text[])[head] AS pool FROM grown WHERE ready) AS ready
 )
-SELECT verdict, session_id, lane_id, ordinal, existing, wait_timeout_s, (SELECT count(*) FROM rung)
+SELECT verdict, session_id, lane_id, ordinal, existing, wait_timeout_s,
+       CASE WHEN verdict = 'accepted' AND ordinal = next
+                 AND begins.lanes[width_bucket(lane_id, begins.lanes)] = lane_id
+            THEN begins.leases[width_bucket(lane_id, begins.lanes)] END,
+       coalesce(%(now)s::timestamptz, now()), (SELECT count(*) FROM rung)
   FROM judged
+ CROSS JOIN begins
  ORDER BY n
 
 -- name: hold_lanes

@@ -1,6 +1,7 @@
 -- name: create_batch_if_ready
 -- Creates a batch over a sealed file: the batch and one lane per (url, model), whatever the number of lines.
--- IS TRUE keeps everything else out of the choice of an index: the id alone finds the file.
+-- IS TRUE, here and below, keeps everything else out of the choice of an index: the key alone finds the file, or the
+-- batch, whatever the statistics say.
 WITH source AS MATERIALIZED (
   SELECT id, source_id, lines FROM penstock.files
    WHERE id = %(file_id)s AND (owner = %(owner)s AND state = 'ready' AND deleted_at IS NULL) IS TRUE
@@ -28,7 +29,7 @@ RETURNING id, batch_id, route, total
 SELECT b.id, b.state, b.total, b.pool, f.id AS file_id, f.digest, b.metadata
   FROM penstock.batches b
   JOIN penstock.files f ON f.id = b.file_id
- WHERE b.owner = %(owner)s AND b.idempotency_key = %(key)s AND b.deleted_at IS NULL
+ WHERE b.owner = %(owner)s AND b.idempotency_key = %(key)s AND (b.deleted_at IS NULL) IS TRUE
 
 -- name: release_key
 -- Frees a batch's key, so that a new batch can be made under it.
@@ -76,7 +77,7 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
                      ORDER BY xact DESC, id DESC
                      LIMIT 100) AS latest) AS lately
      GROUP BY at) AS j ON true
- WHERE b.id = %(id)s AND b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)
+ WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
 
 -- name: list_batches
 -- A page of an owner's batches with their figures, in one snapshot: newest first, or, going back, those just after a
@@ -171,7 +172,8 @@ SELECT b.id, CASE WHEN b.output_file_id = %(file_id)s THEN 'output' ELSE 'errors
          SELECT id FROM penstock.batches WHERE output_file_id = %(file_id)s
          UNION ALL
          SELECT id FROM penstock.batches WHERE error_file_id = %(file_id)s))
-   AND b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text) AND b.validated_at IS NOT NULL
+   AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)
+        AND b.validated_at IS NOT NULL) IS TRUE
    AND (b.completed IS NULL
         OR EXISTS (SELECT FROM penstock.files f
                     WHERE f.id = %(file_id)s AND f.deleted_at IS NULL
@@ -181,9 +183,10 @@ SELECT b.id, CASE WHEN b.output_file_id = %(file_id)s THEN 'output' ELSE 'errors
 -- Notes that somebody wants a batch over a sealed file. A key that made one before makes no second.
 WITH source AS MATERIALIZED (
   SELECT id FROM penstock.files
-   WHERE id = %(file_id)s AND owner = %(owner)s AND state = 'ready' AND kind = 'input'
-     AND purpose = CASE %(dialect)s WHEN 'anthropic' THEN 'message_batch' ELSE 'batch' END
-     AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > coalesce(%(now)s::timestamptz, now()))
+   WHERE id = %(file_id)s
+     AND (owner = %(owner)s AND state = 'ready' AND kind = 'input' AND deleted_at IS NULL
+          AND purpose = CASE %(dialect)s WHEN 'anthropic' THEN 'message_batch' ELSE 'batch' END
+          AND (expires_at IS NULL OR expires_at > coalesce(%(now)s::timestamptz, now()))) IS TRUE
      FOR KEY SHARE
 )
 INSERT INTO penstock.batches
@@ -200,7 +203,8 @@ RETURNING id
 
 -- name: find_id_by_key
 -- The batch a key already made.
-SELECT id FROM penstock.batches WHERE owner = %(owner)s AND idempotency_key = %(key)s AND deleted_at IS NULL
+SELECT id FROM penstock.batches
+ WHERE owner = %(owner)s AND idempotency_key = %(key)s AND (deleted_at IS NULL) IS TRUE
 
 -- name: list_unvalidated
 -- Batches that were asked for and not looked at yet, oldest first.
@@ -214,7 +218,7 @@ SELECT b.endpoint, f.id, f.source_id, f.lines, f.problems,
        ARRAY(SELECT endpoint FROM penstock.file_lanes WHERE source_id = f.source_id ORDER BY source_lane) AS endpoints
   FROM penstock.batches b
   JOIN penstock.files f ON f.id = b.file_id
- WHERE b.id = %(id)s AND b.state = 'validating' AND b.deleted_at IS NULL
+ WHERE b.id = %(id)s AND (b.state = 'validating' AND b.deleted_at IS NULL) IS TRUE
 
 -- name: read_first_lines
 -- The first lines of some of a file's lanes: what to name as wrong. Lines grow with ordinals.
@@ -234,7 +238,7 @@ SELECT t.line, t.source_lane
 WITH batch AS (
   UPDATE penstock.batches
      SET validated_at = coalesce(%(now)s::timestamptz, now()), total = %(total)s
-   WHERE id = %(id)s AND state = 'validating' AND file_id = %(file_id)s AND deleted_at IS NULL
+   WHERE id = %(id)s AND (state = 'validating' AND file_id = %(file_id)s AND deleted_at IS NULL) IS TRUE
   RETURNING id, priority, deadline
 )
 INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, priority, deadline)
@@ -249,8 +253,8 @@ RETURNING id
 -- takes them in id order: steering here, and settles that make room.
 WITH batch AS (
   UPDATE penstock.batches SET paused_at = coalesce(%(now)s::timestamptz, now())
-   WHERE id = %(id)s AND state = 'in_progress' AND deleted_at IS NULL
-     AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+   WHERE id = %(id)s
+     AND (state = 'in_progress' AND deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
   RETURNING id
 ),
 lane AS MATERIALIZED (
@@ -268,8 +272,8 @@ SELECT id FROM batch
 -- Opens the lanes again and releases the deferrals.
 WITH batch AS (
   UPDATE penstock.batches SET paused_at = NULL
-   WHERE id = %(id)s AND state = 'paused' AND deleted_at IS NULL
-     AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+   WHERE id = %(id)s
+     AND (state = 'paused' AND deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
   RETURNING id
 ),
 lane AS MATERIALIZED (
@@ -287,8 +291,9 @@ SELECT id FROM batch
 -- Stamps the batch and closes its lanes, whatever the number of lines. What is in flight finishes and is kept.
 WITH batch AS (
   UPDATE penstock.batches SET cancelling_at = coalesce(%(now)s::timestamptz, now())
-   WHERE id = %(id)s AND state IN ('validating', 'in_progress', 'paused') AND deleted_at IS NULL
-     AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
+   WHERE id = %(id)s
+     AND (state IN ('validating', 'in_progress', 'paused') AND deleted_at IS NULL
+          AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
   RETURNING id
 ),
 lane AS MATERIALIZED (
@@ -341,7 +346,8 @@ SELECT id FROM penstock.batches
 -- name: list_unfinished_of
 -- Those of some batches that have not ended.
 SELECT id FROM penstock.batches
- WHERE id = ANY (%(ids)s::uuid[]) AND state IN ('in_progress', 'paused', 'cancelling') AND deleted_at IS NULL
+ WHERE id = ANY (%(ids)s::uuid[])
+   AND (state IN ('in_progress', 'paused', 'cancelling') AND deleted_at IS NULL) IS TRUE
 
 -- name: fold_progress
 -- Sums the deltas of some batches into one row each, where there are several. Deltas that a settle or another fold holds
@@ -388,7 +394,7 @@ SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
        EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND width IS NOT NULL) AS limited,
        b.total - coalesce(b.completed + b.failed + b.not_found + b.skipped, b.total) AS not_run
   FROM penstock.batches b
- WHERE b.id = %(id)s AND b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)
+ WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
    FOR UPDATE
 
 -- name: reopen_if_ended
@@ -467,12 +473,19 @@ SELECT o.custom_id, o.line
 -- journal forget them. The batch is locked by this transaction, and nothing but a rerun takes an outcome back. A batch
 -- that was reopened is marked already: a second update in one transaction would look at the file once more, for the
 -- foreign key's sake, and that may be held by a deletion which waits for the batch.
+-- Outcomes are looked up one by one: with ordinal = ANY(...), servers before 17 may walk the whole lane.
 WITH marked AS (
   UPDATE penstock.batches SET reruns = reruns + 1 WHERE id = %(id)s AND NOT %(reopened)s::boolean
 ),
 gone AS (
   DELETE FROM penstock.outcomes
-   WHERE lane_id = %(lane)s AND ordinal = ANY (%(ordinals)s::int4[]) AND state <> 'completed'
+   WHERE ctid = ANY (ARRAY(
+           SELECT o.place
+             FROM unnest(%(ordinals)s::int4[]) AS wanted (ordinal)
+            CROSS JOIN LATERAL (
+              SELECT ctid AS place FROM penstock.outcomes
+               WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal AND state <> 'completed'
+               LIMIT 1) AS o))
   RETURNING ordinal, state
 ),
 again AS MATERIALIZED (

@@ -52,6 +52,8 @@ CREATE TABLE penstock.session_requests (
 );
 CREATE UNIQUE INDEX session_requests_idempotent ON penstock.session_requests (session_id, idempotency_key)
   WHERE idempotency_key IS NOT NULL;
+-- As with the engine's tables: however few lanes were known.
+ALTER TABLE penstock.session_requests ALTER COLUMN lane_id SET (n_distinct = -0.05);
 CREATE INDEX session_requests_cancelled ON penstock.session_requests (lane_id, ordinal) WHERE cancelled_at IS NOT NULL;
 
 -- What became of requests so far. Each part is one probe: a join might read the tables whole.
@@ -99,3 +101,7 @@ ALTER TABLE penstock.erasure_pieces
   ADD CONSTRAINT erasure_pieces_what_check
     CHECK (what IN ('templates', 'chunks', 'outcomes', 'completed', 'not_completed', 'attempts', 'reclaims', 'journal',
                     'deferrals', 'session_requests'));
+-- As for the other tables that are deleted from.
+ALTER TABLE penstock.sessions SET (vacuum_truncate = off, toast.vacuum_truncate = off);
+ALTER TABLE penstock.session_requests SET (vacuum_truncate = off, toast.vacuum_truncate = off);
+ALTER TABLE penstock.session_stream SET (vacuum_truncate = off, toast.vacuum_truncate = off);
