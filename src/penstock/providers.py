@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -24,6 +23,7 @@ from typing import Any
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.http import HttpProcessor, checked_base, checked_headers, checked_key
 from penstock.dispatch.streaming import Streams
+from penstock.entries import Entry, read_all
 from penstock.errors import PenstockError, UsageError
 
 _log = logging.getLogger("penstock.providers")
@@ -32,7 +32,6 @@ POOL = "serve"
 SESSION_POOL = "session"
 DEFAULT_NAME = "default"
 _DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "attempt_timeout_s")
 _FIELDS = ("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers", *_TIMEOUTS)
 _MAX_CONCURRENCY = 100_000
@@ -228,38 +227,22 @@ def single(base_url: str, api_key_env: str | None, api_key_file: str | None = No
 
 def parse(entries: Any, file: str) -> tuple[Provider, ...]:
     """The `[[providers]]` of a configuration file. Errors name the file, the entry and the field."""
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UsageError(f"{file}: providers: is not a list of tables", hint="Begin each with a line [[providers]].")
-    parsed = tuple(_Entry(file, number, entry).parse() for number, entry in enumerate(entries, 1))
-    names = [provider.name for provider in parsed]
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            raise UsageError(
-                f"{file}: providers: entry {number + 1}: name: '{name}' is taken by entry {names.index(name) + 1}",
-                hint="Names tell the providers' work apart: choose another.",
-            )
-    return parsed
+    return read_all("providers", entries, file, lambda *entry: _Entry(*entry).parse(), "the providers' work")
 
 
-class _Entry:
-    def __init__(self, file: str, number: int, table: dict[str, Any]) -> None:
-        self._file = file
-        self._number = number
-        self._table = table
+class _Entry(Entry):
+    kind = "providers"
+    fields = _FIELDS
+    hint = _HINT
 
     def parse(self) -> Provider:
-        for name in self._table:
-            if name not in _FIELDS:
-                raise self._wrong(name, "unknown field", f"The fields are {', '.join(_FIELDS)}.")
-        name = self._text("name", required=True)
-        if not _NAME.fullmatch(name):
-            raise self._wrong("name", f"'{name}' is not a name", "Letters, digits, '_', '.' and '-', at most 63.")
-        env, file = self._text("api_key_env"), self._text("api_key_file")
+        name = self.name()
+        env, file = self.text("api_key_env"), self.text("api_key_file")
         if env and file:
-            raise self._wrong("api_key_file", "api_key_env is given too", "Give one of them.")
+            raise self.wrong("api_key_file", "api_key_env is given too", "Give one of them.")
         return Provider(
             name,
-            self._checked("base_url", lambda: checked_base(self._text("base_url", required=True))),
+            self._checked("base_url", lambda: checked_base(self.text("base_url", required=True))),
             self._models(),
             env or None,
             file or None,
@@ -268,48 +251,35 @@ class _Entry:
             self._timeouts(),
         )
 
-    def _wrong(self, name: str, what: str, hint: str = _HINT) -> UsageError:
-        entry = self._table.get("name")
-        who = f"entry {self._number}" + (f" ({entry})" if isinstance(entry, str) else "")
-        return UsageError(f"{self._file}: providers: {who}: {name}: {what}", hint=hint)
-
     def _checked(self, name: str, check: Any) -> Any:
         try:
             return check()
         except UsageError as error:
-            if error.message.startswith(self._file):
+            if error.message.startswith(self.file):
                 raise
-            raise self._wrong(name, error.message, error.hint or _HINT) from error
-
-    def _text(self, name: str, *, required: bool = False) -> str:
-        value = self._table.get(name, "")
-        if not isinstance(value, str):
-            raise self._wrong(name, "is not text")
-        if required and not value.strip():
-            raise self._wrong(name, "is missing")
-        return value.strip()
+            raise self.wrong(name, error.message, error.hint) from error
 
     def _models(self) -> tuple[str, ...]:
-        models = self._table.get("models")
+        models = self.table.get("models")
         if models is None:
-            raise self._wrong("models", "is missing", 'models = ["*"] serves every model.')
+            raise self.wrong("models", "is missing", 'models = ["*"] serves every model.')
         if not isinstance(models, list) or not models or not all(isinstance(m, str) and m.strip() for m in models):
-            raise self._wrong("models", "is not a list of names", 'For example models = ["llama-*", "qwen3-32b"].')
+            raise self.wrong("models", "is not a list of names", 'For example models = ["llama-*", "qwen3-32b"].')
         return tuple(models)
 
     def _concurrency(self) -> int | None:
-        value = self._table.get("max_concurrency")
+        value = self.table.get("max_concurrency")
         if value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_CONCURRENCY:
-            raise self._wrong("max_concurrency", f"{value!r} is not a whole number from 1 to {_MAX_CONCURRENCY:,}")
+            raise self.wrong("max_concurrency", f"{value!r} is not a whole number from 1 to {_MAX_CONCURRENCY:,}")
         return value
 
     def _headers(self) -> dict[str, str]:
-        headers = self._table.get("headers", {})
+        headers = self.table.get("headers", {})
         # Values are never shown: they may be secrets.
         if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
-            raise self._wrong("headers", "is not a table of texts", 'For example headers = { "x-team" = "search" }.')
+            raise self.wrong("headers", "is not a table of texts", 'For example headers = { "x-team" = "search" }.')
         self._checked("headers", lambda: checked_headers(None, headers))
         return headers
 
@@ -317,10 +287,10 @@ class _Entry:
         known = {entry.name: entry.metadata for entry in dataclasses.fields(DispatchLimits)}
         found: dict[str, float] = {}
         for name in _TIMEOUTS:
-            if name not in self._table:
+            if name not in self.table:
                 continue
-            value, low, high = self._table[name], known[name]["low"], known[name]["high"]
+            value, low, high = self.table[name], known[name]["low"], known[name]["high"]
             if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-                raise self._wrong(name, f"{value!r} is not a number from {low:g} to {high:g}")
+                raise self.wrong(name, f"{value!r} is not a number from {low:g} to {high:g}")
             found[name] = float(value)
         return found

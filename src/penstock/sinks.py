@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from penstock.deliver.addresses import AddressRefused, parse_url
+from penstock.entries import Entry, read_all
 from penstock.errors import UsageError
 from penstock.events import Mode
 
@@ -34,7 +35,6 @@ TYPES = tuple(f"{ASKED}.{status}" for status in ("completed", "failed", "cancell
 """The types of events that tell what became of it."""
 
 _FIELDS = ("name", "url", "secret_env", "secret_file", "mode", "requests", "types", "owners", "source")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _SOURCE = re.compile(r"[\x21-\x7e]{1,512}")
 _SECRET_PREFIX = "whsec_"  # noqa: S105 -- what comes before one
 _SECRET_MIN_BYTES = 16
@@ -104,39 +104,23 @@ def are_told(sinks: Iterable[Sink], owner: str, *, from_event: bool) -> bool:
 
 def parse(entries: Any, file: str) -> tuple[Sink, ...]:
     """The `[[sinks]]` of a configuration file. Errors name the file, the entry and the field."""
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UsageError(f"{file}: sinks: is not a list of tables", hint="Begin each with a line [[sinks]].")
-    parsed = tuple(_Entry(file, number, entry).parse() for number, entry in enumerate(entries, 1))
-    names = [sink.name for sink in parsed]
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            raise UsageError(
-                f"{file}: sinks: entry {number + 1}: name: '{name}' is taken by entry {names.index(name) + 1}",
-                hint="Names tell the sinks' deliveries apart: choose another.",
-            )
-    return parsed
+    return read_all("sinks", entries, file, lambda *entry: _Entry(*entry).parse(), "the sinks' deliveries")
 
 
-class _Entry:
-    def __init__(self, file: str, number: int, table: dict[str, Any]) -> None:
-        self._file = file
-        self._number = number
-        self._table = table
+class _Entry(Entry):
+    kind = "sinks"
+    fields = _FIELDS
+    hint = _HINT
 
     def parse(self) -> Sink:
-        for name in self._table:
-            if name not in _FIELDS:
-                raise self._wrong(name, "unknown field", f"The fields are {', '.join(_FIELDS)}.")
-        name = self._text("name", required=True)
-        if not _NAME.fullmatch(name):
-            raise self._wrong("name", f"'{name}' is not a name", "Letters, digits, '_', '.' and '-', at most 63.")
-        env, file = self._text("secret_env"), self._text("secret_file")
+        name = self.name()
+        env, file = self.text("secret_env"), self.text("secret_file")
         if bool(env) == bool(file):
             what = "secret_env is given too" if env else "neither secret_env nor secret_file is given"
-            raise self._wrong("secret_file", what, "Give one of them: every delivery is signed.")
-        source = self._text("source")
+            raise self.wrong("secret_file", what, "Give one of them: every delivery is signed.")
+        source = self.text("source")
         if source and not _SOURCE.fullmatch(source):
-            raise self._wrong("source", f"'{source}' is not a URI", "For example https://llm.example.net")
+            raise self.wrong("source", f"'{source}' is not a URI", "For example https://llm.example.net")
         return Sink(
             name,
             self._url(),
@@ -149,42 +133,29 @@ class _Entry:
             source or None,
         )
 
-    def _wrong(self, name: str, what: str, hint: str = _HINT) -> UsageError:
-        entry = self._table.get("name")
-        who = f"entry {self._number}" + (f" ({entry})" if isinstance(entry, str) else "")
-        return UsageError(f"{self._file}: sinks: {who}: {name}: {what}", hint=hint)
-
-    def _text(self, name: str, *, required: bool = False) -> str:
-        value = self._table.get(name, "")
-        if not isinstance(value, str):
-            raise self._wrong(name, "is not text")
-        if required and not value.strip():
-            raise self._wrong(name, "is missing")
-        return value.strip()
-
     def _url(self) -> str:
-        url = self._text("url", required=True)
+        url = self.text("url", required=True)
         try:
             parse_url(url)
         except AddressRefused as refusal:
-            raise self._wrong("url", str(refusal)) from None
+            raise self.wrong("url", str(refusal)) from None
         return url
 
     def _choice(self, name: str, choices: tuple[_C, ...], default: _C) -> _C:
-        value = self._table.get(name, default)
+        value = self.table.get(name, default)
         if value not in choices:
-            raise self._wrong(name, f"{value!r} is not one of {', '.join(choices)}")
+            raise self.wrong(name, f"{value!r} is not one of {', '.join(choices)}")
         return cast(_C, value)
 
     def _texts(self, name: str) -> tuple[str, ...]:
-        values = self._table.get(name, [])
+        values = self.table.get(name, [])
         if not isinstance(values, list) or not all(isinstance(value, str) and value for value in values):
-            raise self._wrong(name, "is not a list of texts", f'For example {name} = ["one", "two"].')
+            raise self.wrong(name, "is not a list of texts", f'For example {name} = ["one", "two"].')
         return tuple(values)
 
     def _types(self) -> tuple[str, ...]:
         types = self._texts("types") or TYPES
         for type_ in types:
             if type_ not in TYPES:
-                raise self._wrong("types", f"'{type_}' is none", f"They are {', '.join(TYPES)}.")
+                raise self.wrong("types", f"'{type_}' is none", f"They are {', '.join(TYPES)}.")
         return types

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Callable, Coroutine
 from hmac import compare_digest
 from time import monotonic
+from typing import Any
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers
 
@@ -20,6 +21,7 @@ LOCAL = Caller("local", "admin", None)
 """Whose everything is on a server without keys."""
 
 _MAX_REMEMBERED = 10_000
+_ANY_KEY = b""
 
 
 class Auth:
@@ -33,8 +35,8 @@ class Auth:
         self._keys: dict[bytes, tuple[float, FoundKey | None]] = {}
         self._keyless_until = -1.0
         self._has_keys = False
-        self._asking = asyncio.Lock()
-        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._asking: dict[bytes, asyncio.Task[None]] = {}
+        """Questions to the database that are under way: for keys by their hash, and whether there are any."""
 
     async def identify(self, headers: Headers) -> Caller:
         """The caller, or 401."""
@@ -61,30 +63,45 @@ class Auth:
         if self._has_keys:
             return False
         if monotonic() > self._keyless_until:
-            # One asks for all: a thousand callers at once would keep every connection busy with the same question.
-            async with self._asking:
-                now = monotonic()
-                if now > self._keyless_until:
-                    async with borrowed(self._database) as connection:
-                        self._has_keys = await any_key(connection)
-                    self._keyless_until = now + self._cache_s
+            await self._once(_ANY_KEY, self._ask_for_any)
         return not self._has_keys
+
+    async def _ask_for_any(self) -> None:
+        now = monotonic()
+        async with borrowed(self._database) as connection:
+            self._has_keys = await any_key(connection)
+        self._keyless_until = now + self._cache_s
 
     async def _find(self, secret: str) -> FoundKey | None:
         digest = hash_of(secret)
         known = self._keys.get(digest)
         if known is None or known[0] < monotonic():
-            async with self._locks.setdefault(digest, asyncio.Lock()):
-                now = monotonic()
-                known = self._keys.get(digest)
-                if known is None or known[0] < now:
-                    async with borrowed(self._database) as connection:
-                        found = await find_key(connection, digest)
-                    if len(self._keys) >= _MAX_REMEMBERED:
-                        self._keys.clear()
-                    known = self._keys[digest] = (now + self._cache_s, found)
+            await self._once(digest, lambda: self._ask_for(digest))
+            known = self._keys[digest]
         key = known[1]
         return key if key is not None and compare_digest(key.hash, digest) else None
+
+    async def _ask_for(self, digest: bytes) -> None:
+        now = monotonic()
+        async with borrowed(self._database) as connection:
+            found = await find_key(connection, digest)
+        if len(self._keys) >= _MAX_REMEMBERED:
+            self._keys.clear()
+        self._keys[digest] = (now + self._cache_s, found)
+
+    async def _once(self, what: bytes, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One asks for all who want to know at the moment: a thousand callers at once would keep every connection busy
+        with the same question. If the database is away they all hear of it, and do not find out one after the other."""
+        asking = self._asking.get(what)
+        if asking is None:
+            asking = self._asking[what] = asyncio.create_task(ask(), name="who asks")
+            asking.add_done_callback(lambda done: self._answered(what, done))
+        await asyncio.shield(asking)
+
+    def _answered(self, what: bytes, done: asyncio.Task[None]) -> None:
+        del self._asking[what]
+        if not done.cancelled():
+            done.exception()  # whoever still waits is told; it may be that nobody does
 
     def _refuse_strangers(self, headers: Headers) -> None:
         """Without keys, a web page in the user's browser could ask too, by a name that leads to this machine (DNS

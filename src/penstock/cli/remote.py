@@ -18,6 +18,7 @@ from pyreqwest.response import Response
 
 from penstock import __version__
 from penstock.cli.api import Answer, Body, Request, Unreachable
+from penstock.cli.target import checked_url
 from penstock.errors import UsageError
 
 _CONNECT_S = 10.0
@@ -147,24 +148,10 @@ class _Upload:
 
 
 def _checked_origin(server: str) -> str:
-    try:
-        parts = urlsplit(server)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port
-    except ValueError:
-        valid = False
-    if not valid:
-        raise UsageError(
-            f"--server {server}: not an http(s) URL",
-            hint="For example --server http://127.0.0.1:8080 (or PENSTOCK_SERVER).",
-        )
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise UsageError(
-            "--server must not carry credentials, a query or a fragment",
-            hint="The key comes from the environment: PENSTOCK_API_KEY.",
-        )
+    example = "For example --server http://127.0.0.1:8080 (or PENSTOCK_SERVER)."
+    url = checked_url("--server", server, example, "The key comes from the environment: PENSTOCK_API_KEY.")
     # As people have it from their SDK's configuration, or as `penstock serve` prints it.
-    return server.rstrip("/").removesuffix("/v1")
+    return url.removesuffix("/v1")
 
 
 def _api_key() -> str | None:

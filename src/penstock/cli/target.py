@@ -90,24 +90,28 @@ def make_target(
             hint="--base-url http://127.0.0.1:8000/v1 calls an endpoint, --processor module:function a function.",
         )
     if base_url is not None:
-        try:
-            parts = urlsplit(base_url)
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-            _ = parts.port
-        except ValueError:
-            valid = False
-        if not valid:
-            raise UsageError(
-                f"--base-url {base_url}: not an http(s) URL",
-                hint="For example --base-url http://127.0.0.1:8000/v1",
-            )
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise UsageError(
-                "--base-url must not carry credentials, a query or a fragment",
-                hint="The key comes from the environment (--api-key-env) or a file (--api-key-file).",
-            )
-        base_url = base_url.rstrip("/")
+        base_url = checked_url(
+            "--base-url",
+            base_url,
+            "For example --base-url http://127.0.0.1:8000/v1",
+            "The key comes from the environment (--api-key-env) or a file (--api-key-file).",
+        )
     return Target(base_url, processor, api_key_env, api_key_file)
+
+
+def checked_url(option: str, url: str, example: str, where_the_key_is: str) -> str:
+    """The URL without a slash at its end; refused if it could not be called, or holds a secret."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"{option} {url}: not an http(s) URL", hint=example)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UsageError(f"{option} must not carry credentials, a query or a fragment", hint=where_the_key_is)
+    return url.rstrip("/")
 
 
 def _checked(key: str, place: str) -> str:
