@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 help: ## list these targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv with Penstock and its locked dependencies
 
@@ -46,6 +46,12 @@ bench: setup ## measure against peers and against bare PostgreSQL, side by side
 chaos: setup ## a seeded run of faults, checked: make chaos SEED=1 MINUTES=10
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
+chaos-sessions: setup ## the same over sessions and their callers: make chaos-sessions SEED=1 SESSIONS=500 REQUESTS=20 REPLICAS=3
+	@$(BIN)/python -m tests.chaos.sessions --seed $(or $(SEED),1) --sessions $(or $(SESSIONS),500) --requests $(or $(REQUESTS),20) --replicas $(or $(REPLICAS),3)
+
+races: setup ## every order of every few moves at once (make test has a third of those of three)
+	@PENSTOCK_RACES=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/race
+
 replay: setup ## the same faults once more, everything kept: make replay SEED=1
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10) --keep
 
@@ -58,4 +64,4 @@ docs: setup ## write the pages that are made from the source
 clean: ## remove the environment and what the demo wrote
 	@rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup lock demo test check format bench chaos replay conformance docs clean
+.PHONY: help setup lock demo test check format bench chaos chaos-sessions replay conformance docs clean

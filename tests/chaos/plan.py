@@ -7,7 +7,7 @@ until the stall is over, because a stall that is not left alone takes no lease a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
@@ -27,6 +27,26 @@ class Act(StrEnum):
     CRASH_DATABASE = "crash_database"
     CUT_UPSTREAM = "cut_upstream"
     HEAL = "heal"
+    # What only happens to servers and their callers.
+    KILL_REPLICA = "kill_replica"
+    KILL_SERVER = "kill_server"
+    FREEZE_REPLICA = "freeze_replica"
+    SWALLOW_ACCEPT = "swallow_accept"
+    CUT_CALLERS = "cut_callers"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What kinds of faults there are, and what each means."""
+
+    deck: Sequence[Fault]
+    """Dealt all before any comes again."""
+    variants: Mapping[Fault, tuple[Act, ...]]
+    spoils_stalls: frozenset[Act]
+
+    @property
+    def acts(self) -> tuple[Act, ...]:
+        return tuple(act for act in Act if any(act in variants for variants in self.variants.values()))
 
 
 _VARIANTS: dict[Fault, tuple[Act, ...]] = {
@@ -45,6 +65,25 @@ _DECK = (
     Fault.CRASH_DATABASE,
 )
 _SPOILS_STALLS = frozenset({Act.KILL_WORKER, Act.FREEZE_WORKER, Act.CUT_DATABASE, Act.CRASH_DATABASE})
+BATCHES = Script(_DECK, _VARIANTS, _SPOILS_STALLS)
+"""Workers over files."""
+SESSIONS = Script(
+    deck=(
+        *(Fault.KILL_WORKER, Fault.FREEZE_WORKER, Fault.CUT_DATABASE, Fault.SWALLOW_SETTLE) * 2,
+        *(Fault.KILL_WORKER, Fault.CUT_UPSTREAM, Fault.CUT_UPSTREAM, Fault.CRASH_DATABASE),
+    ),
+    variants={
+        Fault.KILL_WORKER: (Act.KILL_REPLICA, Act.KILL_WORKER, Act.KILL_SERVER),
+        Fault.FREEZE_WORKER: (Act.FREEZE_REPLICA, Act.STALL_SETTLE),
+        Fault.CUT_DATABASE: (Act.CUT_DATABASE, Act.CUT_CLAIM),
+        Fault.SWALLOW_SETTLE: (Act.SWALLOW_ACCEPT, Act.SWALLOW_SETTLE),
+        Fault.CUT_UPSTREAM: (Act.CUT_CALLERS, Act.CUT_UPSTREAM),
+        Fault.CRASH_DATABASE: (Act.CRASH_DATABASE,),
+        Fault.HEAL: (Act.HEAL,),
+    },
+    spoils_stalls=_SPOILS_STALLS | {Act.KILL_REPLICA, Act.KILL_SERVER, Act.FREEZE_REPLICA},
+)
+"""Servers with their workers, and callers who wait."""
 _APART_MS = 300
 
 
@@ -73,30 +112,30 @@ class Plan:
         return max(action.at_ms for action in self.actions if action.act is Act.HEAL) / 1_000
 
 
-def make_plan(seed: int, seconds: int, workers: int, rhythm: Rhythm) -> Plan:
-    schedule = make_schedule(seed, seconds, workers, _DECK, rhythm)
-    return Plan(seed, seconds, _undisturbed(_acts(schedule)))
+def make_plan(seed: int, seconds: int, workers: int, rhythm: Rhythm, script: Script = BATCHES) -> Plan:
+    schedule = make_schedule(seed, seconds, workers, script.deck, rhythm)
+    return Plan(seed, seconds, _undisturbed(_acts(schedule, script), script))
 
 
-def _acts(schedule: Iterable[Event]) -> list[Action]:
+def _acts(schedule: Iterable[Event], script: Script) -> list[Action]:
     turns: Counter[Fault] = Counter()
     actions: list[Action] = []
     for event in schedule:
-        variants = _VARIANTS[event.fault]
+        variants = script.variants[event.fault]
         act = variants[turns[event.fault] % len(variants)]
         turns[event.fault] += 1
         actions.append(Action(event.at_ms, act, event.worker or 0, event.for_ms))
     return actions
 
 
-def _undisturbed(actions: Sequence[Action]) -> list[Action]:
+def _undisturbed(actions: Sequence[Action], script: Script) -> list[Action]:
     """The same, with what spoils a stall moved behind it, one after the other, but not past the end of its storm."""
     heals = [action.at_ms for action in actions if action.act is Act.HEAL]
     free_at = 0
     moved: list[Action] = []
     for action in actions:
         at = action.at_ms
-        if action.act in _SPOILS_STALLS and at < free_at:
+        if action.act in script.spoils_stalls and at < free_at:
             at = min(free_at, next(heal for heal in heals if heal >= at))
             free_at += _APART_MS
         elif action.act is Act.STALL_SETTLE:

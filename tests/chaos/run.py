@@ -20,7 +20,7 @@ from penstock.db.migrate import migrate
 from penstock.mock import Behaviour, Latency
 from tests.chaos.crew import Crew, Files
 from tests.chaos.ending import Reader, note_logs, note_records, tracebacks
-from tests.chaos.plan import Act, Action, Plan
+from tests.chaos.plan import BATCHES, Act, Action, Plan
 from tests.chaos.watcher import Watcher
 from tests.support.checker import Bounds, Report, check
 from tests.support.cli import check_agreement
@@ -39,7 +39,7 @@ _SPARE_S = 30.0
 """Beyond the checker's own bound: it is the checker that should say what is late."""
 
 REQUIRED = (
-    *(act.value for act in Act),
+    *(act.value for act in BATCHES.acts),
     *("kill", "stop", "cut", "cut_before", "swallow", "stall_before", "pg_crash"),
     *("fence", "reclaim", "already_applied", "retry", "status", "export", "result"),
 )
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Outcome:
-    settings: Settings
+    plan: Plan
     report: Report
     problems: list[str]
     """What the history does not tell: a file stored twice, workers that do not end, tables that disagree."""
@@ -117,7 +117,7 @@ def run(settings: Settings) -> Outcome:
     """Play the plan to its end, let the work finish, and judge."""
     began = monotonic()
     notes = settings.directory / "history"
-    outcome = Outcome(settings, Report(), [])
+    outcome = Outcome(settings.plan, Report(), [])
     with contextlib.ExitStack() as stack:
         data_dir = settings.directory / "data"
         server = stack.enter_context(embedded.acquire(data_dir))

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tests.chaos.plan import Act
+from tests.chaos.plan import BATCHES
 from tests.chaos.run import Outcome
 
-_SECTIONS = (
-    ("dealt", tuple(act.value for act in Act)),
+Sections = Sequence[tuple[str, Sequence[str]]]
+"""What is shown of `Report.seen`, under which titles."""
+
+_SECTIONS: Sections = (
+    ("dealt", tuple(act.value for act in BATCHES.acts)),
     ("happened", ("kill", "stop", "stall_before", "cut", "cut_before", "swallow", "pg_crash")),
     ("effects", ("fence", "already_applied", "reclaim", "lost_identity", "retry", "final")),
     ("seen", ("accepted", "dispatch", "answer", "result", "export", "status")),
 )
 
 
-def table(outcome: Outcome) -> str:
-    plan, seen = outcome.settings.plan, outcome.report.seen
+def table(outcome: Outcome, sections: Sections = _SECTIONS) -> str:
+    plan, seen = outcome.plan, outcome.report.seen
     lines = [f"seed {plan.seed}, schedule {plan.digest}: {len(plan.actions)} actions in {plan.last_heal_s:.0f} s"]
-    for title, names in _SECTIONS:
+    for title, names in sections:
         lines += _section(title, ((name, seen[name]) for name in names))
     lines += _section("run", sorted(outcome.figures.items()))
     lines += [f"problem: {problem}" for problem in outcome.problems]

@@ -6,14 +6,21 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import psycopg
 import pytest
+from psycopg_pool import PoolTimeout
+from starlette.datastructures import Headers
 
 from penstock.api import keys
+from penstock.api.auth import Auth
 from penstock.api.endpoint import Role
+from penstock.config import DatabaseLimits
+from penstock.db.pool import open_pool
 from tests.support.cli import run_cli
 from tests.support.db import connected
+from tests.support.postgres_proxy import PostgresProxy
 from tests.support.processes import Processes
 from tests.support.server import ServerProcess, served, start_server
 from tests.support.wait import wait_until
@@ -205,3 +212,30 @@ def test_the_command_asks_a_server_too(server: ServerProcess, database_18: str, 
     env = {"PENSTOCK_SERVER": server.url, "PENSTOCK_API_KEY": admin}
     made = run_cli("keys", "create", "--owner", "bob", "--expires", "90d", "--json", cwd=tmp_path, env=env).expect(0)
     assert server.ask("GET", "/v1/models", key=made.summary["key"]).status == 200
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+def test_when_the_database_is_away_all_who_ask_hear_of_it_together(database_18: str, with_key: bool) -> None:
+    """Not one after the other, each after a wait of its own: the last of a thousand would never be told."""
+    wait_s, callers = 1.0, 20
+    secret = make_key(database_18)[1] if with_key else ""
+    headers = Headers({"host": "localhost", "authorization": f"Bearer {secret}"})
+
+    async def ask(proxy: PostgresProxy) -> tuple[list[object], float]:
+        pool = await open_pool(proxy.proxied(database_18), DatabaseLimits(connect_wait_s=wait_s))
+        try:
+            auth = Auth(pool, 0.001)
+            await auth.identify(headers)
+            proxy.refuse()
+            proxy.cut()
+            began = monotonic()
+            told = await asyncio.gather(*(auth.identify(headers) for _ in range(callers)), return_exceptions=True)
+            told += await asyncio.gather(*(auth.identify(headers) for _ in range(callers)), return_exceptions=True)
+            return list(told), monotonic() - began
+        finally:
+            await pool.close()
+
+    with PostgresProxy(database_18) as proxy:
+        told, took_s = asyncio.run(ask(proxy))
+    assert all(isinstance(error, psycopg.Error | PoolTimeout) for error in told), told
+    assert took_s < wait_s * callers / 2

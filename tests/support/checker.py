@@ -26,6 +26,9 @@ Events: `f`, types; key; value. What is marked ? may be missing.
 | lease: info                         | line            | lease: granted, in this order
 | cancel, delete, purge:              | unit            |
 |   invoke, ok, fail, info            |                 |
+| ask: invoke, ok, fail, info         | line            | a caller who waits for its line's answer. ok: state, digest?,
+|                                     |                 | as for a result, which it is too; session, place: as told.
+|                                     |                 | fail: it was turned away. info: it left by itself
 | kill, stop, cont, cut, swallow,     | process         | a fault; `facts.FAULTS` has all
 |   pg_crash, ...: info               |                 |
 | heal: info                          |                 | no fault from here to the next
@@ -55,7 +58,9 @@ Invariants: the events they use, and what violates them.
 |    | overtaken: a later line was dispatched before the accepted attempt of this one had ended
 |    | overlap: more other attempts of it were still going on then than are on record as failed, reclaimed, fenced
 |    | late dispatch: more of them began after that than are on record as reclaimed or fenced
+|    | two at once: more attempts of one line went on together than are on record as given back, reclaimed or fenced
 |    | out of order: accepted after another was confirmed, and placed before it. same place: two lines in one
+|    | two places: it was told to be in one, and is in another
 | I6 | lease, attempt, result
 |    | leases not increasing: as granted, or as on record with the outcome's last
 |    | settled under a lost lease: one that was fenced or never granted. no lease: the outcome names none
@@ -68,6 +73,9 @@ Invariants: the events they use, and what violates them.
 |    | interval starts anew when a process that stood still goes on
 | I9 | heal, faults, upload, status, result
 |    | not finished: accepted before a heal that left `finish_s` until the next fault, and not seen finished by then
+| I10| ask, upload, dispatch, result
+|    | unanswered: a caller that stayed never got an answer. turned away: it got something else
+|    | another's answer: it got the bytes of another line, or was told another session
 
 An invariant whose events are absent is skipped, and the report says so. Absence may also mean that a run was hollow:
 `require` names the kinds of `Report.seen` that must have been seen, or the report is void.
@@ -77,17 +85,16 @@ from __future__ import annotations
 
 from bisect import bisect, bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
-from tests.support.facts import COUNTS, TERMINAL, Dispatch, Facts, Line, Result, Unit
+from tests.support.checker_sessions import Found, callers_answered, session_order
+from tests.support.facts import COUNTS, NOT_FINAL, TERMINAL, Facts, Unit
 from tests.support.history import Event
 
 SHOWN_PER_KIND = 20
-_LOST_LEASE = ("reclaim", "fence")
-_NOT_FINAL = ("retry", "given_back", "reclaim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,8 @@ class Report:
     """How many there are, by invariant and kind: `I1 lost`."""
     seen: Counter[str] = field(default_factory=Counter)
     """How often each kind of thing happened: upload, accepted, rejected, recovered, unknown; dispatch, answer; retry,
-    given_back, reclaim, fence, final; status, export, result; cancel, delete, purge; session; and every other f."""
+    given_back, reclaim, fence, final; status, export, result; cancel, delete, purge; session, overlap;
+    ask, asked, left; and every other f."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Invariants that this history cannot say anything about, and why."""
     missing: tuple[str, ...] = ()
@@ -143,20 +151,22 @@ def check(history: Iterable[Event], *, bounds: Bounds | None = None, require: It
     report = Report(seen=facts.seen)
     sessions = facts.sessions()
     facts.seen["session"] = len(sessions)
-    facts.seen["recovered"] = sum(unit.verdict == "info" and _taken(unit) for unit in facts.units.values())
+    facts.seen["recovered"] = sum(unit.verdict == "info" and unit.taken for unit in facts.units.values())
     limits = bounds or Bounds()
-    results = "no result was ever read" if not facts.seen["result"] and not facts.seen["export"] else ""
+    reads = facts.seen["result"] + facts.seen["export"] + facts.seen["asked"]
+    results = "" if reads else "no result was ever read"
     dispatches = "no dispatch was seen" if not facts.seen["dispatch"] else ""
     for invariant, needed, violations in (
         ("I1", results, _exactly_one(facts)),
         ("I2", results, _same_bytes(facts)),
         ("I3", results or dispatches, _bytes_of_upstream(facts)),
         ("I4", dispatches, _bounded_dispatches(facts)),
-        ("I5", dispatches or ("" if sessions else "no session was seen"), _session_order(facts, sessions)),
+        ("I5", dispatches or ("" if sessions else "no session was seen"), session_order(facts, sessions)),
         ("I6", results, _leases(facts)),
         ("I7", "" if facts.seen["status"] else "no status was ever read", _counts(facts)),
         ("I8", "" if facts.seen["cancel"] + facts.seen["delete"] else "nothing was cancelled", _endings(facts, limits)),
         ("I9", "" if facts.heals else "nothing was healed", _finished(facts, limits)),
+        ("I10", "" if facts.seen["ask"] else "nobody asked", callers_answered(facts)),
     ):
         if needed:
             report.skipped[invariant] = needed
@@ -170,18 +180,10 @@ def check(history: Iterable[Event], *, bounds: Bounds | None = None, require: It
     return report
 
 
-_Found = Iterator[tuple[str, str, str]]
-"""(kind, key, detail)"""
-
-
-def _taken(unit: Unit) -> bool:
-    return any(line.results or line.dispatches for line in unit.lines)
-
-
-def _exactly_one(facts: Facts) -> _Found:
+def _exactly_one(facts: Facts) -> Found:
     for unit in facts.units.values():
         verdict = unit.verdict
-        if verdict == "info" and not _taken(unit):
+        if verdict == "info" and not unit.taken:
             continue
         for line in unit.lines:
             if verdict == "fail":
@@ -203,7 +205,7 @@ def _exactly_one(facts: Facts) -> _Found:
             yield "two states", line.id, " and ".join(sorted(states))
 
 
-def _same_bytes(facts: Facts) -> _Found:
+def _same_bytes(facts: Facts) -> Found:
     for line in facts.lines.values():
         if len(line.results) > 1:
             digests = {result.digest for result in line.results}
@@ -221,14 +223,14 @@ def _same_bytes(facts: Facts) -> _Found:
                 yield from _vanished(unit, name, export.begun)
 
 
-def _vanished(unit: Unit, export: str, begun: float) -> _Found:
+def _vanished(unit: Unit, export: str, begun: float) -> Found:
     for line in unit.lines:
         known = line.results and line.results[0].t < begun
         if known and all(result.read != export for result in line.results):
             yield "vanished", line.id, f"read at {line.results[0].t}, missing from export {export} begun at {begun}"
 
 
-def _bytes_of_upstream(facts: Facts) -> _Found:
+def _bytes_of_upstream(facts: Facts) -> Found:
     for line in facts.lines.values():
         for result in line.results:
             if result.digest is None:
@@ -241,7 +243,7 @@ def _bytes_of_upstream(facts: Facts) -> _Found:
                 yield "wrong bytes", line.id, f"{result.digest} was read at {result.t} and {said}"
 
 
-def _bounded_dispatches(facts: Facts) -> _Found:
+def _bounded_dispatches(facts: Facts) -> Found:
     excess: defaultdict[str, int] = defaultdict(int)
     users: dict[str, str] = {}
     for line in facts.lines.values():
@@ -251,7 +253,7 @@ def _bounded_dispatches(facts: Facts) -> _Found:
         keys = {call.key for call in line.dispatches}
         if len(keys) > 1:
             yield "different key", line.id, ", ".join(sorted(keys))
-        allowed = 1 + sum(line.records.get(kind, 0) for kind in _NOT_FINAL)
+        allowed = 1 + sum(line.records.get(kind, 0) for kind in NOT_FINAL)
         if len(line.dispatches) <= allowed:
             continue
         if line.unit is not None and line.unit.records:
@@ -259,7 +261,7 @@ def _bounded_dispatches(facts: Facts) -> _Found:
         else:
             yield "too many dispatches", line.id, f"{len(line.dispatches)}, of which {allowed} are on record"
     for key, surplus in excess.items():
-        spare = sum(facts.units[key].records.get(kind, 0) for kind in _NOT_FINAL)
+        spare = sum(facts.units[key].records.get(kind, 0) for kind in NOT_FINAL)
         if surplus > spare:
             yield (
                 "too many dispatches",
@@ -268,81 +270,25 @@ def _bounded_dispatches(facts: Facts) -> _Found:
             )
 
 
-def _session_order(facts: Facts, sessions: dict[str, list[tuple[int, Line]]]) -> _Found:
-    for session, places in sessions.items():
-        later = inf
-        for at in range(len(places) - 1, -1, -1):
-            place, line = places[at]
-            if at and places[at - 1][0] == place:
-                yield "same place", line.id, f"{places[at - 1][1].id} is also number {place} of {session}"
-            if later < inf:
-                yield from _overtaken(line, later)
-            later = min([later, *(call.begun for call in line.dispatches)])
-    yield from _accepted_in_order(facts)
-
-
-def _overtaken(line: Line, later: float) -> _Found:
-    """`later` is when the first line behind this one was dispatched."""
-    result = line.results[0] if line.results else None
-    accepted = _accepted_attempt(line, result)
-    unsettled = result is None and not (line.unit and line.unit.excused)
-    if unsettled or (accepted is not None and accepted.ended >= later):
-        yield "overtaken", line.id, f"a later line was dispatched at {later}"
-    others = [call for call in line.dispatches if call is not accepted and call.ended > later]
-    lost = _on_record(line, _LOST_LEASE)
-    late = sum(call.begun > later for call in others)
-    if late > lost:
-        yield "late dispatch", line.id, f"{late} began after {later}, {lost} are on record as reclaimed or fenced"
-    # A line that failed had a last attempt too, which nothing but the outcome records.
-    known = _on_record(line, (*_NOT_FINAL, "fence")) + (accepted is None)
-    if len(others) > known:
-        yield "overlap", line.id, f"{len(others)} were not over at {later}, {known} are on record"
-
-
-def _accepted_attempt(line: Line, result: Result | None) -> Dispatch | None:
-    if result is None or result.digest is None:
-        return None
-    return min((call for call in line.dispatches if call.digest == result.digest), key=_end, default=None)
-
-
-def _end(call: Dispatch) -> float:
-    return call.ended
-
-
-def _on_record(line: Line, kinds: Iterable[str]) -> int:
-    whole = line.unit.records if line.unit else {}
-    return sum(line.records.get(kind, 0) + whole.get(kind, 0) for kind in kinds)
-
-
-def _accepted_in_order(facts: Facts) -> _Found:
-    """Whoever was told a place before another asked is before it."""
-    units = [unit for unit in facts.units.values() if unit.session is not None and unit.accepted < inf]
-    highest: defaultdict[str | None, int] = defaultdict(int)
-    moments = [(unit.invoked, 0, unit) for unit in units] + [(unit.accepted, 1, unit) for unit in units]
-    for _, told, unit in sorted(moments, key=lambda moment: moment[:2]):
-        if told:
-            highest[unit.session] = max(highest[unit.session], unit.first + len(unit.lines) - 1)
-        elif unit.first <= highest[unit.session]:
-            yield "out of order", unit.key, f"is number {unit.first}; {highest[unit.session]} was confirmed before"
-
-
-def _leases(facts: Facts) -> _Found:
+def _leases(facts: Facts) -> Found:
     for line in facts.lines.values():
         outcome = next((result for result in line.results if result.state not in ("cancelled", "expired")), None)
-        last = [outcome.lease] if outcome is not None and outcome.lease is not None else []
+        # Callers are not told the lease; who reads the database is.
+        settled = next((result.lease for result in line.results if result.lease is not None), None)
+        last = [settled] if outcome is not None and settled is not None else []
         for leases in (line.granted, line.released + last):
             if any(after <= before for before, after in pairwise(leases)):
                 yield "leases not increasing", line.id, str(leases)
         if outcome is None:
             continue
-        if outcome.lease is None:
+        if settled is None:
             if facts.seen["lease"] or line.released or line.refused:
                 yield "no lease", line.id, "the outcome names none"
-        elif outcome.lease in line.refused or (line.granted and outcome.lease not in line.granted):
-            yield "settled under a lost lease", line.id, f"{outcome.lease} was fenced or never granted"
+        elif settled in line.refused or (line.granted and settled not in line.granted):
+            yield "settled under a lost lease", line.id, f"{settled} was fenced or never granted"
 
 
-def _counts(facts: Facts) -> _Found:
+def _counts(facts: Facts) -> Found:
     for unit in facts.units.values():
         for read in unit.statuses:
             counts = read.counts
@@ -358,7 +304,7 @@ def _counts(facts: Facts) -> _Found:
             yield from _exact(unit, max(unit.statuses, key=lambda read: read.ended).counts)
 
 
-def _exact(unit: Unit, counts: dict[str, int]) -> _Found:
+def _exact(unit: Unit, counts: dict[str, int]) -> Found:
     if counts.get("pending", 0) or counts.get("in_flight", 0) or not all(line.results for line in unit.lines):
         return
     states = Counter(line.results[0].state for line in unit.lines)
@@ -367,7 +313,7 @@ def _exact(unit: Unit, counts: dict[str, int]) -> _Found:
         yield "counts differ from results", unit.key, f"{shown} against {dict(states)}"
 
 
-def _endings(facts: Facts, bounds: Bounds) -> _Found:
+def _endings(facts: Facts, bounds: Bounds) -> Found:
     for unit in facts.units.values():
         for how in ("cancel", "delete"):
             confirmed = unit.ended(how)
@@ -389,7 +335,7 @@ def _deadline(start: float, interval_s: float, frozen: Iterable[tuple[float, flo
     return last
 
 
-def _finished(facts: Facts, bounds: Bounds) -> _Found:
+def _finished(facts: Facts, bounds: Bounds) -> Found:
     faults = facts.faults
     calm = [heal for heal in facts.heals if bisect(faults, heal) == bisect(faults, heal + bounds.finish_s)]
     for unit in facts.units.values():

@@ -16,6 +16,8 @@ from tests.support.history import BrokenHistoryError, Event, Value, in_order
 
 COUNTS = ("pending", "in_flight", "completed", "failed", "not_found", "skipped", "cancelled", "expired")
 TERMINAL = COUNTS[2:]
+NOT_FINAL = ("retry", "given_back", "reclaim")
+"""Records of attempts after which another was due."""
 FAULTS = frozenset(
     {
         *("kill", "stop", "pg_crash"),
@@ -53,6 +55,17 @@ class Result(msgspec.Struct, gc=False):
 
 
 @dataclass(slots=True)
+class Asking:
+    """One caller who waits for an answer."""
+
+    begun: float
+    verdict: str = ""
+    """ok, fail, info, or nothing: it still waits."""
+    digest: str | None = None
+    session: str | None = None
+
+
+@dataclass(slots=True)
 class Line:
     """One input, from its upload to every read of its result."""
 
@@ -68,6 +81,7 @@ class Line:
     """Leases whose late results were fenced."""
     records: dict[str, int] = field(default_factory=dict)
     """How many retries, give-backs, reclaims and fences are on record."""
+    askings: list[Asking] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -97,6 +111,8 @@ class Unit:
     session: str | None = None
     first: int = 1
     """The place of its first line in the session."""
+    places: set[int] = field(default_factory=set)
+    """What was told of that place, by whomever."""
     invoked: float = inf
     accepted: float = inf
     begun: int = 0
@@ -121,6 +137,11 @@ class Unit:
         """Whether it was or may have been ended before its time: then not every line need have a result."""
         return any(ending.begun > ending.failed or ending.confirmed < inf for ending in self.endings.values())
 
+    @property
+    def taken(self) -> bool:
+        """Whether anything came of it."""
+        return any(line.results or line.dispatches for line in self.lines)
+
     def ended(self, how: str) -> float:
         """When its cancel, delete or purge was confirmed."""
         ending = self.endings.get(how)
@@ -143,6 +164,7 @@ class Facts:
         self._reads: dict[tuple[str, str, str], Read] = {}
         self._exports: dict[str, Read] = {}
         self._first: dict[str, float] = {}
+        self._askings: dict[tuple[str, str], Asking] = {}
         handlers: dict[str, Callable[[Event, str, Value], None]] = {
             "upload": self._upload,
             "dispatch": self._dispatch,
@@ -154,6 +176,7 @@ class Facts:
             "cancel": self._ending,
             "delete": self._ending,
             "purge": self._ending,
+            "ask": self._ask,
         }
         for event in in_order(list(history)):
             handler = handlers.get(event.f)
@@ -171,7 +194,8 @@ class Facts:
         """The lines of each session with their places, in order."""
         found: defaultdict[str, list[tuple[int, Line]]] = defaultdict(list)
         for unit in self.units.values():
-            if unit.session is not None and unit.verdict != "fail":
+            # Nobody knows the place of what may never have been taken.
+            if unit.session is not None and (unit.verdict == "ok" or (unit.verdict == "info" and unit.taken)):
                 found[unit.session] += enumerate(unit.lines, unit.first)
         for places in found.values():
             places.sort(key=lambda place: place[0])
@@ -189,7 +213,8 @@ class Facts:
                 line.unit = unit
                 unit.lines.append(line)
         unit.session = value.get("session", unit.session)
-        unit.first = value.get("first", unit.first)
+        if "first" in value:
+            self._place(unit, value["first"])
         if event.type == "invoke":
             unit.begun += 1
             unit.invoked = min(unit.invoked, event.t)
@@ -278,6 +303,29 @@ class Facts:
         elif event.type == "ok":
             ending.confirmed = min(ending.confirmed, event.t)
             self.seen[event.f] += 1
+
+    def _ask(self, event: Event, key: str, value: Value) -> None:
+        line = self._line(key)
+        if event.type == "invoke":
+            line.askings.append(Asking(event.t))
+            self._askings[event.process, key] = line.askings[-1]
+            self.seen["ask"] += 1
+            return
+        asking = self._askings.pop((event.process, key), None)
+        if asking is None:
+            raise BrokenHistoryError(f"{event.process} ended its wait for {key} at {event.t} and never began it")
+        asking.verdict = event.type
+        self.seen[{"ok": "asked", "info": "left"}.get(event.type, "turned_away")] += 1
+        if event.type != "ok":
+            return
+        asking.digest, asking.session = value.get("digest"), value.get("session")
+        if line.unit is not None and "place" in value:
+            self._place(line.unit, value["place"] - line.unit.lines.index(line))
+        line.results.append(Result(asking.begun, event.t, None, value["state"], asking.digest, None))
+
+    def _place(self, unit: Unit, first: int) -> None:
+        unit.first = first
+        unit.places.add(first)
 
     def _other(self, event: Event) -> None:
         value = event.value or _NOTHING

@@ -240,6 +240,7 @@ class Link:
         self._weather = weather
         self._on_fire = on_fire
         self._client_left = asyncio.Event()
+        self._server_left = False
         self._ending: Cut | None = None
         self._task: asyncio.Task[None] | None = None
         for end in ends:
@@ -307,6 +308,7 @@ class Link:
             if data is None:
                 await self._end(Cut.RST)
             if not data:
+                self._server_left = self._server_left or way is Way.DOWN
                 self._sink(way).finish()
                 return
             for step in look(data):
@@ -319,6 +321,8 @@ class Link:
             if not await self._weather.cleared_before(self._client_left):
                 await self._end(Cut.RST)
         elif isinstance(step, Back):
+            if self._server_left:  # and the client was told: there is nothing more to answer
+                await self._end(Cut.RST)
             await self._send(way, self._source(way), step.data)
         else:
             await self._send(way, self._sink(way), step)

@@ -105,13 +105,18 @@ class ServerProcess:
         """Until it has printed where it listens, and /readyz agrees."""
         wait_until(self._is_ready, deadline_s)
 
+    @property
+    def listens(self) -> bool:
+        """Whether it has printed where."""
+        if not self.url and (found := _ADDRESS.search(self.log)):
+            self.url = found[1]
+        return bool(self.url)
+
     def _is_ready(self) -> bool:
         if not self.process.alive:
             raise AssertionError(f"the server ended with {self.process.exit_code}\n{self.process.tail()}")
-        found = _ADDRESS.search(self.log)
-        if found is None:
+        if not self.listens:
             return False
-        self.url = found[1]
         try:
             return self.ask("GET", "/readyz", timeout_s=5).status == 200
         except (URLError, OSError):

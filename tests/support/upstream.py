@@ -2,7 +2,8 @@
 
 It is `penstock mock` with a notebook, in a process of its own. Answers are unlike any other, even to the same
 request, so that a history can tell whose answer was stored. An answer is noted before its first byte leaves: there is
-none that was sent and not noted. Calls without an Idempotency-Key (probes, statistics) are not noted.
+none that was sent and not noted. So is the end of a call whose caller hung up. Calls without an Idempotency-Key
+(probes, statistics) are not noted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from urllib.request import urlopen
 import msgspec
 
 from penstock.mock.behaviour import Behaviour
-from penstock.mock.server import MockUpstream
+from penstock.mock.server import Connection, MockUpstream
 from penstock.mock.service import Answer, Call, Service
 from penstock.mock.wire import Request
 from tests.support.history import HistoryWriter, digest_of
@@ -56,6 +57,10 @@ class _Noted:
     history: HistoryWriter
     key: str
     number: int
+
+    def end(self) -> None:
+        """Nobody is left to be answered."""
+        self.history.record("fail", "dispatch", self.key, {"n": self.number})
 
     def sign(self, answer: Answer) -> Answer:
         """Make the answer one of its kind, and note it."""
@@ -103,6 +108,11 @@ class NotingUpstream(MockUpstream):
     def __init__(self, behaviour: Behaviour, history: HistoryWriter, *, port: int = 0) -> None:
         super().__init__(behaviour, port=port)
         self.service = _NotingService(behaviour, history)
+
+    def lost(self, connection: Connection) -> None:
+        if isinstance(connection._call, _NotedCall):
+            connection._call.noted.end()
+        super().lost(connection)
 
 
 @dataclass(frozen=True, slots=True)

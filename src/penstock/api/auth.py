@@ -35,7 +35,7 @@ class Auth:
         self._keys: dict[bytes, tuple[float, FoundKey | None]] = {}
         self._keyless_until = -1.0
         self._has_keys = False
-        self._asking: dict[bytes, asyncio.Task[None]] = {}
+        self._asking: dict[bytes, asyncio.Task[FoundKey | None]] = {}
         """Questions to the database that are under way: for keys by their hash, and whether there are any."""
 
     async def identify(self, headers: Headers) -> Caller:
@@ -76,29 +76,32 @@ class Auth:
         digest = hash_of(secret)
         known = self._keys.get(digest)
         if known is None or known[0] < monotonic():
-            await self._once(digest, lambda: self._ask_for(digest))
-            known = self._keys[digest]
-        key = known[1]
+            key = await self._once(digest, lambda: self._ask_for(digest))
+        else:
+            key = known[1]
         return key if key is not None and compare_digest(key.hash, digest) else None
 
-    async def _ask_for(self, digest: bytes) -> None:
+    async def _ask_for(self, digest: bytes) -> FoundKey | None:
         now = monotonic()
         async with borrowed(self._database) as connection:
             found = await find_key(connection, digest)
         if len(self._keys) >= _MAX_REMEMBERED:
             self._keys.clear()
         self._keys[digest] = (now + self._cache_s, found)
+        return found
 
-    async def _once(self, what: bytes, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _once(self, what: bytes, ask: Callable[[], Coroutine[Any, Any, FoundKey | None]]) -> FoundKey | None:
         """One asks for all who want to know at the moment: a thousand callers at once would keep every connection busy
         with the same question. If the database is away they all hear of it, and do not find out one after the other."""
+        if not self._cache_s:
+            return await ask()  # an answer that was on its way already is not today's
         asking = self._asking.get(what)
         if asking is None:
             asking = self._asking[what] = asyncio.create_task(ask(), name="who asks")
             asking.add_done_callback(lambda done: self._answered(what, done))
-        await asyncio.shield(asking)
+        return await asyncio.shield(asking)
 
-    def _answered(self, what: bytes, done: asyncio.Task[None]) -> None:
+    def _answered(self, what: bytes, done: asyncio.Task[FoundKey | None]) -> None:
         del self._asking[what]
         if not done.cancelled():
             done.exception()  # whoever still waits is told; it may be that nobody does
