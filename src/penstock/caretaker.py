@@ -44,6 +44,9 @@ _EXPIRE_EVERY_S = 10.0
 _DELIVER_EVERY_S = 1.0
 _FORGET_EVERY_S = 300.0
 _EXPIRE_AT_ONCE = 100
+_RETIRE_EVERY_S = 300.0
+_RETIRE_AT_ONCE = 500
+_FIRST = UUID(int=0)
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0
 _CANCEL_AGAIN_S = 1.0
@@ -90,6 +93,7 @@ class Caretaker:
                 _Duty("reroute", self._reroute, _REROUTE_EVERY_S),
                 _Duty("end", self._end, _END_EVERY_S, led=True),
                 _Duty("expire", self._expire, _EXPIRE_EVERY_S, led=True),
+                _Duty("retire", self._retire, _RETIRE_EVERY_S, led=True),
                 _Duty("sweep", self._sweep, config.liveness.heartbeat_grace_s, led=True),
                 _Duty("purge", self._purge, erasing.purge_interval_ms / 1000, erasing.purge_throttle_ms / 1000),
                 _Duty("webhooks", self._deliver, _DELIVER_EVERY_S),
@@ -105,6 +109,7 @@ class Caretaker:
         )
         self._sender = webhooks.sender_for(config)
         self._unserved_since: dict[str, float] = {}
+        self._retired_to = _FIRST
 
     def wake(self, name: str) -> None:
         """There is something to do for this duty: do not wait for its time."""
@@ -232,6 +237,16 @@ class Caretaker:
         if expired or archived:
             self.wake("purge")
         return max(expired, archived) >= _EXPIRE_AT_ONCE
+
+    async def _retire(self) -> bool:
+        """Delete sessions that nobody has used for long, a page of them at a time."""
+        async with borrowed(self._database) as connection:
+            kept_s = self._config.sessions.session_keep_s
+            place, retired = await erase.expire_sessions(connection, kept_s, self._retired_to, _RETIRE_AT_ONCE)
+        self._retired_to = place or _FIRST
+        if retired:
+            self.wake("purge")
+        return place is not None
 
     async def _sweep(self) -> bool:
         """Remove what killed uploads left behind."""

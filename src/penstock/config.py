@@ -166,6 +166,9 @@ class SessionLimits:
     session_wait_timeout_s: float = _knob(120, 0.1, 3_600, "longest a caller waits for its answer; then 503")
     session_max_queued: int = _knob(10_000, 1, 10_000_000, "requests that wait in one session; more are answered 429")
     session_max_body_bytes: int = _knob(8 * MIB, KIB, 128 * MIB, "largest body of a request queued or passed on")
+    session_keep_s: float = _knob(
+        2_592_000, 60, 315_360_000, "how long a session is kept after its last answer; not while anything waits in it"
+    )
     session_accept_max: int = _knob(10_000, 1, 1_000_000, "requests waiting to be stored; more are answered 503")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -575,3 +575,52 @@ def test_the_schema_refuses_what_makes_no_sense(database_18: str) -> None:
         assert await rows(connection, "SELECT id FROM penstock.lanes") == []
 
     with_connection(database_18, body)
+
+
+# -- retention
+
+
+def test_a_session_that_nobody_uses_is_deleted(database: str) -> None:
+    """Not one that was used since, or in which anything waits or is under way."""
+    day = timedelta(days=1)
+
+    async def body(connection: Connection) -> None:
+        start = datetime.now(UTC)
+        await send(connection, "old", "used", "waits", "held", now=start)
+        await end(connection, WORKER, await take_items(connection, WORKER, now=start), now=start)
+        await send(connection, "held", now=start)
+        assert len(await take(connection, WORKER, now=start)) == 1
+        await send(connection, "waits", route="model-1", now=start)
+        late = start + 20 * day
+        await send(connection, "used", route="model-2", now=late)
+        await end(connection, WORKER, await take_items(connection, WORKER, route="model-2", now=late), now=late)
+
+        async def expire(days: int, limit: int = 100) -> int:
+            place: UUID | None = UUID(int=0)
+            deleted = 0
+            while place is not None:
+                now = start + days * day
+                place, some = await erase.expire_sessions(connection, 30 * 86_400, place, limit, now=now)
+                deleted += some
+            return deleted
+
+        assert await expire(29) == 0
+        assert await expire(31, limit=1) == 1
+        assert await sessions.get_session(connection, OWNER, "old") is None
+        assert await expire(49) == 0
+        assert await expire(51) == 1
+        left = {key for (key,) in await rows(connection, "SELECT key FROM penstock.sessions WHERE deleted_at IS NULL")}
+        assert left == {"waits", "held"}
+
+    with_connection(database, body)
+
+
+def test_a_session_used_at_the_last_moment_stays(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        start = datetime.now(UTC)
+        await send(connection, "a", now=start)
+        assert not await erase.delete_session(connection, OWNER, "a", unused_since=start + timedelta(days=1))
+        assert await one(connection, "SELECT open FROM penstock.lanes") == (True,), "nothing was closed on the way"
+        assert len(await take(connection, WORKER)) == 1
+
+    with_connection(database, body)

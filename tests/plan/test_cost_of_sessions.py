@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
 
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
+from penstock.erase import erase
 from penstock.model import Item, Lease
 from penstock.settle.write import Changes, settle
 from penstock.work import sessions
-from penstock.work.sessions import accept_many
+from penstock.work.sessions import Taker, accept_many
 from tests.plan.crowd import fresh_database
 from tests.support.plans import Mode, Plan, Session
 from tests.support.sessions import DONE, OWNER, POOL, ROUTE, accepted, wish
@@ -122,6 +124,19 @@ async def accept(_: World, connection: Connection) -> None:
     assert all(map(accepted, found))
 
 
+async def accept_and_begin(_: World, connection: Connection) -> None:
+    keys = ["deep", *(f"key-{number}" for number in range(9)), *(f"fresh-{number}" for number in range(5))]
+    found = await accept_many(connection, [wish(key) for key in keys], takers={POOL: Taker(WORKER, 9)})
+    assert sum(accepted(each).lease is not None for each in found) >= 5
+
+
+async def list_old(_: World, connection: Connection) -> None:
+    later = datetime.now(UTC) + timedelta(days=1)
+    place, deleted = await erase.expire_sessions(connection, 60, UUID(int=0), 20, now=later)
+    assert place is not None
+    assert deleted == 0
+
+
 async def accept_keyed(_: World, connection: Connection) -> None:
     wishes = [wish("deep", idempotency_key=f"k{number}") for number in range(10)]
     assert all(map(accepted, await accept_many(connection, wishes)))
@@ -162,9 +177,9 @@ def _listing(status: str | None, middle: bool) -> Callable[[World, Connection], 
 
 
 _STATUSES = (None, "pending", "processing", "completed", "failed", "cancelled")
-_HOT = [claim, read_heads, settle_heads, accept, accept_keyed, answered]
+_HOT = [claim, read_heads, settle_heads, accept, accept_and_begin, accept_keyed, answered]
 _OTHERS = [
-    *(get_request, get_session, list_sessions, cancel),
+    *(get_request, get_session, list_sessions, list_old, cancel),
     *(_listing(status, middle) for status in _STATUSES for middle in (False, True)),
 ]
 

@@ -176,10 +176,11 @@ class TcpProxy:
     async def _close(self) -> None:
         self._stop_listening()
         self._mend()
-        for link in list(self._links):
-            link.cut(Cut.RST)
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
+        # Also those that were just being accepted, of which nobody here knows yet.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for link in list(self._links):
+                link.cut(Cut.RST)
+            await asyncio.wait(others, timeout=0.05)
 
     def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CONTROL_DEADLINE_S)

@@ -240,3 +240,14 @@ def test_work_of_a_provider_that_is_gone_goes_to_the_same_kind_of_pool() -> None
     assert providers.pool_instead("serve:gone", "llama-3") == "serve:local"
     assert providers.pool_instead("session:gone", "llama-3") == "session:local"
     assert providers.pool_instead("serve:gone", "other") is None
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 64, 255])
+def test_the_desk_and_the_workers_share_the_limit(limit: int, processes: int) -> None:
+    provider = Provider("p", "http://127.0.0.1:1/v1", ("*",), max_concurrency=limit)
+    dispatch = DispatchLimits()
+    shares = [provider.share(dispatch, index, processes, desk=True) for index in range(processes)]
+    assert sum(shares) + provider.desk_share(dispatch) == limit
+    assert max(shares) - min(shares) <= 1
+    assert sum(shares) >= limit * 3 / 4

@@ -59,14 +59,16 @@ async def open_pool(
         row = await (
             await connection.execute(
                 "SELECT pg_backend_pid(), set_config('statement_timeout', %s, false), set_config('jit', 'off', false),"
-                " set_config('plan_cache_mode', %s, false)," + SERVER_KEEPALIVE,
-                [f"{milliseconds}ms", "force_generic_plan" if planned_once else "auto"],
+                + SERVER_KEEPALIVE,
+                [f"{milliseconds}ms"],
             )
         ).fetchone()
         if row is not None and row[0] != connection.info.backend_pid:
             # Somebody in between answers for the server: a pooler, which may give every transaction another
             # server connection, where what was prepared on this one is not known.
             connection.prepare_threshold = None
+        elif planned_once:
+            await connection.execute("SET plan_cache_mode = force_generic_plan")
 
     kwargs: dict[str, Any] = {"autocommit": True, "application_name": name, "connect_timeout": 10, **KEEPALIVE}
     pool: Pool = _WholePool(

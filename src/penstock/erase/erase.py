@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +29,7 @@ __all__ = [
     "delete_file",
     "delete_session",
     "expire_files",
+    "expire_sessions",
     "get_erasure",
     "list_erasures",
     "purge_step",
@@ -50,6 +51,10 @@ _REST_S = 0.02
 
 class NotErasable(PenstockError):  # noqa: N818 - what it is
     """This cannot be deleted now; the message says why."""
+
+
+class _InUseError(Exception):
+    """It was used since somebody found it unused."""
 
 
 class _BusyError(Exception):
@@ -113,10 +118,13 @@ async def _erase_batch(connection: Connection, batch_id: UUID, owner: str | None
     return await _atomically(connection, delete)
 
 
-async def delete_session(connection: Connection, owner: str, key: str, *, now: Now = None) -> bool:
+async def delete_session(
+    connection: Connection, owner: str, key: str, *, unused_since: datetime | None = None, now: Now = None
+) -> bool:
     """Delete a session with everything in it: for everybody and at once, whatever is in flight.
 
-    Its key is free from now on: the next request under it makes a new session.
+    Its key is free from now on: the next request under it makes a new session. With `unused_since` it is left alone if
+    it was used since then.
     """
 
     async def delete() -> bool:
@@ -125,11 +133,37 @@ async def delete_session(connection: Connection, owner: str, key: str, *, now: N
             return False
         (session_id,) = row
         await _fence(connection, [session_id])
+        if unused_since is not None:
+            asked = {"session_id": session_id, "since": unused_since}
+            if await _one(connection, "is_used_since", asked) == (True,):
+                raise _InUseError
         parameters = {"session_id": session_id, **_order(now)}
         await connection.execute(_SQL["erase_session_if_held"], parameters)
         return True
 
-    return await _atomically(connection, delete)
+    try:
+        return await _atomically(connection, delete)
+    except _InUseError:
+        return False
+
+
+async def expire_sessions(
+    connection: Connection, kept_s: float, after: UUID, limit: int, *, now: Now = None
+) -> tuple[UUID | None, int]:
+    """Delete those of the next sessions, from one on, that nobody has used for so long.
+
+    Returns where to go on, None if that was the last of the old ones, and how many were deleted.
+    """
+    since = (now or datetime.now(UTC)) - timedelta(seconds=kept_s)
+    below = UUID(int=max(0, int(since.timestamp() * 1000)) << 80)
+    parameters = {"after": after, "below": below, "since": since, "limit": limit}
+    found = await (await connection.execute(_SQL["list_old_sessions"], parameters)).fetchall()
+    deleted = [
+        await delete_session(connection, owner, key, unused_since=since, now=now)
+        for _, owner, key, unused in found
+        if unused
+    ]
+    return found[-1][0] if len(found) == limit else None, sum(deleted)
 
 
 async def expire_files(connection: Connection, limit: int, *, now: Now = None) -> int:

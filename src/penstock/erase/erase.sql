@@ -234,6 +234,27 @@ SELECT %(erasure_id)s, 'reclaims', lane.id, %(session_id)s, NULL, 0, %(beyond)s 
 UNION ALL
 SELECT %(erasure_id)s, 'deferrals', NULL, %(session_id)s, NULL, 0, %(beyond)s FROM lane
 
+-- name: list_old_sessions
+-- A page of the sessions that were made before a time, and which of them nobody has used since. Ids sort by the time they
+-- were made at.
+SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
+  FROM (SELECT id, owner, key, lane_id FROM penstock.sessions
+         WHERE id > %(after)s AND id < %(below)s AND (deleted_at IS NULL) IS TRUE
+         ORDER BY id
+         LIMIT %(limit)s) AS s
+  LEFT JOIN LATERAL (
+    SELECT next = total AND busy = 0 AND turn <= %(since)s::timestamptz AS unused
+      FROM penstock.lanes WHERE id = s.lane_id
+     LIMIT 1) AS l ON true
+ ORDER BY s.id
+
+-- name: is_used_since
+-- Whether anything of a session waits, is under way, or was answered since a time. For whoever holds its lane.
+SELECT EXISTS (
+  SELECT FROM penstock.lanes
+   WHERE id = (SELECT lane_id FROM penstock.sessions WHERE id = %(session_id)s)
+     AND NOT (next = total AND busy = 0 AND turn <= %(since)s::timestamptz))
+
 -- name: list_expired
 -- Files whose time is up. An input that some batch still needs waits for its end.
 SELECT f.id FROM penstock.files f
