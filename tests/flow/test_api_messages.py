@@ -257,7 +257,7 @@ def test_upstream_errors_are_results(database_18: str, tmp_path: Path) -> None:
 
 
 def test_cancel_and_the_rules_while_it_runs(database_18: str, tmp_path: Path) -> None:
-    with fresh_server(tmp_path, database_18, mock=("--latency", "1s", "--capacity", "2")) as (server, mock):
+    with fresh_server(tmp_path, database_18, mock=("--latency", "0.5s", "--capacity", "16")) as (server, mock):
         client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
         total = 3000
         batch = client.messages.batches.create(requests=requests(total))

@@ -138,7 +138,7 @@ def place(tmp_path: Path, server_18: str) -> Iterator[tuple[Place, PostgresProxy
 
 def test_two_commits_and_no_look_at_the_queue(place: tuple[Place, PostgresProxy]) -> None:
     here, proxy = place
-    assert here.send("warm", "up").status == 200
+    assert here.send("s", "up").status == 200
     stored, claimed, settled = (proxy.watch(text) for text in (ACCEPT, CLAIM, SETTLE))
     for number in range(5):
         assert here.send("s", f"m{number}").status == 200

@@ -35,12 +35,15 @@ class Changes:
     """Ordinal ranges by lease."""
     waited: set[int] = field(default_factory=set)
     """Sessions' lanes whose answers somebody waits for."""
+    answers: int = 0
+    """How many of the outcomes complete a session's request."""
 
     def decide(self, item: Item, verdict: Outcome | Again) -> None:
         if isinstance(verdict, Outcome):
             self.outcomes.append((item.lease.id, item.ordinal, item.line, item.custom_id, verdict))
             if item.waited:
                 self.waited.add(item.lease.lane_id)
+            self.answers += item.lease.session and verdict.state is OutcomeState.COMPLETED
         else:
             self.agains.append((item.lease.id, item.ordinal, verdict))
 
@@ -95,6 +98,8 @@ class Settled:
 async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, now: Now = None) -> Settled:
     """Write the changes of ordinals still leased to this worker; refuse the others."""
     changes.decided_first()
+    if changes.answers == changes.ordinals() == 1:
+        return await _settle_answer(connection, worker_id, changes, now)
     cursor = await connection.execute(_SQL["settle_if_leased"], _parameters(worker_id, changes, now))
     row = await cursor.fetchone()
     if row is None:
@@ -102,6 +107,27 @@ async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, n
     outcomes, retries, given_back, more, at, _ = row
     fenced = changes.ordinals() - outcomes - retries - given_back
     return Settled(outcomes, retries, given_back, fenced, more, at)
+
+
+async def _settle_answer(connection: Connection, worker_id: UUID, changes: Changes, now: Now) -> Settled:
+    ((lease_id, ordinal, line, custom_id, outcome),) = changes.outcomes
+    parameters = {
+        "lease": lease_id,
+        "worker": worker_id,
+        "ordinal": ordinal,
+        "line": line,
+        "status": outcome.status_code,
+        "custom_id": custom_id,
+        "request_id": outcome.request_id,
+        "response": outcome.body,
+        "ring": _ring(changes.waited),
+        "now": now,
+    }
+    row = await (await connection.execute(_SQL["settle_answer_if_leased"], parameters)).fetchone()
+    if row is None:
+        return Settled(0, 0, 0, 1)
+    more, at, _ = row
+    return Settled(1, 0, 0, 0, more, at)
 
 
 async def applied(connection: Connection, items: Sequence[Item]) -> int:

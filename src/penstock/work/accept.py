@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+import psycopg
+from psycopg.pq import TransactionStatus
+
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Int4Array, TextArray
 from penstock.db.pool import Connection, Now
@@ -140,6 +143,10 @@ async def accept_many(
     `max_queued` is for sessions that have no bound of their own. What a taker of its pool has room for, and is the only
     one of its session, is claimed for it; for the others, the workers of their pools are rung.
     """
+    if len(requests) == 1 and (taker := _taker(requests[0].pool, requests[0].route, takers)) is not None:
+        accepted = await _accept_one(connection, requests[0], taker, now)
+        if accepted is not None:
+            return [accepted]
     found: dict[int, Acceptance] = {}
     pending, twins = _twins(requests)
     for attempt in range(_TRIES):
@@ -160,6 +167,44 @@ async def accept_many(
         raise AssertionError("a session was deleted and made anew too often in the same moment")
     await _add_twins(connection, found, twins)
     return [found[index] for index in range(len(requests))]
+
+
+def _taker(pool: str, route: str, takers: Mapping[str, Taker] | None) -> Taker | None:
+    """Who could begin something of this route now."""
+    taker = takers.get(pool) if takers else None
+    return taker if taker is not None and taker.room and route not in taker.closed else None
+
+
+async def _accept_one(connection: Connection, request: NewRequest, taker: Taker, now: Now) -> Accepted | None:
+    parameters = {
+        "owner": request.owner,
+        "key": request.session_key,
+        "pool": request.pool,
+        "route": request.route,
+        "endpoint": request.endpoint,
+        "id": request.id,
+        "custom_id": public_id("session_request", request.id),
+        "body": request.body,
+        "stream": request.stream,
+        "waited": request.waited,
+        "announce": request.announce,
+        "idempotency_key": request.idempotency_key,
+        "fingerprint": request.fingerprint,
+        "worker": taker.worker_id,
+        "now": now,
+    }
+    try:
+        row = await (await connection.execute(_SQL["accept_one_if_idle"], parameters)).fetchone()
+    except psycopg.errors.UniqueViolation:
+        # Its key was used while this waited for the lane. In a transaction that is over now, and the caller's to undo.
+        if connection.info.transaction_status != TransactionStatus.IDLE:
+            raise
+        return None
+    if row is None:
+        return None
+    session_id, lane_id, ordinal, wait_timeout_s, lease_id, at = row
+    lease = _lease(lease_id, request, session_id, lane_id, ordinal)
+    return Accepted(request.id, session_id, lane_id, ordinal, wait_timeout_s, at, lease)
 
 
 def _twins(requests: Sequence[NewRequest]) -> tuple[list[int], dict[int, int]]:
@@ -237,10 +282,7 @@ def _parameters(requests: Sequence[NewRequest], takers: Mapping[str, Taker]) -> 
         session_of.append(number)
         kind = (request.pool, request.route, request.endpoint)
         kind_of.append(kinds.setdefault(kind, len(kinds) + 1))
-    taking = [
-        taker if (taker := takers.get(pool)) is not None and route not in taker.closed else None
-        for pool, route, _ in kinds
-    ]
+    taking = [_taker(pool, route, takers) for pool, route, _ in kinds]
     return {
         "s_owner": TextArray([maker.owner for maker in makers]),
         "s_key": TextArray([maker.session_key for maker in makers]),

@@ -212,6 +212,50 @@ SELECT verdict, session_id, lane_id, ordinal, existing, wait_timeout_s,
  CROSS JOIN begins
  ORDER BY n
 
+-- name: accept_one_if_idle
+-- The same for the one case that somebody waits for most: a single request to a session that exists and has nothing to
+-- do, claimed at once. It is a third of the work. No row: the case is another, and nothing has happened.
+WITH place AS MATERIALIZED (
+  SELECT id, lane_id, wait_timeout_s FROM penstock.sessions WHERE place = ARRAY[%(owner)s::text, %(key)s]
+),
+lane AS (
+  UPDATE penstock.lanes
+     SET next = total + 1, total = total + 1, busy = 1, pool = %(pool)s, route = %(route)s, endpoint = %(endpoint)s,
+         turn = coalesce(%(now)s::timestamptz, now())
+   WHERE id = (SELECT lane_id FROM place)
+     AND (next = total AND busy = 0 AND open AND deadline = 'infinity') IS TRUE
+     AND NOT EXISTS (
+       SELECT FROM penstock.gates g
+        WHERE g.pool = %(pool)s AND g.route = %(route)s
+          AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
+     AND NOT EXISTS (
+       SELECT FROM penstock.session_requests
+        WHERE session_id = (SELECT id FROM place) AND idempotency_key = %(idempotency_key)s::text)
+  RETURNING id, batch_id, total - 1 AS ordinal
+),
+stored AS (
+  INSERT INTO penstock.templates (source_id, source_lane, ordinal, line, custom_id, body)
+  SELECT -id, 0, ordinal, ordinal + 1, %(custom_id)s, %(body)b::bytea FROM lane
+),
+noted AS (
+  INSERT INTO penstock.session_requests
+    (lane_id, ordinal, id, session_id, owner, pool, route, endpoint, stream, waited, idempotency_key, fingerprint,
+     accepted_at, announce)
+  SELECT id, ordinal, %(id)s::uuid, batch_id, %(owner)s, %(pool)s, %(route)s, %(endpoint)s, %(stream)s, %(waited)s,
+         %(idempotency_key)s::text, %(fingerprint)b::bytea, coalesce(%(now)s::timestamptz, now()), %(announce)s
+    FROM lane
+),
+leased AS (
+  INSERT INTO penstock.leases
+    (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, claimed_at, progressed_at)
+  SELECT id, batch_id, %(pool)s, %(route)s, true, %(worker)s::uuid, int4multirange(int4range(ordinal, ordinal + 1)), 1,
+         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+    FROM lane
+  RETURNING id
+)
+SELECT lane.batch_id, lane.id, lane.ordinal, place.wait_timeout_s, leased.id, coalesce(%(now)s::timestamptz, now())
+  FROM lane, leased, place
+
 -- name: hold_lanes
 -- Locks the lanes of some sessions: whoever has had to begin again too often lets nobody get ahead any more.
 SELECT id FROM penstock.lanes
