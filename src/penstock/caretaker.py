@@ -33,6 +33,7 @@ from penstock.erase import erase
 from penstock.housekeeping import end_batches, take_turn
 from penstock.intake import parts, sweep
 from penstock.providers import POOL, Providers
+from penstock.tasks import cancelled
 from penstock.work import batches, pools
 
 _log = logging.getLogger("penstock.caretaker")
@@ -46,10 +47,10 @@ _FORGET_EVERY_S = 300.0
 _EXPIRE_AT_ONCE = 100
 _RETIRE_EVERY_S = 300.0
 _RETIRE_AT_ONCE = 500
+_RETIRE_REST_S = 0.1
 _FIRST = UUID(int=0)
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0
-_CANCEL_AGAIN_S = 1.0
 
 Step = Callable[[], Awaitable[bool]]
 """One round; True if there is more to do right away."""
@@ -93,7 +94,7 @@ class Caretaker:
                 _Duty("reroute", self._reroute, _REROUTE_EVERY_S),
                 _Duty("end", self._end, _END_EVERY_S, led=True),
                 _Duty("expire", self._expire, _EXPIRE_EVERY_S, led=True),
-                _Duty("retire", self._retire, _RETIRE_EVERY_S, led=True),
+                _Duty("retire", self._retire, _RETIRE_EVERY_S, _RETIRE_REST_S, led=True),
                 _Duty("sweep", self._sweep, config.liveness.heartbeat_grace_s, led=True),
                 _Duty("purge", self._purge, erasing.purge_interval_ms / 1000, erasing.purge_throttle_ms / 1000),
                 _Duty("webhooks", self._deliver, _DELIVER_EVERY_S),
@@ -128,13 +129,7 @@ class Caretaker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        going = set(self._tasks)
-        while going:
-            for task in going:
-                task.cancel()
-            # A cancellation can be lost in a connection that breaks at the same moment.
-            _, going = await asyncio.wait(going, timeout=_CANCEL_AGAIN_S)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
         await self.leader.__aexit__(None, None, None)
 
     async def _keep(self, duty: _Duty) -> None:

@@ -84,22 +84,21 @@ class Desk:
         """A worker, and after one that failed another."""
         config, share = patient(self._config, Providers(self._providers)), provider.desk_share(self._config.dispatch)
         while not self._stopping.is_set():
-            async with provider.processor(config.dispatch, config.retry, share, streams=streams) as processor:
-                worker = Worker(config, database, provider.session_pool, processor.dispatcher(), self._bell)
-                worker.on_answers = self._tell
-                self._workers[provider.session_pool] = worker
-                try:
+            try:
+                async with provider.processor(config.dispatch, config.retry, share, streams=streams) as processor:
+                    worker = Worker(config, database, provider.session_pool, processor.dispatcher(), self._bell)
+                    worker.on_answers = lambda answers: self.on_answers(answers)
+                    self._workers[provider.session_pool] = worker
                     await worker.run()
-                except (psycopg.Error, PenstockError) as error:
-                    _log.warning("the desk of provider %s failed, beginning again: %s", provider.name, error)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_PAUSE_S):
-                            await self._stopping.wait()
-                finally:
-                    self._workers.pop(provider.session_pool, None)
-
-    def _tell(self, answers: Answers) -> None:
-        self.on_answers(answers)
+            except Exception as error:
+                # Whatever it is, sessions are served by the worker processes meanwhile, and the other desks go on.
+                said = str(error) if isinstance(error, psycopg.Error | PenstockError) else type(error).__name__
+                _log.warning("the desk of provider %s failed, beginning again: %s", provider.name, said)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PAUSE_S):
+                        await self._stopping.wait()
+            finally:
+                self._workers.pop(provider.session_pool, None)
 
     @contextlib.asynccontextmanager
     async def handing_in(self, pools: Iterable[str]) -> AsyncIterator[Mapping[str, Handing]]:

@@ -159,6 +159,10 @@ def session_pool(name: str) -> str:
     return f"{SESSION_POOL}:{name}"
 
 
+def is_session_pool(pool: str) -> bool:
+    return pool.startswith(f"{SESSION_POOL}:")
+
+
 def name_in(pool: str) -> str | None:
     """The provider whose work such a pool holds; None for a pool of another kind."""
     kind, _, name = pool.partition(":")

@@ -29,16 +29,17 @@ from penstock.dispatch.pool import Dispatcher
 from penstock.hand import Hand, Handing
 from penstock.housekeeping import end_batches, finish_touched, reclaim_lost, take_turn
 from penstock.model import Again, Halt, Item, Lease, Outcome, OutcomeState, Verdict
+from penstock.providers import is_session_pool
 from penstock.routes import Routes
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.supply import CANCELLED, READ_ROWS, Supply
+from penstock.tasks import cancelled, heard
 
 _log = logging.getLogger("penstock.worker")
 
 _FIRST_POLL_S = 0.005
 _LAST_BACKOFF_S = 5.0
 _ROUND_S = 1.0
-_CANCEL_AGAIN_S = 1.0
 
 
 class LostIdentityError(Exception):
@@ -70,15 +71,17 @@ class Shift:
         self._config = config
         self._database = database
         self._pool = pool
+        self._for_sessions = is_session_pool(pool)
         self._dispatcher = dispatcher
         self._routes = Routes(database, pool, dispatcher, halts)
         self._pace = Pace(config.claim)
         self._hand = Hand(config.claim.ready_max_bytes)
         self._supply = Supply(database, self._hand, dispatcher, self.buffer)
         self._stopping = asyncio.Event()
+        self._registered = False
         self._ended = False
-        self._doubtful = False
-        """Something may have been claimed without our knowing."""
+        self._doubts_until = 0.0
+        """Until then, something may turn out to have been claimed without our knowing."""
         self._beat = asyncio.Event()
         self._claiming: asyncio.Task[list[Lease]] | None = None
         self._leasing = asyncio.Lock()
@@ -123,6 +126,7 @@ class Shift:
         async with borrowed(self._database) as connection:
             self._heart.count_from_now()
             await liveness.register(connection, self.id, self._pool)
+        self._registered = True
 
     def stop(self) -> None:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
@@ -134,12 +138,11 @@ class Shift:
     async def _leave(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
         """Give back what was not called, wait for what was, write everything down, and go."""
         guard, *others = loops
-        await _cancelled(others)
+        await cancelled(others)
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
         async with self._leasing:
-            # What is being handed in has been, and nothing more will be.
-            pass
+            pass  # Until whatever is being handed in is here. Nothing follows it: this shift is stopping.
         self._give_back_unstarted()
         draining = asyncio.create_task(self._drain(), name="drain")
         loops.append(draining)
@@ -150,7 +153,7 @@ class Shift:
         done, _ = await asyncio.wait([settling, guard], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        await _cancelled([guard, *self._routes.tasks])
+        await cancelled([guard, *self._routes.tasks])
         self._log_figures()
         with contextlib.suppress(psycopg.Error):
             async with borrowed(self._database) as connection:
@@ -179,7 +182,7 @@ class Shift:
         dropped = len(self._dispatcher.take_back()) + len(self._dispatcher.abort()) + len(self.buffer)
         if dropped:
             _log.warning("dropped %d items and results of worker %s", dropped, self.id)
-        await _cancelled([*loops, settling, *self._routes.tasks])
+        await cancelled([*loops, settling, *self._routes.tasks])
         # Whatever filled the buffer has been dropped with it: the next shift begins with an empty one.
         self._dispatcher.resume_starting()
 
@@ -201,14 +204,12 @@ class Shift:
         poll_s = _FIRST_POLL_S
         backoff_s = self._config.claim.claim_poll_s
         while True:
-            if self._doubtful:
-                await self._recover()
-            self._dispatcher.low_water = max(1, self._pace.claim_size(self._dispatcher.concurrency) // 2)
+            self._dispatcher.low_water = max(1, self._ahead())
             await self._dispatcher.wait_room()
             try:
                 # Never cut short: a claim that committed unseen would lie idle until somebody reclaims it.
                 self._claiming = asyncio.create_task(self._claim(), name="one claim")
-                self._claiming.add_done_callback(_heard)
+                self._claiming.add_done_callback(heard)
                 leases = await asyncio.shield(self._claiming)
                 await self._supply.heads([lease for lease in leases if lease.session])
                 for lease in leases:
@@ -238,8 +239,13 @@ class Shift:
         self.woken.clear()
         return _FIRST_POLL_S
 
+    def _ahead(self) -> int:
+        """How many items may wait for a free slot. Of sessions few: somebody else could begin them now."""
+        concurrency = self._dispatcher.concurrency
+        return max(1, concurrency // 8) if self._for_sessions else self._pace.claim_size(concurrency) // 2
+
     async def _claim(self) -> list[Lease]:
-        size = self._pace.claim_size(self._dispatcher.concurrency)
+        size = self._ahead() + self._dispatcher.room if self._for_sessions else 2 * self._ahead()
         async with borrowed(self._database) as connection:
             routes = [
                 route
@@ -267,29 +273,44 @@ class Shift:
         """After a failed claim or read: give back what could not be read, and what was claimed without our knowing."""
         for lease, ranges in self._hand.drop_unread():
             self.buffer.give_back(lease, ranges)
-        self._doubtful = True
+        self._doubt()
         with contextlib.suppress(psycopg.Error):
-            async with self._leasing, borrowed(self._database) as connection:
-                known = self.buffer.leases.union(self._hand.leases, self._condemned)
-                for lease in await claims.forgotten(connection, self.id, known):
+            await self._find_forgotten()
+
+    def _doubt(self) -> None:
+        """A statement that claims has failed. The server may not know yet that nobody hears it, and commit later."""
+        self._doubts_until = monotonic() + self._config.database.statement_timeout_s
+
+    async def _find_forgotten(self) -> None:
+        async with self._leasing:
+            async with borrowed(self._database) as connection:
+                found = await claims.forgotten(connection, self.id, self._known)
+            if self._claiming is not None:
+                # It may have been that claim's.
+                await asyncio.wait([self._claiming])
+            for lease in found:
+                if lease.id not in self._known:
                     _log.warning("lease %d was claimed, but the answer was lost: giving it back", lease.id)
                     self.buffer.give_back(lease, lease.ranges)
-            self._doubtful = False
+
+    @property
+    def _known(self) -> set[int]:
+        return self.buffer.leases.union(self._hand.leases, self._condemned)
 
     # -- claimed elsewhere
 
     @contextlib.asynccontextmanager
     async def handing_in(self) -> AsyncIterator[Handing]:
         """Around a statement that claims for this worker what it stores. Whatever it claimed must be handed in."""
-        if self._leasing.locked() or self._stopping.is_set() or self._ended or not self._heart.alive:
+        ready = self._registered and self._heart.alive and not self._stopping.is_set() and not self._ended
+        if not ready or self._leasing.locked():
             yield Handing(self.id, 0, frozenset(), lambda _: None)
             return
         async with self._leasing:
             try:
                 yield Handing(self.id, self._dispatcher.room, self._routes.closed, self._take_in)
-            except psycopg.Error:
-                self._doubtful = True
-                self.woken.set()
+            except BaseException:
+                self._doubt()
                 raise
 
     def _take_in(self, items: Sequence[Item]) -> None:
@@ -299,7 +320,10 @@ class Shift:
         for item in items:
             self._hand.take(item.lease)
             self._hand.read(item.lease, [item])
-        self._dispatcher.offer(items)
+        if self._stopping.is_set():
+            self._give_back_all(items)
+        else:
+            self._dispatcher.offer(items)
 
     # -- verdicts
 
@@ -353,6 +377,8 @@ class Shift:
                 await self._fail_given_up(given_up)
                 if my_turn:
                     await end_batches(self._database)
+                if monotonic() < self._doubts_until:
+                    await self._find_forgotten()
                 await self._give_back_closed()
                 await self._routes.refresh()
                 if monotonic() >= report_at:
@@ -418,22 +444,3 @@ class Shift:
             return
         self._hand.lanes.clear()
         self._touched = await finish_touched(self._database, self._touched)
-
-
-def _heard(task: asyncio.Task[Any]) -> None:
-    """Take note of how a task ended: one that fails while its shift is leaving has nobody else to tell."""
-    if not task.cancelled():
-        task.exception()
-
-
-async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    tasks = list(tasks)
-    going = set(tasks)
-    while going:
-        for task in going:
-            task.cancel()
-        # Where a connection breaks while its statement is being cancelled, psycopg raises that error and the
-        # cancellation is lost: a loop that tries again after errors goes on, and must be told once more.
-        _, going = await asyncio.wait(going, timeout=_CANCEL_AGAIN_S)
-    # What they still have to say is about an end that has come anyway.
-    await asyncio.gather(*tasks, return_exceptions=True)

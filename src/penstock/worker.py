@@ -51,9 +51,8 @@ class Worker:
         self._shift = self._next_shift()
 
     def _next_shift(self) -> Shift:
-        return Shift(
-            self._config, self._database, self._pool, self._dispatcher, self.halts, lambda lanes: self.on_answers(lanes)
-        )
+        stage = (self._config, self._database, self._pool, self._dispatcher)
+        return Shift(*stage, self.halts, lambda answers: self.on_answers(answers))
 
     async def run(self) -> None:
         """Work until `stop`. Raises when the database stays away for longer than it is worth waiting."""

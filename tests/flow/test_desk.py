@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,12 +13,14 @@ import psycopg
 import pytest
 
 from penstock.claim import gates, liveness
-from penstock.config import LivenessLimits
+from penstock.config import Config, LivenessLimits, RetryLimits
 from penstock.db.pool import Connection
-from penstock.model import Item, SessionRequest
+from penstock.dispatch.coroutines import CoroutineDispatcher
+from penstock.model import Item, SessionRequest, Verdict
+from penstock.shift import Shift
 from penstock.work import sessions
 from penstock.work.sessions import Accepted, Existing, Taker, accept_many
-from tests.support.db import one, with_connection
+from tests.support.db import one, pooled, with_connection
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.recorder import recording
 from tests.support.server import served
@@ -146,17 +150,64 @@ def test_two_commits_and_no_look_at_the_queue(place: tuple[Place, PostgresProxy]
     assert (stored.fired, claimed.fired, settled.fired) == (5, 0, 5)
 
 
-def test_a_claim_whose_answer_was_lost_is_given_back(place: tuple[Place, PostgresProxy]) -> None:
+def test_what_was_stored_and_claimed_unheard_is_answered_all_the_same(place: tuple[Place, PostgresProxy]) -> None:
     here, proxy = place
-    assert here.send("warm", "up").status == 200
+    assert here.send("s", "up").status == 200
     lost = proxy.swallow(ACCEPT)
-    answer = here.send("s", "hello", idempotency_key="k")
-    assert (answer.status, lost.fired) == (503, 1)
-    # Stored and claimed, though nobody here knew: it is answered all the same, once.
-    again = here.send("s", "hello", idempotency_key="k")
-    assert again.status == 200
-    assert again.json["status"] == "completed"
-    assert here.upstream.texts.count("hello") == 1
+    answer = here.send("s", "hello")
+    assert (answer.status, answer.json["status"], lost.fired) == (200, "completed", 1)
+    assert here.upstream.texts == ["up", "hello"]
     with psycopg.connect(here.database, autocommit=True) as connection:
         left = "SELECT count(*) FROM penstock.leases"
         wait_until(lambda: connection.execute(left).fetchone() == (0,), DEADLINE_S)
+
+
+def test_what_may_not_be_stored_is_not_repeated_by_the_official_clients(place: tuple[Place, PostgresProxy]) -> None:
+    here, proxy = place
+    assert here.send("s", "up").status == 200
+    proxy.cut_before(ACCEPT)
+    unkeyed = here.send("s", "one")
+    assert (unkeyed.status, unkeyed.headers["x-should-retry"]) == (503, "false")
+    proxy.cut_before(ACCEPT)
+    keyed = here.send("s", "two", idempotency_key="k")
+    assert (keyed.status, "x-should-retry" in keyed.headers) == (503, False)
+    assert here.send("s", "two", idempotency_key="k").status == 200
+    assert here.upstream.texts == ["up", "two"]
+
+
+def test_whoever_waits_in_a_session_that_is_deleted_hears_of_it(place: tuple[Place, PostgresProxy]) -> None:
+    here, _ = place
+    here.queue("s", "hold x")
+    here.upstream.wait_called("hold x")
+    behind = here.queue("s", "behind")
+    with ThreadPoolExecutor(1) as callers:
+        path = f"/v1/sessions/s/requests/{behind['id']}?wait=60"
+        waiting = callers.submit(here.server.ask, "GET", path)
+        assert here.server.ask("DELETE", "/v1/sessions/s").status == 200
+        answer = waiting.result(DEADLINE_S)
+    here.upstream.release("x")
+    assert answer.status == 404 or answer.json["status"] == "cancelled"
+
+
+def test_nothing_is_handed_to_a_worker_that_is_not_registered(database_18: str) -> None:
+    async def run() -> None:
+        async with pooled(database_18) as pool:
+            shift = Shift(Config(), pool, POOL, CoroutineDispatcher(_never, 4, RetryLimits()), {})
+            async with shift.handing_in() as handing:
+                assert handing.room == 0
+            working = asyncio.create_task(shift.run())
+            async with asyncio.timeout(DEADLINE_S):
+                while not handing.room:
+                    await asyncio.sleep(0.005)
+                    async with shift.handing_in() as handing:
+                        assert handing.room in (0, 4)
+            shift.stop()
+            async with shift.handing_in() as handing:
+                assert handing.room == 0
+            await working
+
+    asyncio.run(run())
+
+
+async def _never(items: Sequence[Item]) -> Sequence[Verdict]:
+    raise AssertionError(f"{items} were called")

@@ -619,7 +619,7 @@ def test_a_session_used_at_the_last_moment_stays(database: str) -> None:
     async def body(connection: Connection) -> None:
         start = datetime.now(UTC)
         await send(connection, "a", now=start)
-        assert not await erase.delete_session(connection, OWNER, "a", unused_since=start + timedelta(days=1))
+        assert not await erase.delete_session(connection, OWNER, "a", unused_s=60, now=start + timedelta(days=1))
         assert await one(connection, "SELECT open FROM penstock.lanes") == (True,), "nothing was closed on the way"
         assert len(await take(connection, WORKER)) == 1
 

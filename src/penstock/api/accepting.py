@@ -12,8 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 import psycopg
+from psycopg_pool import PoolTimeout
 
 from penstock.api.errors import busy
 from penstock.config import MIB, SessionLimits
@@ -87,16 +89,18 @@ class Acceptor:
             results = await self._accept([entry.request for entry in entries])
         except (psycopg.DataError, psycopg.IntegrityError, UnicodeEncodeError) as error:
             if len(entries) == 1:
-                _settle(entries, error)
+                _fail(entries, error)
                 return
             # One that cannot be stored must not take the others with it.
             middle = len(entries) // 2
             await self._store_some(entries[:middle])
             await self._store_some(entries[middle:])
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            await self._ask_for(entries, error)
         except Exception as error:
             # Whoever waits is told; the next ones may have better luck.
             _log.warning("%d requests could not be stored: %s", len(entries), type(error).__name__)
-            _settle(entries, error)
+            _fail(entries, error)
         except BaseException:
             for entry in entries:
                 entry.taken.cancel()
@@ -106,14 +110,27 @@ class Acceptor:
                 if not entry.taken.done():
                     entry.taken.set_result(taken)
 
+    async def _ask_for(self, entries: Sequence[_Entry], error: Exception) -> None:
+        """The answer to a commit may be all that was lost: whatever is there after all is stored."""
+        stored: Mapping[UUID, Accepted] = {}
+        with contextlib.suppress(psycopg.Error, PoolTimeout):
+            async with borrowed(self._database) as connection:
+                stored = await sessions.find_stored(connection, [entry.request.id for entry in entries])
+        for entry in entries:
+            if (accepted := stored.get(entry.request.id)) is not None and not entry.taken.done():
+                entry.taken.set_result(accepted)
+        lost = [entry for entry in entries if entry.request.id not in stored]
+        _log.warning("%d requests may not be stored: %s", len(lost), type(error).__name__)
+        _fail(lost, error)
+
     async def _accept(self, requests: list[NewRequest]) -> list[Acceptance]:
         max_queued = self._limits.session_max_queued
         async with contextlib.AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(borrowed(self._database))
             handings: Mapping[str, Handing] = {}
             if self.desk is not None:
                 pools = (request.pool for request in requests)
                 handings = await stack.enter_async_context(self.desk.handing_in(pools))
-            connection = await stack.enter_async_context(borrowed(self._database))
             takers = {pool: Taker(each.worker_id, each.room, each.closed) for pool, each in handings.items()}
             taken = await sessions.accept_many(connection, requests, max_queued=max_queued, takers=takers)
             for pool, handing in handings.items():
@@ -133,7 +150,7 @@ def _item(request: NewRequest, accepted: Accepted, lease: Lease) -> Item:
     return Item(lease, accepted.ordinal, accepted.sequence, custom_id, request.body, asked)
 
 
-def _settle(entries: Sequence[_Entry], error: Exception) -> None:
+def _fail(entries: Sequence[_Entry], error: Exception) -> None:
     for entry in entries:
         if not entry.taken.done():
             entry.taken.set_exception(error)

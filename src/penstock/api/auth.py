@@ -69,7 +69,7 @@ class Auth:
     async def _ask_for_any(self) -> None:
         now = monotonic()
         async with borrowed(self._database) as connection:
-            self._has_keys = await any_key(connection)
+            self._has_keys = await any_key(connection) or self._has_keys
         self._keyless_until = now + self._cache_s
 
     async def _find(self, secret: str) -> FoundKey | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 from uuid import UUID
 
 import msgspec
+import psycopg
 
 from penstock.api.endpoint import Call
-from penstock.api.errors import ApiError, conflict
+from penstock.api.errors import ApiError, busy, conflict
 from penstock.api.multipart import idempotency_key, invalid, missing
 from penstock.model import new_id, public_id
 from penstock.providers import Provider
@@ -134,7 +135,17 @@ async def submit(
         fingerprint=fingerprint,
     )
     since = monotonic()
-    taken = await server.acceptor.accept(request)
+    try:
+        taken = await server.acceptor.accept(request)
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        if error.sqlstate is not None or repeat_key is not None:
+            raise
+        # Without a key the same call would be another request.
+        raise busy(
+            "The database went away: it is not known whether the request was stored. Look among the session's"
+            " requests before you repeat it; with an Idempotency-Key it can simply be repeated.",
+            repeatable=False,
+        ) from error
     if isinstance(taken, Refused):
         raise _refused(taken, key)
     patience_s = limits.session_wait_timeout_s if taken.wait_timeout_s is None else taken.wait_timeout_s
@@ -147,7 +158,7 @@ async def submit(
                 code="idempotency_conflict",
             )
         return Submission(key, row.id, taken.lane_id, row.stream, patience_s, row, since)
-    stored = Stored(request, taken)
+    stored = Stored(replace(request, body=b""), taken)
     return Submission(key, request.id, taken.lane_id, asked.stream, patience_s, None, since, stored)
 
 

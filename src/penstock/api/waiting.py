@@ -1,8 +1,8 @@
 """Callers who wait for answers, all of one process together.
 
-Answers are made by workers elsewhere. One connection listens for word of them, and one statement asks for all that may
-have come. Nothing depends on being told: whoever waits is also looked for by the clock, more and more rarely while
-notices arrive, steadily where there are none (behind a transaction pooler).
+Answers are made by workers, here or elsewhere. Those of this process say so; for the others one connection listens, and
+one statement asks for all that may have come. Nothing depends on being told: whoever waits is also looked for by the
+clock, more and more rarely while notices arrive, steadily where there are none (behind a transaction pooler).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from psycopg_pool import PoolTimeout
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from penstock.api.errors import ApiError
 from penstock.api.follow import until_left
 from penstock.db.bell import ANSWERS, Bell
 from penstock.db.pool import Pool, borrowed
@@ -49,7 +50,19 @@ _LEAVE_S = 5.0
 class Waiter:
     """One caller."""
 
-    __slots__ = ("changed", "follows", "lane_id", "look_s", "pieces", "place", "request_id", "row", "stored", "unread")
+    __slots__ = (
+        "changed",
+        "follows",
+        "gone",
+        "lane_id",
+        "look_s",
+        "pieces",
+        "place",
+        "request_id",
+        "row",
+        "stored",
+        "unread",
+    )
 
     def __init__(self, request_id: UUID, lane_id: int | None, *, follows: bool, stored: Stored | None) -> None:
         self.request_id = request_id
@@ -60,6 +73,8 @@ class Waiter:
         """The request, where all of it is known here."""
         self.row: RequestRow | None = None
         """The answer, once there is one."""
+        self.gone = False
+        """Its session was deleted, and nothing is left of it."""
         self.changed = asyncio.Event()
         self.look_s = _FIRST_LOOK_S
         self.place = Place(request_id)
@@ -245,11 +260,21 @@ class Waiters:
                 for waiter, pieces in zip(followers, found, strict=True):
                     waiter.hand(pieces)
             rows = await sessions.answered(connection, list({waiter.request_id for waiter in waiters}))
-        by_id = {row.id: row for row in rows}
+            by_id = {row.id: row for row in rows}
+            # Nobody is told any more of what went with its session before it was looked for.
+            blind = not self.bell.listening.is_set()
+            long = {waiter.request_id for waiter in waiters if blind or waiter.look_s >= _LAST_LOOK_S}
+            left = long - by_id.keys()
+            known = await sessions.find_known(connection, list(left)) if left else left
         for waiter in waiters:
             if row := by_id.get(waiter.request_id):
                 waiter.tell(row)
-                self._forget(waiter)  # even if its caller never comes back for it
+            elif waiter.request_id in left and waiter.request_id not in known:
+                waiter.gone = True
+                waiter.changed.set()
+            else:
+                continue
+            self._forget(waiter)  # even if its caller never comes back for it
 
 
 class Attention:
@@ -276,6 +301,8 @@ class Attention:
         if waiter.row is not None or waiter.pieces:
             waiter.changed.clear()
             return True
+        if waiter.gone:
+            raise ApiError(404, "The request is gone: its session was deleted.", code="session_deleted")
         if self._left.done():
             raise ClientDisconnect
         return False

@@ -32,6 +32,7 @@ import psycopg
 
 from penstock.db import sql
 from penstock.db.pool import KEEPALIVE, Connection
+from penstock.tasks import cancelled
 
 _log = logging.getLogger("penstock.leader")
 _SQL = sql.load("penstock.db", "leader.sql")
@@ -87,10 +88,7 @@ class Leader:
     ) -> None:
         self._sure_until = 0.0
         if self._task is not None:
-            while not self._task.done():
-                self._task.cancel()
-                # A cancellation can be lost in a connection that breaks at the same moment.
-                await asyncio.wait([self._task], timeout=1.0)
+            await cancelled([self._task])
 
     @contextlib.asynccontextmanager
     async def turn(self, work: str) -> AsyncIterator[Turn]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -119,12 +119,12 @@ async def _erase_batch(connection: Connection, batch_id: UUID, owner: str | None
 
 
 async def delete_session(
-    connection: Connection, owner: str, key: str, *, unused_since: datetime | None = None, now: Now = None
+    connection: Connection, owner: str, key: str, *, unused_s: float | None = None, now: Now = None
 ) -> bool:
     """Delete a session with everything in it: for everybody and at once, whatever is in flight.
 
-    Its key is free from now on: the next request under it makes a new session. With `unused_since` it is left alone if
-    it was used since then.
+    Its key is free from now on: the next request under it makes a new session. With `unused_s` it is left alone unless
+    nobody has used it for so long.
     """
 
     async def delete() -> bool:
@@ -133,9 +133,9 @@ async def delete_session(
             return False
         (session_id,) = row
         await _fence(connection, [session_id])
-        if unused_since is not None:
-            asked = {"session_id": session_id, "since": unused_since}
-            if await _one(connection, "is_used_since", asked) == (True,):
+        if unused_s is not None:
+            asked = {"session_id": session_id, "kept_s": unused_s, "now": now}
+            if await _one(connection, "is_in_use", asked) == (True,):
                 raise _InUseError
         parameters = {"session_id": session_id, **_order(now)}
         await connection.execute(_SQL["erase_session_if_held"], parameters)
@@ -154,12 +154,10 @@ async def expire_sessions(
 
     Returns where to go on, None if that was the last of the old ones, and how many were deleted.
     """
-    since = (now or datetime.now(UTC)) - timedelta(seconds=kept_s)
-    below = UUID(int=max(0, int(since.timestamp() * 1000)) << 80)
-    parameters = {"after": after, "below": below, "since": since, "limit": limit}
+    parameters = {"after": after, "kept_s": kept_s, "limit": limit, "now": now}
     found = await (await connection.execute(_SQL["list_old_sessions"], parameters)).fetchall()
     deleted = [
-        await delete_session(connection, owner, key, unused_since=since, now=now)
+        await delete_session(connection, owner, key, unused_s=kept_s, now=now)
         for _, owner, key, unused in found
         if unused
     ]

@@ -239,21 +239,26 @@ SELECT %(erasure_id)s, 'deferrals', NULL, %(session_id)s, NULL, 0, %(beyond)s FR
 -- were made at.
 SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
   FROM (SELECT id, owner, key, lane_id FROM penstock.sessions
-         WHERE id > %(after)s AND id < %(below)s AND (deleted_at IS NULL) IS TRUE
+         WHERE id > %(after)s AND (deleted_at IS NULL) IS TRUE
+           AND id < (SELECT (lpad(to_hex((extract(epoch FROM coalesce(%(now)s::timestamptz, now())
+                                                             - make_interval(secs => %(kept_s)s)) * 1000)::int8), 12, '0')
+                             || repeat('0', 20))::uuid)
          ORDER BY id
          LIMIT %(limit)s) AS s
   LEFT JOIN LATERAL (
-    SELECT next = total AND busy = 0 AND turn <= %(since)s::timestamptz AS unused
+    SELECT next = total AND busy = 0
+           AND turn <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s) AS unused
       FROM penstock.lanes WHERE id = s.lane_id
      LIMIT 1) AS l ON true
  ORDER BY s.id
 
--- name: is_used_since
--- Whether anything of a session waits, is under way, or was answered since a time. For whoever holds its lane.
+-- name: is_in_use
+-- Whether anything of a session waits, is under way, or was answered a short time ago. For whoever holds its lane.
 SELECT EXISTS (
   SELECT FROM penstock.lanes
    WHERE id = (SELECT lane_id FROM penstock.sessions WHERE id = %(session_id)s)
-     AND NOT (next = total AND busy = 0 AND turn <= %(since)s::timestamptz))
+     AND NOT (next = total AND busy = 0
+              AND turn <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s)))
 
 -- name: list_expired
 -- Files whose time is up. An input that some batch still needs waits for its end.

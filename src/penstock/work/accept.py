@@ -18,7 +18,7 @@ from penstock.work.answers import RequestRow, read_requests
 
 _SQL = sql.load("penstock.work", "sessions.sql")
 
-# After so many beginnings, the sessions are locked before the next: it is the last.
+# After so many beginnings, the lanes are locked before the next, so that nobody gets ahead any more.
 _FREE_TRIES = 3
 _TRIES = 10
 
@@ -140,8 +140,8 @@ async def accept_many(
 ) -> list[Acceptance]:
     """Append requests to their sessions, in the order given; what became of each, in the same order.
 
-    `max_queued` is for sessions that have no bound of their own. What a taker of its pool has room for, and is the only
-    one of its session, is claimed for it; for the others, the workers of their pools are rung.
+    `max_queued` is for sessions that have no bound of their own. What a taker of its pool has room for, and is the
+    first of its session, is claimed for it; for the others, the workers of their pools are rung.
     """
     if len(requests) == 1 and (taker := _taker(requests[0].pool, requests[0].route, takers)) is not None:
         accepted = await _accept_one(connection, requests[0], taker, now)
@@ -167,6 +167,12 @@ async def accept_many(
         raise AssertionError("a session was deleted and made anew too often in the same moment")
     await _add_twins(connection, found, twins)
     return [found[index] for index in range(len(requests))]
+
+
+async def find_stored(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, Accepted]:
+    """Those of some requests that are stored, whoever was told of it."""
+    rows = await (await connection.execute(_SQL["find_stored"], {"ids": list(ids)})).fetchall()
+    return {row[0]: Accepted(*row) for row in rows}
 
 
 def _taker(pool: str, route: str, takers: Mapping[str, Taker] | None) -> Taker | None:

@@ -68,6 +68,12 @@ async def answered(connection: Connection, ids: Sequence[UUID]) -> list[RequestR
     return await _rows(connection, "read_answered", {"ids": list(ids)})
 
 
+async def find_known(connection: Connection, ids: Sequence[UUID]) -> set[UUID]:
+    """Those of some requests that have not gone with their session."""
+    rows = await (await connection.execute(_SQL["find_known"], {"ids": list(ids)})).fetchall()
+    return {request_id for (request_id,) in rows}
+
+
 async def read_requests(connection: Connection, ids: Sequence[UUID]) -> list[RequestRow]:
     """Requests by their ids, in no order."""
     return await _rows(connection, "read_some_requests", {"ids": list(ids)})

@@ -11,8 +11,18 @@ from uuid import UUID
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 from penstock.model import new_id
-from penstock.work.accept import Acceptance, Accepted, Existing, NewRequest, Refused, Stored, Taker, accept_many
-from penstock.work.answers import RequestRow, answered, get_request, list_requests, read_requests
+from penstock.work.accept import (
+    Acceptance,
+    Accepted,
+    Existing,
+    NewRequest,
+    Refused,
+    Stored,
+    Taker,
+    accept_many,
+    find_stored,
+)
+from penstock.work.answers import RequestRow, answered, find_known, get_request, list_requests, read_requests
 
 __all__ = [
     "Acceptance",
@@ -27,6 +37,8 @@ __all__ = [
     "accept_many",
     "answered",
     "cancel_request",
+    "find_known",
+    "find_stored",
     "get_request",
     "get_session",
     "list_requests",

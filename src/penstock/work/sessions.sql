@@ -256,6 +256,19 @@ leased AS (
 SELECT lane.batch_id, lane.id, lane.ordinal, place.wait_timeout_s, leased.id, coalesce(%(now)s::timestamptz, now())
   FROM lane, leased, place
 
+-- name: find_stored
+-- Those of some requests that are stored, whoever was told of it.
+SELECT r.id, r.session_id, r.lane_id, r.ordinal, s.wait_timeout_s, r.accepted_at
+  FROM unnest(%(ids)s::uuid[]) AS mine (id)
+ CROSS JOIN LATERAL (
+   SELECT id, session_id, lane_id, ordinal, accepted_at FROM penstock.session_requests WHERE id = mine.id LIMIT 1) AS r
+ CROSS JOIN LATERAL (SELECT wait_timeout_s FROM penstock.sessions WHERE id = r.session_id LIMIT 1) AS s
+
+-- name: find_known
+-- Those of some requests of which there is anything.
+SELECT id FROM unnest(%(ids)s::uuid[]) AS mine (id)
+ WHERE EXISTS (SELECT FROM penstock.session_requests r WHERE r.id = mine.id)
+
 -- name: hold_lanes
 -- Locks the lanes of some sessions: whoever has had to begin again too often lets nobody get ahead any more.
 SELECT id FROM penstock.lanes
