@@ -14,7 +14,7 @@ from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
 from penstock.erase import erase
 from penstock.model import Again, Outcome, OutcomeState, parse_id
-from penstock.settle.write import Changes, settle
+from penstock.settle.write import Changes, pass_over, settle
 from penstock.work import sessions
 from penstock.work.sessions import Existing, Refused, accept_many
 from tests.support.db import connected, one, with_connection
@@ -622,5 +622,66 @@ def test_a_session_used_at_the_last_moment_stays(database: str) -> None:
         assert not await erase.delete_session(connection, OWNER, "a", unused_s=60, now=start + timedelta(days=1))
         assert await one(connection, "SELECT open FROM penstock.lanes") == (True,), "nothing was closed on the way"
         assert len(await take(connection, WORKER)) == 1
+
+    with_connection(database, body)
+
+
+# -- what was cancelled is passed over, whoever serves it
+
+
+def test_what_was_cancelled_holds_up_nobody(database: str) -> None:
+    """Not even where nobody serves what it asked for."""
+
+    async def body(connection: Connection) -> None:
+        gone = await send(connection, "a", "a", route="model-1", pool="session:gone")
+        (behind,) = await send(connection, "a")
+        assert await take(connection, WORKER) == []
+        for request in gone:
+            assert await sessions.cancel_request(connection, OWNER, "a", request.request_id)
+        assert await pass_over(connection, [gone[0].session_id]) == 2
+        (item,) = await take_items(connection, WORKER)
+        assert item.session_request_id == behind.request_id
+        # In the middle: whoever answers what comes before learns of it.
+        (middle,) = await send(connection, "a", route="model-1", pool="session:gone")
+        (last,) = await send(connection, "a")
+        assert await sessions.cancel_request(connection, OWNER, "a", middle.request_id)
+        settled = await end(connection, WORKER, [item])
+        assert list(settled.cancelled_next) == [behind.session_id]
+        assert await pass_over(connection, settled.cancelled_next) == 1
+        (item,) = await take_items(connection, WORKER)
+        assert item.session_request_id == last.request_id
+        row = await sessions.get_request(connection, OWNER, "a", middle.request_id)
+        assert row is not None
+        assert (row.status, row.attempts, row.error_code) == ("cancelled", 0, "cancelled")
+        assert list((await end(connection, WORKER, [item])).cancelled_next) == []
+
+    with_connection(database, body)
+
+
+def test_a_cancelled_retry_holds_up_nobody(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        first, second = await send(connection, "a", "a")
+        await end(connection, WORKER, await take_items(connection, WORKER), LATER)
+        assert await pass_over(connection, [first.session_id]) == 0
+        assert await sessions.cancel_request(connection, OWNER, "a", first.request_id)
+        assert await pass_over(connection, [first.session_id]) == 1
+        assert await one(connection, "SELECT count(*) FROM penstock.deferrals") == (0,)
+        (item,) = await take_items(connection, WORKER)
+        assert item.session_request_id == second.request_id
+
+    with_connection(database, body)
+
+
+def test_what_was_cancelled_takes_no_room(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        await send(connection, "a")
+        held = await take_items(connection, WORKER)
+        queued = [accepted(each) for each in await accept_many(connection, [wish("a"), wish("a")], max_queued=2)]
+        assert await accept_many(connection, [wish("a")], max_queued=2) == [Refused("queue_full")]
+        assert await sessions.cancel_request(connection, OWNER, "a", queued[0].request_id)
+        found = await accept_many(connection, [wish("a"), wish("a")], max_queued=2)
+        assert accepted(found[0]).sequence == 4
+        assert found[1] == Refused("queue_full")
+        await end(connection, WORKER, held)
 
     with_connection(database, body)

@@ -30,7 +30,7 @@ from penstock.config import LivenessLimits
 from penstock.db import arrays, sql
 from penstock.erase import erase
 from penstock.model import Again, Item, Outcome, OutcomeState, SessionRequest
-from penstock.settle.write import Changes, settle
+from penstock.settle.write import Changes, pass_over, settle
 from penstock.work import sessions
 from penstock.work.sessions import Accepted, Existing, Refused, Taker, accept_many
 from tests.support.sessions import OWNER, POOL, wish
@@ -155,7 +155,7 @@ class SessionMachine(RuleBasedStateMachine):
                 assert isinstance(answer, Existing)
                 assert answer.request.id == known.id
                 continue
-            waiting = sum(r.state == ("pending",) for r in session.requests) if session else 0
+            waiting = sum(r.state == ("pending",) and not r.cancelled for r in session.requests) if session else 0
             if session and waiting >= session.cap:
                 assert answer == Refused("queue_full")
                 continue
@@ -304,6 +304,17 @@ class SessionMachine(RuleBasedStateMachine):
             request.cancelled = True
             if request.state[0] == "deferred":
                 request.state = ("deferred", min(request.state[1], self.now), *request.state[2:])
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def pass_over(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.sessions)), label="session")
+        session = self.sessions[key]
+        passed = self.wait(pass_over(self.db, [session.id], now=self.now))
+        while (head := session.head()) is not None and head.cancelled and head.state[0] in ("pending", "deferred"):
+            head.state = ("settled", "skipped")
+            passed -= 1
+        assert passed == 0
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), blocks=st.booleans(), cap=st.integers(1, CAP))

@@ -18,7 +18,7 @@ from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
 from penstock.erase import erase
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
-from penstock.settle.write import Changes, settle
+from penstock.settle.write import Changes, pass_over, settle
 from penstock.work import sessions
 from penstock.work.sessions import Accepted, Existing, Taker, accept_many
 from tests.support.interleave import Interleaver, Order, Play, interleaver, named, orders, orders_of_twins
@@ -111,6 +111,11 @@ async def cancel(connection: Connection, scene: Scene) -> object:
     return await sessions.cancel_request(connection, OWNER, scene.key, scene.queued)
 
 
+async def pass_on(connection: Connection, scene: Scene) -> object:
+    session = await sessions.get_session(connection, OWNER, scene.key)
+    return session is not None and await pass_over(connection, [session.id])
+
+
 async def resume(connection: Connection, scene: Scene) -> object:
     return await sessions.resume_session(connection, OWNER, scene.key, retry_head=True)
 
@@ -130,7 +135,7 @@ async def delete(connection: Connection, scene: Scene) -> object:
 Move = Callable[[Connection, Scene], Awaitable[object]]
 ACCEPTS: tuple[Move, ...] = (accept, accept_keyed, hand_in)
 SETTLES: tuple[Move, ...] = (complete, fail, retry, give_back, reclaim)
-STEERING: tuple[Move, ...] = (cancel, resume, go_on, put)
+STEERING: tuple[Move, ...] = (cancel, pass_on, resume, go_on, put)
 EVERY: tuple[Move, ...] = (*ACCEPTS, claim, *SETTLES, *STEERING)
 # A late answer and a reclaim are about the same lease; two of these cannot both be the holder's.
 ALONE: set[Move] = {complete, fail, retry, give_back}
@@ -186,6 +191,20 @@ async def deferred(connection: Connection, scene: Scene) -> None:
     scene.items = []
 
 
+async def cancelled(connection: Connection, scene: Scene) -> None:
+    """The next was cancelled, and what follows it is of another kind."""
+    await waiting(connection, scene)
+    await cancel(connection, scene)
+    (answer,) = await send(connection, scene.key, pool=scene.pool, route="model-1")
+    scene.queued = answer.request_id
+
+
+async def put_off(connection: Connection, scene: Scene) -> None:
+    """The head waited for another try, and was cancelled."""
+    await deferred(connection, scene)
+    await cancel(connection, scene)
+
+
 async def blocked(connection: Connection, scene: Scene) -> None:
     """Its head has failed for good."""
     await busy(connection, scene)
@@ -200,7 +219,9 @@ SCENES: dict[Setting, tuple[Move, ...]] = {
     unknown: COMING,
     idle: COMING,
     waiting: (*COMING, cancel),
-    deferred: (*COMING, cancel),
+    deferred: (*COMING, cancel, pass_on),
+    cancelled: (*COMING, cancel, pass_on),
+    put_off: (*COMING, cancel, pass_on),
     alone: (*ACCEPTS, claim, *SETTLES, cancel),
     busy: EVERY,
     blocked: (*COMING, cancel, resume, go_on),

@@ -36,6 +36,7 @@ from penstock.api.waiting import attending
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.model import public_id
+from penstock.settle.write import pass_over
 from penstock.work import sessions
 from penstock.work.sessions import RequestRow, SessionRow
 
@@ -135,6 +136,8 @@ async def give_up(call: Call[Any, Any], submission: Submission) -> None:
     if getattr(call.query, "cancel_on_disconnect", False):
         async with borrowed(call.server.database) as connection:
             await sessions.cancel_request(connection, call.caller.owner, submission.key, submission.request_id)
+            if (session := await sessions.get_session(connection, call.caller.owner, submission.key)) is not None:
+                await pass_over(connection, [session.id])
 
 
 def still_waiting(call: Call[Any, Any], submission: Submission) -> Response:
@@ -279,6 +282,7 @@ async def cancel_session_request(call: Call[None, None]) -> SessionRequest:
     if row.status != "cancelled":
         async with borrowed(call.server.database) as connection:
             cancelled = await sessions.cancel_request(connection, call.caller.owner, row.session_key, row.id)
+            await pass_over(connection, [row.session_id])
         row = await _find(call, call.path["request_id"])
         if not cancelled and row.status != "cancelled":
             raise conflict(f"Cannot cancel a request with status '{row.status}'.")

@@ -12,7 +12,7 @@ from penstock.config import SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.coalesce import Coalescer
-from penstock.settle.write import Changes, applied, settle
+from penstock.settle.write import Changes, applied, pass_over, settle
 
 _log = logging.getLogger("penstock.settle")
 
@@ -106,6 +106,8 @@ class Results:
             # Where some were refused, nobody here knows which.
             decided = [] if settled.fenced else [entry for entry in entries if isinstance(entry, Decided)]
             self._on_answers(Answers(changes.waited, decided, settled.at))
+        if settled.cancelled_next:
+            await pass_over(connection, settled.cancelled_next)
         if settled.more or (changes.backs and any(_lease_of(entry).session for entry in entries)):
             self._on_more()
         known = 0

@@ -110,7 +110,9 @@ freed AS (
          open = open AND NOT (blocks AND id = ANY (ARRAY(
            SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
-  RETURNING l.runnable
+  RETURNING l.runnable, CASE WHEN l.next < l.total AND EXISTS (
+    SELECT FROM penstock.session_requests r
+     WHERE r.lane_id = l.id AND r.ordinal = l.next AND r.cancelled_at IS NOT NULL) THEN l.batch_id END AS passes_over
 ),
 -- Sessions have no figures to keep.
 session AS MATERIALIZED (
@@ -149,7 +151,8 @@ rung AS MATERIALIZED (
 SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,
        (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back,
-       EXISTS (SELECT FROM freed WHERE runnable) AS more, coalesce(%(now)s::timestamptz, now()) AS at,
+       EXISTS (SELECT FROM freed WHERE runnable) AS more,
+       ARRAY(SELECT passes_over FROM freed WHERE passes_over IS NOT NULL) AS cancelled_next, coalesce(%(now)s::timestamptz, now()) AS at,
        (SELECT count(*) FROM rung) AS rung
 
 -- name: settle_answer_if_leased
@@ -177,12 +180,92 @@ freed AS (
             WHERE r.lane_id = l.id AND r.ordinal = l.next),
          turn = coalesce(%(now)s::timestamptz, now())
    WHERE id = (SELECT lane_id FROM held)
-  RETURNING l.runnable
+  RETURNING l.runnable, CASE WHEN l.next < l.total AND EXISTS (
+    SELECT FROM penstock.session_requests r
+     WHERE r.lane_id = l.id AND r.ordinal = l.next AND r.cancelled_at IS NOT NULL) THEN l.batch_id END AS passes_over
 ),
 rung AS MATERIALIZED (
   SELECT pg_notify('penstock_answers', %(ring)s::text) FROM held WHERE %(ring)s::text IS NOT NULL
 )
-SELECT freed.runnable, coalesce(%(now)s::timestamptz, now()), (SELECT count(*) FROM rung) FROM freed
+SELECT freed.runnable, freed.passes_over, coalesce(%(now)s::timestamptz, now()), (SELECT count(*) FROM rung) FROM freed
+
+-- name: hold_sessions_lanes
+-- Before the next statement, which must see everything that was accepted into them.
+SELECT id FROM penstock.lanes WHERE batch_id = ANY (%(sessions)s::uuid[]) AND session ORDER BY id FOR UPDATE
+
+-- name: settle_cancelled_if_next
+-- Passes over requests that were cancelled and would be next, whoever serves what they asked for: that one may be halted
+-- or gone for good, and what is behind them is not for it. Also the head that waits for another try.
+WITH lane AS MATERIALIZED (
+  SELECT id, batch_id, next, busy FROM penstock.lanes WHERE id = ANY (%(lanes)s::int8[]) AND deadline = 'infinity'
+),
+put_off AS (
+  DELETE FROM penstock.deferrals d
+   WHERE d.id = ANY (ARRAY(
+     SELECT d.id
+       FROM lane
+      CROSS JOIN LATERAL (
+        SELECT id, ordinals FROM penstock.deferrals WHERE batch_id = lane.batch_id LIMIT 1) AS d
+      CROSS JOIN LATERAL (
+        SELECT cancelled_at FROM penstock.session_requests
+         WHERE lane_id = lane.id AND ordinal = lower(d.ordinals) LIMIT 1) AS r
+      WHERE r.cancelled_at IS NOT NULL))
+  RETURNING d.lane_id, lower(d.ordinals) AS ordinal, d.attempt
+),
+idle AS MATERIALIZED (
+  SELECT lane.id, lane.next, put_off.ordinal, put_off.attempt
+    FROM lane
+    LEFT JOIN put_off ON put_off.lane_id = lane.id
+   WHERE lane.busy = CASE WHEN put_off.ordinal IS NULL THEN 0 ELSE 1 END
+),
+place AS MATERIALIZED (
+  SELECT idle.*, coalesce(alive.ordinal, last.ordinal + 1, idle.next) AS upto
+    FROM idle
+    LEFT JOIN LATERAL (
+      SELECT ordinal FROM penstock.session_requests
+       WHERE lane_id = idle.id AND ordinal >= idle.next AND cancelled_at IS NULL
+       ORDER BY ordinal LIMIT 1) AS alive ON true
+    LEFT JOIN LATERAL (
+      SELECT ordinal FROM penstock.session_requests
+       WHERE lane_id = idle.id AND ordinal >= idle.next
+       ORDER BY ordinal DESC LIMIT 1) AS last ON true
+),
+gone AS MATERIALIZED (
+  SELECT place.id AS lane_id, r.ordinal, r.cancelled_at, r.waited, 1 AS attempt
+    FROM place
+   CROSS JOIN LATERAL (
+     SELECT ordinal, cancelled_at, waited FROM penstock.session_requests
+      WHERE lane_id = place.id AND ordinal >= place.next AND ordinal < place.upto) AS r
+  UNION ALL
+  SELECT place.id, r.ordinal, r.cancelled_at, r.waited, place.attempt
+    FROM place
+   CROSS JOIN LATERAL (
+     SELECT ordinal, cancelled_at, waited FROM penstock.session_requests
+      WHERE lane_id = place.id AND ordinal = place.ordinal LIMIT 1) AS r
+),
+written AS (
+  INSERT INTO penstock.outcomes
+    (lane_id, ordinal, line, state, attempts, lease_id, finished_at, custom_id, error_code, error_message)
+  SELECT gone.lane_id, gone.ordinal, gone.ordinal + 1, 'skipped', gone.attempt, 0, gone.cancelled_at, t.custom_id,
+         'cancelled', 'It was cancelled before it was sent.'
+    FROM gone
+   CROSS JOIN LATERAL (
+     SELECT custom_id FROM penstock.templates
+      WHERE source_id = -gone.lane_id AND source_lane = 0 AND ordinal = gone.ordinal LIMIT 1) AS t
+),
+moved AS (
+  UPDATE penstock.lanes l
+     SET next = (SELECT upto FROM place WHERE place.id = l.id), busy = 0,
+         (pool, route, endpoint) = (
+           SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
+             FROM penstock.session_requests r
+            WHERE r.lane_id = l.id AND r.ordinal = (SELECT upto FROM place WHERE place.id = l.id)),
+         turn = coalesce(%(now)s::timestamptz, now())
+   WHERE l.id = ANY (ARRAY(SELECT lane_id FROM gone))
+  RETURNING l.pool, l.runnable
+)
+SELECT (SELECT count(*) FROM gone)::int4, (SELECT count(pg_notify('penstock_work', pool)) FROM moved WHERE runnable),
+       (SELECT count(pg_notify('penstock_answers', lane_id::text)) FROM gone WHERE waited)
 
 -- name: count_applied
 -- How many of some items were recorded under the very lease they carry: tells a settle that was applied, although its

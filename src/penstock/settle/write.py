@@ -91,6 +91,8 @@ class Settled:
     """Ordinals whose lease was no longer this worker's: refused, nothing changed."""
     more: bool = field(default=False, compare=False)
     """Something is ready to be claimed that was waiting for one of these."""
+    cancelled_next: Sequence[UUID] = field(default=(), compare=False)
+    """Sessions whose next request was cancelled: see `pass_over`."""
     at: datetime = field(default=_UNKNOWN, compare=False)
     """The time it was written with."""
 
@@ -104,9 +106,9 @@ async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, n
     row = await cursor.fetchone()
     if row is None:
         raise AssertionError("settle_if_leased always answers one row")
-    outcomes, retries, given_back, more, at, _ = row
+    outcomes, retries, given_back, more, cancelled_next, at, _ = row
     fenced = changes.ordinals() - outcomes - retries - given_back
-    return Settled(outcomes, retries, given_back, fenced, more, at)
+    return Settled(outcomes, retries, given_back, fenced, more, cancelled_next, at)
 
 
 async def _settle_answer(connection: Connection, worker_id: UUID, changes: Changes, now: Now) -> Settled:
@@ -126,8 +128,19 @@ async def _settle_answer(connection: Connection, worker_id: UUID, changes: Chang
     row = await (await connection.execute(_SQL["settle_answer_if_leased"], parameters)).fetchone()
     if row is None:
         return Settled(0, 0, 0, 1)
-    more, at, _ = row
-    return Settled(1, 0, 0, 0, more, at)
+    more, cancelled_next, at, _ = row
+    return Settled(1, 0, 0, 0, more, () if cancelled_next is None else (cancelled_next,), at)
+
+
+async def pass_over(connection: Connection, sessions: Sequence[UUID], *, now: Now = None) -> int:
+    """Record what was cancelled and would be next in these sessions, so that they go on with what follows; how many."""
+    async with connection.transaction():
+        cursor = await connection.execute(_SQL["hold_sessions_lanes"], {"sessions": list(sessions)})
+        lanes = [lane_id for (lane_id,) in await cursor.fetchall()]
+        row = await (
+            await connection.execute(_SQL["settle_cancelled_if_next"], {"lanes": lanes, "now": now})
+        ).fetchone()
+    return int(row[0]) if row else 0
 
 
 async def applied(connection: Connection, items: Sequence[Item]) -> int:

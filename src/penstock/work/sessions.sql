@@ -97,7 +97,12 @@ asked AS MATERIALIZED (
 judged AS MATERIALIZED (
   SELECT asked.*, total + before AS ordinal,
          CASE WHEN NOT ok THEN 'again' WHEN existing IS NOT NULL THEN 'existing'
-              WHEN total - next + before < cap THEN 'accepted' ELSE 'refused' END AS verdict
+              WHEN total - next + before < cap THEN 'accepted'
+              -- What was cancelled takes no room. It is counted only where that matters.
+              WHEN total - next + before < cap + (
+                     SELECT count(*) FROM penstock.session_requests r
+                      WHERE r.lane_id = asked.lane_id AND r.ordinal >= asked.next AND r.cancelled_at IS NOT NULL)
+              THEN 'accepted' ELSE 'refused' END AS verdict
     FROM (SELECT asked.*,
                  (count(*) FILTER (WHERE existing IS NULL) OVER (PARTITION BY s ORDER BY n)
                   - (existing IS NULL)::int4)::int4 AS before
