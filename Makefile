@@ -29,7 +29,7 @@ demo: setup ## run 2,000 requests against a mock upstream and look at the result
 test: setup ## check, then run every test on PostgreSQL 18 and 15
 	@scripts/system-packages
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup ## lint, format and types
 	@$(BIN)/ruff check --quiet .
@@ -50,7 +50,7 @@ chaos-sessions: setup ## the same over sessions and their callers: make chaos-se
 	@$(BIN)/python -m tests.chaos.sessions --seed $(or $(SEED),1) --sessions $(or $(SESSIONS),500) --requests $(or $(REQUESTS),20) --replicas $(or $(REPLICAS),3)
 
 races: setup ## every order of every few moves at once (make test has a third of those of three)
-	@PENSTOCK_RACES=all $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder tests/race
+	@PENSTOCK_RACES=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/race
 
 replay: setup ## the same faults once more, everything kept: make replay SEED=1
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10) --keep

@@ -86,8 +86,8 @@ class Desk:
         while not self._stopping.is_set():
             try:
                 async with provider.processor(config.dispatch, config.retry, share, streams=streams) as processor:
-                    worker = Worker(config, database, provider.session_pool, processor.dispatcher(), self._bell)
-                    worker.on_answers = lambda answers: self.on_answers(answers)
+                    stage = (config, database, provider.session_pool, processor.dispatcher())
+                    worker = Worker(*stage, self._bell, lambda answers: self.on_answers(answers))
                     self._workers[provider.session_pool] = worker
                     await worker.run()
             except Exception as error:

@@ -56,7 +56,7 @@ class Shift:
         pool: str,
         dispatcher: Dispatcher,
         halts: dict[str, Halt],
-        on_answers: Callable[[Answers], None] = lambda _: None,
+        on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
         self.id: UUID = uuid4()
         self.trouble = ""

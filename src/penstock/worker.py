@@ -34,14 +34,20 @@ class Worker:
     """Works off one pool's lanes until stopped."""
 
     def __init__(
-        self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher, bell: Bell | None = None
+        self,
+        config: Config,
+        database: Pool,
+        pool: str,
+        dispatcher: Dispatcher,
+        bell: Bell | None = None,
+        on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
-        """With a bell, new work is begun at once; without, at the next poll."""
+        """With a bell, new work is begun at once; without, at the next poll. `on_answers` is called when answers of
+        sessions that somebody waits for have been written."""
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
         self.lost_identities = 0
-        self.on_answers: Callable[[Answers], None] = lambda _: None
-        """Called when sessions' answers that somebody waits for have been written."""
+        self._on_answers = on_answers
         self._config = config
         self._database = database
         self._pool = pool
@@ -52,7 +58,7 @@ class Worker:
 
     def _next_shift(self) -> Shift:
         stage = (self._config, self._database, self._pool, self._dispatcher)
-        return Shift(*stage, self.halts, lambda answers: self.on_answers(answers))
+        return Shift(*stage, self.halts, self._on_answers)
 
     async def run(self) -> None:
         """Work until `stop`. Raises when the database stays away for longer than it is worth waiting."""

@@ -193,6 +193,7 @@ def test_a_stream_can_pause_without_holding_a_transaction(database: str, connect
         idle = connection.execute(
             "SELECT count(*) FROM pg_stat_activity"
             " WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend'"
         ).fetchone()
         assert idle == (0,)
         intake.feed(data[5000:])

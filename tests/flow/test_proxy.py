@@ -184,6 +184,8 @@ def test_a_cut_after_so_many_bytes_up(proxy: TcpProxy, echo: _Echo, size: int, h
         with contextlib.suppress(OSError):
             client.sendall(bytes(200_000))
         trigger.wait(DEADLINE_S)
+        if how is Cut.FIN:
+            wait_until(lambda: len(echo.received) >= size, DEADLINE_S)
         wait_until(lambda: echo.open == 0, DEADLINE_S)
     if how is Cut.FIN:  # a reset may destroy what the server has not read
         assert len(echo.received) == size

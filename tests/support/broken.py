@@ -10,14 +10,13 @@ from collections.abc import Callable
 
 from penstock.db import sql
 
-_parse = sql.parse
-
 
 def _without(name: str, text: str, instead: str = "") -> None:
     """From now on, statement `name` is loaded with `text` replaced."""
+    before = sql.parse
 
     def parse(place: str, source: str) -> sql.Statements:
-        statements = {statement.name: statement for statement in _parse(place, source)}
+        statements = {statement.name: statement for statement in before(place, source)}
         if name in statements:
             whole = statements[name].text.decode()
             if text not in whole:
@@ -83,7 +82,8 @@ def unseen_key() -> None:
 
 def session_head() -> None:
     """A session that goes on asks for what its last request asked for."""
-    _without("settle_if_leased", "WHERE r.lane_id = l.id AND r.ordinal = l.next", "WHERE false")
+    for statement in ("settle_if_leased", "settle_answer_if_leased"):
+        _without(statement, "WHERE r.lane_id = l.id AND r.ordinal = l.next),", "WHERE false),")
 
 
 VARIANTS: dict[str, Callable[[], None]] = {

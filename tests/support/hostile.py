@@ -71,6 +71,7 @@ class Upstream:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=2048)
         self.port: int = self._server.sockets[0].getsockname()[1]
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
         return self
 
     async def __aexit__(
@@ -80,6 +81,9 @@ class Upstream:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # they are closed in the loop's next turn
 
     @property
     def base_url(self) -> str:
@@ -94,6 +98,7 @@ class Upstream:
             self.changed.notify_all()
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         # A task of our own: one that the streams module starts reports its cancellation as an error.
         task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
         self._tasks.add(task)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+import psycopg
+
 from penstock.config import SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.coalesce import Coalescer
-from penstock.settle.write import Changes, applied, pass_over, settle
+from penstock.settle.write import Changes, applied, pass_over, ring_for, settle
 
 _log = logging.getLogger("penstock.settle")
 
@@ -71,7 +74,9 @@ class Tally:
 class Results:
     """The kind of write that settles leases."""
 
-    def __init__(self, worker_id: UUID, on_more: Callable[[], None], on_answers: Callable[[Answers], None]) -> None:
+    def __init__(
+        self, worker_id: UUID, on_more: Callable[[], None], on_answers: Callable[[Answers], None] | None
+    ) -> None:
         self._worker_id = worker_id
         self._on_more = on_more
         self._on_answers = on_answers
@@ -101,11 +106,14 @@ class Results:
                 changes.decide(entry.item, entry.verdict)
             else:
                 changes.give_back(entry.lease, entry.ranges)
-        settled = await settle(connection, self._worker_id, changes)
-        if changes.waited:
+        settled = await settle(connection, self._worker_id, changes, ring=self._on_answers is None)
+        if changes.waited and self._on_answers is not None:
             # Where some were refused, nobody here knows which.
             decided = [] if settled.fenced else [entry for entry in entries if isinstance(entry, Decided)]
             self._on_answers(Answers(changes.waited, decided, settled.at))
+            # Whoever waits elsewhere is told second. Should that fail, they look by the clock.
+            with contextlib.suppress(psycopg.Error):
+                await ring_for(connection, changes)
         if settled.cancelled_next:
             await pass_over(connection, settled.cancelled_next)
         if settled.more or (changes.backs and any(_lease_of(entry).session for entry in entries)):
@@ -158,10 +166,10 @@ class SettleBuffer(Coalescer[Result]):
         *,
         on_pressure: Callable[[bool], None] = lambda _: None,
         on_more: Callable[[], None] = lambda: None,
-        on_answers: Callable[[Answers], None] = lambda _: None,
+        on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
         """`on_more` is called when sessions are ready for their next request, `on_answers` when what somebody waits for
-        has been written."""
+        has been written: for those who wait in this process."""
         self._results = Results(worker_id, on_more, on_answers)
         super().__init__(self._results, pool, limits, on_pressure=on_pressure)
 

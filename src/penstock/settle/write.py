@@ -97,12 +97,19 @@ class Settled:
     """The time it was written with."""
 
 
-async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, now: Now = None) -> Settled:
-    """Write the changes of ordinals still leased to this worker; refuse the others."""
+async def settle(
+    connection: Connection, worker_id: UUID, changes: Changes, *, ring: bool = True, now: Now = None
+) -> Settled:
+    """Write the changes of ordinals still leased to this worker; refuse the others.
+
+    Those who wait for answers are rung by the same commit, unless the caller does it (`ring_for`).
+    """
     changes.decided_first()
+    payload = _ring(changes.waited) if ring else None
     if changes.answers == changes.ordinals() == 1:
-        return await _settle_answer(connection, worker_id, changes, now)
-    cursor = await connection.execute(_SQL["settle_if_leased"], _parameters(worker_id, changes, now))
+        return await _settle_answer(connection, worker_id, changes, payload, now)
+    parameters = {**_parameters(worker_id, changes, now), "ring": payload}
+    cursor = await connection.execute(_SQL["settle_if_leased"], parameters)
     row = await cursor.fetchone()
     if row is None:
         raise AssertionError("settle_if_leased always answers one row")
@@ -111,7 +118,14 @@ async def settle(connection: Connection, worker_id: UUID, changes: Changes, *, n
     return Settled(outcomes, retries, given_back, fenced, more, cancelled_next, at)
 
 
-async def _settle_answer(connection: Connection, worker_id: UUID, changes: Changes, now: Now) -> Settled:
+async def ring_for(connection: Connection, changes: Changes) -> None:
+    """Tell those who wait, on every machine."""
+    await connection.execute("SELECT pg_notify('penstock_answers', %s)", [_ring(changes.waited)])
+
+
+async def _settle_answer(
+    connection: Connection, worker_id: UUID, changes: Changes, ring: str | None, now: Now
+) -> Settled:
     ((lease_id, ordinal, line, custom_id, outcome),) = changes.outcomes
     parameters = {
         "lease": lease_id,
@@ -122,7 +136,7 @@ async def _settle_answer(connection: Connection, worker_id: UUID, changes: Chang
         "custom_id": custom_id,
         "request_id": outcome.request_id,
         "response": outcome.body,
-        "ring": _ring(changes.waited),
+        "ring": ring,
         "now": now,
     }
     row = await (await connection.execute(_SQL["settle_answer_if_leased"], parameters)).fetchone()
@@ -165,7 +179,6 @@ def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object
     return {
         "worker": worker_id,
         "now": now,
-        "ring": _ring(changes.waited),
         "leases": Int8Array(list(parts)),
         "gone": [part.gone for part in parts.values()],
         "completed": [part.completed for part in parts.values()],
