@@ -32,7 +32,7 @@ _log = logging.getLogger("penstock.worker")
 
 _PAUSE_S = 1.0
 # Claiming and settling at once.
-_CONNECTIONS_PER_WORKER = 2
+CONNECTIONS_PER_WORKER = 2
 
 
 def patient(config: Config, providers: Providers) -> Config:
@@ -57,7 +57,7 @@ class Desk:
 
     async def __aenter__(self) -> Self:
         if self._providers:
-            connections = _CONNECTIONS_PER_WORKER * (len(self._providers) + 1)
+            connections = CONNECTIONS_PER_WORKER * (len(self._providers) + 1)
             limits = dataclasses.replace(self._config.database, pool_max=connections)
             database = await open_pool(self._conninfo, limits, name="penstock desk")
             self._working = asyncio.create_task(self._work(database), name="desk")

@@ -25,15 +25,13 @@ from penstock.cli.main import report
 from penstock.config import Config
 from penstock.db.bell import WORK, Bell
 from penstock.db.pool import open_pool
-from penstock.desk import patient
+from penstock.desk import CONNECTIONS_PER_WORKER, patient
 from penstock.dispatch.slots import Slots
 from penstock.errors import PenstockError
 from penstock.providers import Providers, parse
 from penstock.work.streams import StreamWriter
 from penstock.worker import Worker
 
-# Claiming and settling at once, for each worker.
-_CONNECTIONS_PER_WORKER = 2
 _LOOK_OUT_S = 0.1
 
 
@@ -59,7 +57,7 @@ class _Part:
 
 async def _serve(conninfo: str, config: Config, providers: Providers, part: _Part) -> None:
     limits = config.database
-    wanted = max(limits.pool_max, _CONNECTIONS_PER_WORKER * (2 * len(providers) + 1))
+    wanted = max(limits.pool_max, CONNECTIONS_PER_WORKER * (2 * len(providers) + 1))
     database = await open_pool(conninfo, dataclasses.replace(limits, pool_max=wanted), name="penstock worker")
     bell, streams = Bell(conninfo), StreamWriter(database)
     try:

@@ -75,7 +75,7 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
         await _reopen(server.database, plan.config, plan.providers)
         listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)
         staff = Staff(plan.config, plan.providers, plan.workers, verbose=plan.verbose, desk=True)
-        # Who is to work off nothing works off no sessions either.
+        # With --workers 0 this server answers only; sessions are then worked off by others too.
         desk = Desk(plan.config, conninfo, plan.providers if plan.workers else (), server.waiters.bell)
         with _stopped_by_signals(_Stop(listener, server, staff, desk)):
             listening = asyncio.create_task(listener.serve(sockets), name="http")

@@ -156,8 +156,8 @@ SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM rung) AS rung
 
 -- name: settle_answer_if_leased
--- The same for the one case that somebody waits for most: a single completed request of a session. It is a third of the
--- work. Locks in the same order, lease and lane.
+-- The same for the one case that somebody waits for most: a single completed request of a session, at half
+-- the cost. Locks in the same order, lease and lane.
 WITH held AS (
   DELETE FROM penstock.leases
    WHERE id = %(lease)s

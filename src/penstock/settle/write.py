@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
-from penstock.db import sql
+from penstock.db import bell, sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
+from penstock.db.bell import lanes_payload
 from penstock.db.pool import Connection, Now
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState, Usage
 from penstock.results import openai_bytes
@@ -16,9 +17,6 @@ from penstock.results import openai_bytes
 Range = tuple[int, int]
 
 _SQL = sql.load("penstock.settle", "settle.sql")
-
-# A notice of the server's is shorter than 8,000 bytes.
-_MAX_PAYLOAD = 7_900
 
 
 _UNKNOWN = datetime.min.replace(tzinfo=UTC)
@@ -105,7 +103,7 @@ async def settle(
     Those who wait for answers are rung by the same commit, unless the caller does it (`ring_for`).
     """
     changes.decided_first()
-    payload = _ring(changes.waited) if ring else None
+    payload = lanes_payload(changes.waited) if ring and changes.waited else None
     if changes.answers == changes.ordinals() == 1:
         return await _settle_answer(connection, worker_id, changes, payload, now)
     parameters = {**_parameters(worker_id, changes, now), "ring": payload}
@@ -120,7 +118,7 @@ async def settle(
 
 async def ring_for(connection: Connection, changes: Changes) -> None:
     """Tell those who wait, on every machine."""
-    await connection.execute("SELECT pg_notify('penstock_answers', %s)", [_ring(changes.waited)])
+    await bell.ring(connection, bell.ANSWERS, lanes_payload(changes.waited))
 
 
 async def _settle_answer(
@@ -207,12 +205,6 @@ def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object
         "b_lease": Int8Array(list(changes.backs)),
         "b_ordinals": [as_multirange(ranges) for ranges in changes.backs.values()],
     }
-
-
-def _ring(lanes: set[int]) -> str | None:
-    """What those who wait are told: the lanes with news, or that they should all look."""
-    payload = ",".join(map(str, sorted(lanes)))
-    return (payload if len(payload) <= _MAX_PAYLOAD else "*") or None
 
 
 _NO_USAGE = Usage()
