@@ -53,6 +53,10 @@ def _served(data_dir: Path, bin_dir: Path | None) -> Iterator[str]:
     with embedded.acquire(data_dir, bin_dir=bin_dir) as server:
         with psycopg.connect(server.conninfo, autocommit=True) as connection:
             connection.execute("CREATE DATABASE template_penstock")
+            # Processes die in these tests, machines do not: what was written is there without waiting for a disk.
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("ALTER SYSTEM SET full_page_writes = off")
+            connection.execute("SELECT pg_reload_conf()")
         migrate(make_conninfo(server.conninfo, dbname="template_penstock"))
         yield server.conninfo
 
@@ -93,6 +97,6 @@ def database_18(server_18: str) -> Iterator[str]:
 def _fresh(server: str, way: str) -> Iterator[str]:
     name = next(_names)
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE template_penstock")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template_penstock STRATEGY file_copy")
         yield make_conninfo(way, dbname=name)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")

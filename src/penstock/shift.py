@@ -28,11 +28,11 @@ from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
 from penstock.hand import Hand, Handing
 from penstock.housekeeping import end_batches, finish_touched, reclaim_lost, take_turn
-from penstock.model import Again, Halt, Item, Lease, Outcome, OutcomeState, Verdict
+from penstock.model import Again, Halt, Item, Lease, Outcome, Verdict
 from penstock.providers import is_session_pool
 from penstock.routes import Routes
 from penstock.settle.buffer import Answers, SettleBuffer
-from penstock.supply import CANCELLED, READ_ROWS, Supply
+from penstock.supply import Supply
 from penstock.tasks import cancelled, heard
 
 _log = logging.getLogger("penstock.worker")
@@ -88,6 +88,7 @@ class Shift:
         """Held while leases come into being other than by a claim, so that none is taken for a forgotten one."""
         self._condemned: set[int] = set()
         """Leases of what is to be failed, until it is."""
+        self._hurried = False
         self._touched: set[UUID] = set()
         self._loop = asyncio.get_running_loop()
         self._heart = Heart(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
@@ -204,7 +205,7 @@ class Shift:
         poll_s = _FIRST_POLL_S
         backoff_s = self._config.claim.claim_poll_s
         while True:
-            self._dispatcher.low_water = max(1, self._ahead())
+            self._dispatcher.low_water = self._low_water()
             await self._dispatcher.wait_room()
             try:
                 # Never cut short: a claim that committed unseen would lie idle until somebody reclaims it.
@@ -244,8 +245,27 @@ class Shift:
         concurrency = self._dispatcher.concurrency
         return max(1, concurrency // 8) if self._for_sessions else self._pace.claim_size(concurrency) // 2
 
+    def _low_water(self) -> int:
+        """How few items wait when it is time to claim. In a hurry, what was claimed ahead does not count."""
+        ahead = self._ahead()
+        return 3 * ahead + self._turnover() if self._hurried else max(1, ahead)
+
+    def _turnover(self) -> int:
+        return self._pace.within(_ROUND_S, self._dispatcher.concurrency)
+
+    async def _hurry_if_reclaimed(self) -> None:
+        """What was taken back from the lost is called before what is held here: by each what it can in a round."""
+        if self._for_sessions:
+            return
+        async with borrowed(self._database) as connection:
+            self._hurried = await claims.any_reclaimed(connection, self._pool)
+        # Whoever waits for room looks again when the next call ends: before that nothing could begin anyway.
+        self._dispatcher.low_water = self._low_water()
+
     async def _claim(self) -> list[Lease]:
         size = self._ahead() + self._dispatcher.room if self._for_sessions else 2 * self._ahead()
+        if self._hurried:
+            self._hurried, size = False, self._turnover()
         async with borrowed(self._database) as connection:
             routes = [
                 route
@@ -374,7 +394,10 @@ class Shift:
                 async with self._leasing:
                     given_up = await reclaim_lost(self._database, self.id, self._config, everywhere=my_turn)
                     self._condemned.update(lease.id for lease in given_up)
-                await self._fail_given_up(given_up)
+                for lease in given_up:
+                    await self._supply.fail(lease)
+                    self._condemned.discard(lease.id)
+                await self._hurry_if_reclaimed()
                 if my_turn:
                     await end_batches(self._database)
                 if monotonic() < self._doubts_until:
@@ -404,26 +427,6 @@ class Shift:
             if lease.id in lost:
                 self._hand.drop(lease)
         self._dispatcher.offer([item for item in waiting if item.lease.id not in lost])
-
-    async def _fail_given_up(self, leases: list[Lease]) -> None:
-        """Settle what was lost with its workers too often."""
-        for lease in leases:
-            ranges: list[claims.Range] = list(lease.ranges)
-            while ranges:
-                async with borrowed(self._database) as connection:
-                    if lease.session:
-                        items = await claims.read_heads(connection, [lease], max_bytes=1)
-                    else:
-                        items = await claims.read_bodies(connection, lease, ranges, max_rows=READ_ROWS, max_bytes=1)
-                if not items:
-                    self.buffer.give_back(lease, ranges)
-                    break
-                for item in items:
-                    message = f"its worker was lost {lease.reclaims} times while it was being processed"
-                    outcome = Outcome(OutcomeState.FAILED, error_code="worker_lost", error_message=message)
-                    self.buffer.decide(item, CANCELLED if item.cancelled else outcome)
-                ranges = claims.beyond(ranges, items[-1].ordinal)
-            self._condemned.discard(lease.id)
 
     async def _give_back_closed(self) -> None:
         """Return waiting items whose lane was paused or cancelled after their bodies were read."""

@@ -39,7 +39,8 @@ class Supply:
                 self._buffer.give_back(lease, self._hand.drop(lease))
                 return
             self._hand.read(lease, items)
-            self._dispatcher.offer(items)
+            # What was lost with another worker has waited already.
+            self._dispatcher.offer(items, first=lease.reclaims > 0)
 
     async def heads(self, leases: list[Lease]) -> None:
         """The same for sessions: each has one body to read, and many are read at once."""
@@ -69,3 +70,21 @@ class Supply:
             else:
                 offered.append(item)
         self._dispatcher.offer(offered)
+
+    async def fail(self, lease: Lease) -> None:
+        """Decide what was lost with its workers too often."""
+        ranges: list[claims.Range] = list(lease.ranges)
+        while ranges:
+            async with borrowed(self._database) as connection:
+                if lease.session:
+                    items = await claims.read_heads(connection, [lease], max_bytes=1)
+                else:
+                    items = await claims.read_bodies(connection, lease, ranges, max_rows=READ_ROWS, max_bytes=1)
+            if not items:
+                self._buffer.give_back(lease, ranges)
+                return
+            for item in items:
+                message = f"its worker was lost {lease.reclaims} times while it was being processed"
+                outcome = Outcome(OutcomeState.FAILED, error_code="worker_lost", error_message=message)
+                self._buffer.decide(item, CANCELLED if item.cancelled else outcome)
+            ranges = claims.beyond(ranges, items[-1].ordinal)

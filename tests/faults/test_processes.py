@@ -108,6 +108,23 @@ class TestKilledAtAStep:
             assert {key: after[key] for key in before} == before
 
 
+def test_what_was_lost_is_called_before_what_others_hold(tmp_path: Path, database_18: str) -> None:
+    much = {"claim_slice_s": 60, "claim_max": 1_000}
+    with workbench(tmp_path, database_18, lines=5_000) as bench:
+        held = bench.upstream("held", HELD)
+        first = bench.worker("first", held)
+        wait_until(lambda: calls_of(held) == CONCURRENCY, DEADLINE_S)
+        busy = bench.upstream("busy", taking(0.2))
+        second = bench.worker("second", busy, much)
+        bench.until("SELECT max(size) >= 900 FROM penstock.leases")
+        lost = bench.called(held)
+        first.kill()
+        wait_until(lambda: lost <= bench.called(busy), DEADLINE_S)
+        # It asks for more when half of that is left, and then calls what it got last.
+        assert calls_of(busy) < much["claim_max"] / 2
+        leave(second)
+
+
 # Short enough to wait for, long enough that a busy machine does not look like a dead worker.
 QUICK_LIVENESS = {"heartbeat_interval_s": 0.2, "heartbeat_grace_s": 2}
 

@@ -423,6 +423,17 @@ class TestDispatchers:
 
         self.each_kind(scenario)
 
+    def test_begin_with_what_comes_first(self) -> None:
+        async def scenario(desk: Desk, opened: threading.Event, started: list[int]) -> None:
+            desk.dispatcher.offer(make_items(8))
+            await desk.until(lambda: len(started) == 4)
+            desk.dispatcher.offer([make_item(line=50), make_item(line=51)], first=True)
+            assert [item.line for item in desk.dispatcher.take_back()] == [50, 51, 5, 6, 7, 8]
+            opened.set()
+            await desk.dispatcher.wait_idle()
+
+        self.each_kind(scenario)
+
     def test_give_back_what_has_not_started(self) -> None:
         async def scenario(desk: Desk, opened: threading.Event, started: list[int]) -> None:
             desk.dispatcher.offer(make_items(10, "a") + make_items(3, "b"))

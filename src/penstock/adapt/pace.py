@@ -26,3 +26,9 @@ class Pace:
             return min(max(limits.claim_min, concurrency), limits.claim_max)
         size = limits.claim_slice_s / max(self.item_s, 1e-6) * concurrency * limits.claim_safety
         return int(min(max(size, limits.claim_min, concurrency), limits.claim_max))
+
+    def within(self, seconds: float, concurrency: int) -> int:
+        """How many items so many slots get through in this time."""
+        if self.item_s is None:
+            return min(concurrency, self.limits.claim_max)
+        return int(min(max(seconds / max(self.item_s, 1e-6) * concurrency, 1), self.limits.claim_max))

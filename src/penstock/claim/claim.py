@@ -63,6 +63,13 @@ async def routes_with_work(connection: Connection, pool: str) -> list[str]:
     return [route for (route,) in await cursor.fetchall()]
 
 
+async def any_reclaimed(connection: Connection, pool: str) -> bool:
+    """Whether what lost workers held is still to be claimed."""
+    cursor = await connection.execute(_SQL["any_reclaimed"], {"pool": pool})
+    row = await cursor.fetchone()
+    return row is not None and bool(row[0])
+
+
 async def read_bodies(
     connection: Connection, lease: Lease, ranges: Sequence[Range], *, max_rows: int, max_bytes: int
 ) -> list[Item]:

@@ -251,6 +251,12 @@ SELECT route FROM lane_route WHERE route IS NOT NULL
 UNION
 SELECT route FROM deferred_route WHERE route IS NOT NULL
 
+-- name: any_reclaimed
+-- Whether a pool has anything that was taken back from lost workers and that nobody has claimed since. Not what may
+-- kill its worker: that is claimed one at a time, however long it takes.
+SELECT EXISTS (
+  SELECT FROM penstock.deferrals WHERE pool = %(pool)s AND reason = 'reclaimed' AND NOT suspect AND NOT held)
+
 -- name: register_worker
 -- Announces a process before its first claim.
 INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)

@@ -10,7 +10,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -44,8 +44,8 @@ class Dispatcher(Protocol):
 
     async def start(self, sink: Sink) -> None: ...
 
-    def offer(self, items: Collection[Item]) -> None:
-        """Hand over ready items; they start in this order as slots become free."""
+    def offer(self, items: Sequence[Item], *, first: bool = False) -> None:
+        """Hand over ready items; they start in this order as slots become free, behind or `first` before the others."""
 
     def take_back(self, route: str | None = None) -> list[Item]:
         """Remove and return what has not started: everything, or one route's."""
@@ -105,8 +105,11 @@ class Ready:
         with self._lock:
             return sum(map(len, self._aside.values()))
 
-    def extend(self, items: Iterable[Item]) -> None:
-        self._items.extend(items)
+    def extend(self, items: Sequence[Item], *, first: bool) -> None:
+        if first:
+            self._items.extendleft(items[::-1])
+        else:
+            self._items.extend(items)
 
     def pop(self) -> Item | None:
         if monotonic() > self.open_until:
@@ -204,11 +207,11 @@ class Pool(ABC):
     def _wake(self) -> None:
         """Start what can be started."""
 
-    def offer(self, items: Collection[Item]) -> None:
+    def offer(self, items: Sequence[Item], *, first: bool = False) -> None:
         if self._fault is not None:
             raise self._fault
         self._inside += len(items)
-        self._ready.extend(items)
+        self._ready.extend(items, first=first)
         self._wake()
 
     def take_back(self, route: str | None = None) -> list[Item]:
