@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -100,17 +100,14 @@ class Desk:
             finally:
                 self._workers.pop(provider.session_pool, None)
 
-    @contextlib.asynccontextmanager
-    async def handing_in(self, pools: Iterable[str]) -> AsyncIterator[Mapping[str, Handing]]:
-        """Around a statement that claims for these pools' workers what it stores; those that are here and have room."""
-        async with contextlib.AsyncExitStack() as stack:
-            handings: dict[str, Handing] = {}
-            for pool in sorted(set(pools)):
-                if (worker := self._workers.get(pool)) is not None:
-                    handing = await stack.enter_async_context(worker.handing_in())
-                    if handing.room:
-                        handings[pool] = handing
-            yield handings
+    async def hand_in(self, pools: Iterable[str]) -> Mapping[str, Handing]:
+        """Before a statement that claims for these pools' workers what it stores: those that can take anything."""
+        handings: dict[str, Handing] = {}
+        for pool in set(pools):
+            worker = self._workers.get(pool)
+            if worker is not None and (handing := await worker.hand_in()) is not None:
+                handings[pool] = handing
+        return handings
 
     def stop(self) -> None:
         """Let calls in flight end, then leave."""

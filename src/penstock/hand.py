@@ -21,6 +21,8 @@ class Handing:
     """Routes it does not begin anything of."""
     take: Callable[[Sequence[Item]], None]
     """These were claimed for it: call them."""
+    end: Callable[[bool], None]
+    """The statement has ended. False: it failed, and nobody knows whether it claimed anything."""
 
 
 class Hand:

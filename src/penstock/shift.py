@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
@@ -319,19 +319,20 @@ class Shift:
 
     # -- claimed elsewhere
 
-    @contextlib.asynccontextmanager
-    async def handing_in(self) -> AsyncIterator[Handing]:
-        """Around a statement that claims for this worker what it stores. Whatever it claimed must be handed in."""
+    async def hand_in(self) -> Handing | None:
+        """Before a statement that claims for this worker what it stores, if it can take anything. Whatever was claimed
+        must be taken, and then the handing ended."""
         ready = self._registered and self._heart.alive and not self._stopping.is_set() and not self._ended
-        if not ready or self._leasing.locked():
-            yield Handing(self.id, 0, frozenset(), lambda _: None)
-            return
-        async with self._leasing:
-            try:
-                yield Handing(self.id, self._dispatcher.room, self._routes.closed, self._take_in)
-            except BaseException:
-                self._doubt()
-                raise
+        room = self._dispatcher.room
+        if not ready or not room or self._leasing.locked():
+            return None
+        await self._leasing.acquire()
+        return Handing(self.id, room, self._routes.closed, self._take_in, self._end_handing)
+
+    def _end_handing(self, known: bool) -> None:
+        if not known:
+            self._doubt()
+        self._leasing.release()
 
     def _take_in(self, items: Sequence[Item]) -> None:
         if self._ended:

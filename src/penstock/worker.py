@@ -11,7 +11,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 
 import psycopg
 
@@ -109,9 +108,9 @@ class Worker:
         self._stopping.set()
         self._shift.stop()
 
-    def handing_in(self) -> AbstractAsyncContextManager[Handing]:
-        """Around a statement that claims for this worker what it stores."""
-        return self._shift.handing_in()
+    async def hand_in(self) -> Handing | None:
+        """Before a statement that claims for this worker what it stores, if it can take anything."""
+        return await self._shift.hand_in()
 
     @property
     def stopping(self) -> bool:

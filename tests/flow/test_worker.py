@@ -179,9 +179,9 @@ def test_bodies_in_memory_stay_within_their_bound(database_18: str) -> None:
         worker = worker_of(pool, call, config, concurrency=2)
         offer = worker._dispatcher.offer  # the hand-over is where bodies enter memory
 
-        def watched(items: list[Item]) -> None:
+        def watched(items: list[Item], *, first: bool = False) -> None:
             nonlocal peak
-            offer(items)
+            offer(items, first=first)
             peak = max(peak, worker._shift._hand.bytes)
 
         worker._dispatcher.offer = watched  # type: ignore[method-assign, assignment]

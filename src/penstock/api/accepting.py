@@ -125,22 +125,27 @@ class Acceptor:
 
     async def _accept(self, requests: list[NewRequest]) -> list[Acceptance]:
         max_queued = self._limits.session_max_queued
-        async with contextlib.AsyncExitStack() as stack:
-            connection = await stack.enter_async_context(borrowed(self._database))
+        async with borrowed(self._database) as connection:
             handings: Mapping[str, Handing] = {}
             if self.desk is not None:
-                pools = (request.pool for request in requests)
-                handings = await stack.enter_async_context(self.desk.handing_in(pools))
+                handings = await self.desk.hand_in(request.pool for request in requests)
             takers = {pool: Taker(each.worker_id, each.room, each.closed) for pool, each in handings.items()}
-            taken = await sessions.accept_many(connection, requests, max_queued=max_queued, takers=takers)
-            for pool, handing in handings.items():
-                handing.take(
-                    [
-                        _item(request, each, each.lease)
-                        for request, each in zip(requests, taken, strict=True)
-                        if request.pool == pool and isinstance(each, Accepted) and each.lease is not None
-                    ]
-                )
+            known = False
+            try:
+                taken = await sessions.accept_many(connection, requests, max_queued=max_queued, takers=takers)
+                known = True
+                for pool, handing in handings.items():
+                    handing.take(
+                        [
+                            _item(request, each, each.lease)
+                            for request, each in zip(requests, taken, strict=True)
+                            if request.pool == pool and isinstance(each, Accepted) and each.lease is not None
+                        ]
+                    )
+            finally:
+                for handing in handings.values():
+                    handing.end(known)
+            await asyncio.sleep(0)  # what was taken is called first
             return taken
 
 

@@ -238,15 +238,22 @@ class _Routes:
         variable = [entry for entry in paths.items() if "{" in entry[0]]
         # Where two could match, the one that names more of the path itself.
         variable.sort(key=lambda entry: [("{" in part, ":path" in part) for part in entry[0].split("/")])
-        self._variable = [(compile_path(path)[0], methods) for path, methods in variable]
+        self._variable: dict[str, list[tuple[re.Pattern[str], dict[str, _Reader]]]] = {}
+        for path, methods in variable:
+            self._variable.setdefault(_family(path), []).append((compile_path(path)[0], methods))
 
     def find(self, path: str) -> tuple[dict[str, _Reader], dict[str, str]] | None:
         if path in self._plain:
             return self._plain[path], {}
-        for pattern, methods in self._variable:
+        for pattern, methods in self._variable.get(_family(path), ()):
             if match := pattern.match(path):
                 return methods, match.groupdict()
         return None
+
+
+def _family(path: str) -> str:
+    """The part of a path that no route leaves open: `/v1/files`."""
+    return "/".join(path.split("/", 3)[:3])
 
 
 def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, bytes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable, Coroutine
+from functools import lru_cache
 from hmac import compare_digest
 from time import monotonic
 from typing import Any
@@ -116,13 +117,20 @@ class Auth:
             raise _refused("Without API keys this server answers no other site's pages.")
 
     def _own_name(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
+        name = _name_of(host)
         return name in ("localhost", self._public_host) or is_loopback(name)
 
 
+@lru_cache(maxsize=256)
+def _name_of(host: str) -> str:
+    """A Host header without its port; empty if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether an address, or the name localhost, is this machine and nobody else."""
     if host == "localhost":

@@ -25,9 +25,10 @@ from starlette.types import Receive
 
 from penstock.api.errors import ApiError
 from penstock.api.follow import until_left
-from penstock.db.bell import ANSWERS, Bell
+from penstock.db.bell import ANSWERS, Bell, lanes_payload, ring
 from penstock.db.pool import Pool, borrowed
 from penstock.settle.buffer import Answers
+from penstock.tasks import cancelled
 from penstock.work import sessions, streams
 from penstock.work.sessions import RequestRow, Stored
 from penstock.work.streams import Piece, Place
@@ -45,6 +46,7 @@ _MAX_AT_ONCE = 5_000
 _MAX_UNREAD_BYTES = 256 * 1024
 _MAX_REMEMBERED = 10_000
 _LEAVE_S = 5.0
+_RING_S = 0.002
 
 
 class Waiter:
@@ -112,6 +114,8 @@ class Waiters:
         self._rung: set[Waiter] = set()
         self._wake = asyncio.Event()
         self._remembered: dict[int, float] = {}
+        self._untold: set[int] = set()
+        self._telling: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.stopping = asyncio.Event()
 
@@ -170,9 +174,7 @@ class Waiters:
 
     async def close(self) -> None:
         self._leave()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled([*self._tasks, *([self._telling] if self._telling else [])])
 
     # -- being told
 
@@ -193,6 +195,19 @@ class Waiters:
                         waiter.tell(row)
                         self._forget(waiter)
         self.tell(answers.lanes)
+        self._untold.update(answers.lanes)
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell_others(), name="ring")
+
+    async def _tell_others(self) -> None:
+        """Ring for those who wait elsewhere, once those here are on their way. If it fails, they look by the clock."""
+        while self._untold:
+            await asyncio.sleep(_RING_S)
+            lanes, self._untold = self._untold, set()
+            with contextlib.suppress(psycopg.Error, PoolTimeout):
+                async with borrowed(self._database) as connection:
+                    await ring(connection, ANSWERS, lanes_payload(lanes))
+        self._telling = None
 
     def tell(self, lanes: Iterable[int]) -> None:
         """These sessions have news."""
@@ -291,13 +306,10 @@ class Attention:
         Raises ClientDisconnect if the caller has gone.
         """
         waiter = self._waiter
-        if not waiter.changed.is_set() and not self._waiters.stopping.is_set():
-            changed = asyncio.create_task(waiter.changed.wait())
-            try:
-                timeout_s = max(0.0, until - monotonic())
-                await asyncio.wait((changed, self._left), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                changed.cancel()
+        if not self._waiters.stopping.is_set() and not self._left.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, until - monotonic())):
+                    await waiter.changed.wait()
         if waiter.row is not None or waiter.pieces:
             waiter.changed.clear()
             return True
@@ -319,6 +331,7 @@ class Attention:
 async def attending(waiters: Waiters, waiter: Waiter, receive: Receive) -> AsyncIterator[Attention]:
     """For as long as the caller is waited with."""
     left = asyncio.create_task(until_left(receive))
+    left.add_done_callback(lambda _: waiter.changed.set())
     try:
         yield Attention(waiters, waiter, left)
     finally:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime
+from types import TracebackType
 from typing import Any
 
 import psycopg
@@ -113,15 +112,27 @@ class _WholePool(AsyncConnectionPool[Connection]):
             raise cancelled
 
 
-@asynccontextmanager
-async def borrowed(pool: Pool) -> AsyncIterator[Connection]:
-    """A connection for a statement or two. One that turns out to lead to the wrong server is not given back."""
-    async with pool.connection() as connection:
-        try:
-            yield connection
-        except _WRONG_SERVER:
-            await connection.close()
-            raise
+class borrowed:  # noqa: N801 -- used like a function
+    """A connection for a statement or two. One that turns out to lead to the wrong server is not given back.
+
+    The pool's own way to lend one ends with a commit, of which there is nothing left to do here.
+    """
+
+    __slots__ = ("_connection", "_pool")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def __aenter__(self) -> Connection:
+        self._connection = await self._pool.getconn()
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, _WRONG_SERVER):
+            await self._connection.close()
+        await self._pool.putconn(self._connection)
 
 
 async def _reason(conninfo: str) -> str:

@@ -236,7 +236,7 @@ SELECT %(erasure_id)s, 'deferrals', NULL, %(session_id)s, NULL, 0, %(beyond)s FR
 
 -- name: list_old_sessions
 -- A page of the sessions that were made before a time, and which of them nobody has used since. Ids sort by the time they
--- were made at.
+-- were made at. When one was last used is known to the minute.
 SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
   FROM (SELECT id, owner, key, lane_id FROM penstock.sessions
          WHERE id > %(after)s AND (deleted_at IS NULL) IS TRUE
@@ -247,7 +247,7 @@ SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
          LIMIT %(limit)s) AS s
   LEFT JOIN LATERAL (
     SELECT next = total AND busy = 0
-           AND turn <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s) AS unused
+           AND turn <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60) AS unused
       FROM penstock.lanes WHERE id = s.lane_id
      LIMIT 1) AS l ON true
  ORDER BY s.id
@@ -258,7 +258,7 @@ SELECT EXISTS (
   SELECT FROM penstock.lanes
    WHERE id = (SELECT lane_id FROM penstock.sessions WHERE id = %(session_id)s)
      AND NOT (next = total AND busy = 0
-              AND turn <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s)))
+              AND turn <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60)))
 
 -- name: list_expired
 -- Files whose time is up. An input that some batch still needs waits for its end.

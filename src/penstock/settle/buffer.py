@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-import psycopg
-
 from penstock.config import SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.coalesce import Coalescer
-from penstock.settle.write import Changes, applied, pass_over, ring_for, settle
+from penstock.settle.write import Changes, applied, pass_over, settle
 
 _log = logging.getLogger("penstock.settle")
 
@@ -111,9 +109,7 @@ class Results:
             # Where some were refused, nobody here knows which.
             decided = [] if settled.fenced else [entry for entry in entries if isinstance(entry, Decided)]
             self._on_answers(Answers(changes.waited, decided, settled.at))
-            # Whoever waits elsewhere is told second. Should that fail, they look by the clock.
-            with contextlib.suppress(psycopg.Error):
-                await ring_for(connection, changes)
+            await asyncio.sleep(0)  # whoever waits goes first
         if settled.cancelled_next:
             await pass_over(connection, settled.cancelled_next)
         if settled.more or (changes.backs and any(_lease_of(entry).session for entry in entries)):
@@ -169,7 +165,7 @@ class SettleBuffer(Coalescer[Result]):
         on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
         """`on_more` is called when sessions are ready for their next request, `on_answers` when what somebody waits for
-        has been written: for those who wait in this process."""
+        has been written: it then is the callee who rings."""
         self._results = Results(worker_id, on_more, on_answers)
         super().__init__(self._results, pool, limits, on_pressure=on_pressure)
 

@@ -8,6 +8,7 @@ to do when a flush fails, and how to hold producers back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -175,11 +176,11 @@ class Coalescer(Generic[Entry]):
 
     async def _company(self) -> None:
         """Wait until a flush is worth it: enough entries, or the oldest has waited long enough."""
-        try:
+        if self._full.is_set():
+            return
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.settle_interval_s):
                 await self._full.wait()
-        except TimeoutError:
-            pass
 
     def hurry(self) -> None:
         """Do not wait for company: somebody waits for what was put last."""

@@ -99,6 +99,8 @@ roomy AS MATERIALIZED (
 ),
 -- A session goes to the end of the line, and asks for what its next request asks for. One that cannot be seen from here
 -- was accepted since: the queue was empty then, and whoever accepted it has set what it asks for.
+-- `turn` is in an index. Where nothing waits it moves once a minute, for those who look which sessions are in use, and
+-- the other updates touch no index.
 freed AS (
   UPDATE penstock.lanes l
      SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))],
@@ -106,7 +108,8 @@ freed AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = l.next),
-         turn = CASE WHEN session THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END,
+         turn = CASE WHEN session AND (next < total OR turn < coalesce(%(now)s::timestamptz, now()) - interval '1 minute')
+                     THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END,
          open = open AND NOT (blocks AND id = ANY (ARRAY(
            SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
@@ -178,7 +181,8 @@ freed AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = l.next),
-         turn = coalesce(%(now)s::timestamptz, now())
+         turn = CASE WHEN next < total OR turn < coalesce(%(now)s::timestamptz, now()) - interval '1 minute'
+                     THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END
    WHERE id = (SELECT lane_id FROM held)
   RETURNING l.runnable, CASE WHEN l.next < l.total AND EXISTS (
     SELECT FROM penstock.session_requests r

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
-from penstock.db import bell, sql
+from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
 from penstock.db.bell import lanes_payload
 from penstock.db.pool import Connection, Now
@@ -100,7 +100,7 @@ async def settle(
 ) -> Settled:
     """Write the changes of ordinals still leased to this worker; refuse the others.
 
-    Those who wait for answers are rung by the same commit, unless the caller does it (`ring_for`).
+    Those who wait for answers are rung by the same commit, unless the caller does it.
     """
     changes.decided_first()
     payload = lanes_payload(changes.waited) if ring and changes.waited else None
@@ -114,11 +114,6 @@ async def settle(
     outcomes, retries, given_back, more, cancelled_next, at, _ = row
     fenced = changes.ordinals() - outcomes - retries - given_back
     return Settled(outcomes, retries, given_back, fenced, more, cancelled_next, at)
-
-
-async def ring_for(connection: Connection, changes: Changes) -> None:
-    """Tell those who wait, on every machine."""
-    await bell.ring(connection, bell.ANSWERS, lanes_payload(changes.waited))
 
 
 async def _settle_answer(

@@ -226,7 +226,8 @@ WITH place AS MATERIALIZED (
 lane AS (
   UPDATE penstock.lanes
      SET next = total + 1, total = total + 1, busy = 1, pool = %(pool)s, route = %(route)s, endpoint = %(endpoint)s,
-         turn = coalesce(%(now)s::timestamptz, now())
+         turn = CASE WHEN turn < coalesce(%(now)s::timestamptz, now()) - interval '1 minute'
+                     THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END
    WHERE id = (SELECT lane_id FROM place)
      AND (next = total AND busy = 0 AND open AND deadline = 'infinity') IS TRUE
      AND NOT EXISTS (
