@@ -7,8 +7,8 @@ are mostly idle: what is measured is bound by calls in flight. One is killed wit
 others that a process is gone; that a machine is gone they learn from its silence, so there the dead worker's row is
 made to name another machine. Counted are the answers that the upstream sends.
 
-One cycle is a round, in which the lost are found, then up to one claim's worth of work until somebody claims again,
-and as much until the last of that claim has had its turn: the others are busy with work of their own.
+One cycle is three rounds: one in which the lost are found, one until every other worker has looked for what was taken
+back, and one in which they call it, before what they hold themselves.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     watch_s = 15.0 if chosen.quick else 60.0
     liveness = {"heartbeat_interval_s": 2, "heartbeat_grace_s": 5} if chosen.quick else {}
     grace_s = float(liveness.get("heartbeat_grace_s", Config().liveness.heartbeat_grace_s))
-    cycle_s = ROUND_S + 2 * Config().claim.claim_slice_s
+    cycle_s = 3 * ROUND_S
     with server() as conninfo:
         three = _measure(conninfo, watch_s, liveness, workers=3)
         process = _measure(conninfo, watch_s, liveness, workers=4, lost="process")
