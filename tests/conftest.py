@@ -21,6 +21,7 @@ settings.load_profile("penstock")
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
+_HERE = Path(__file__).parent
 _names = (f"t{number}" for number in count())
 
 
@@ -37,6 +38,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_kind" in metafunc.fixturenames:
         kinds = metafunc.config.getoption("--server") or ["18", "15"]
         metafunc.parametrize("server_kind", kinds, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the longest tests first, so that nobody waits for the last one; quick ones fill the gaps."""
+    kinds = ("witness", "chaos", "race", "faults", "model", "flow")
+    place = {kind: number for number, kind in enumerate(kinds)}
+    items.sort(key=lambda item: place.get(item.path.relative_to(_HERE).parts[0], len(kinds)))
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,11 @@ from tests.support.tenants import TenantGround, tenant_ground
 from tests.support.wait import wait_until
 
 DEADLINE_S = 60.0
-KEPT = 15
+KEPT = 10
 """Objects that are there from beginning to end."""
 CHURN = 3
 """Made, and deleted, between any two pages."""
-WALKS = 3
+WALKS = 2
 
 
 @dataclass(slots=True)

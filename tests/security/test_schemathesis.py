@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.tenants import furnish, tenant_ground
 
-EXAMPLES = 10
+EXAMPLES = 6
 # An empty file is a file: there is no telling it from no body.
 # What is accepted beyond a description's means to tell (a url that is allowed, an id that exists) is tested elsewhere.
 _CONFIG = """

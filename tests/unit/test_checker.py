@@ -76,10 +76,10 @@ def test_a_history_that_makes_no_sense_is_refused(event: Event) -> None:
         check([*finished().events, event])
 
 
-def test_a_million_events_take_seconds() -> None:
-    events = long_history(1_000_000)
+def test_long_histories_are_no_trouble() -> None:
+    events = long_history(200_000)
     started = process_time()
     report = check(events)
     assert report.clean, report
-    # Processor time, since other tests may be running; five to eight seconds on an old laptop's core.
-    assert process_time() - started < 30
+    # Processor time, since other tests may be running; a second or two on an old laptop's core.
+    assert process_time() - started < 10

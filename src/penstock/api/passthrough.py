@@ -113,7 +113,7 @@ async def pass_on(path: str, call: Call[SubmitQuery, None]) -> Response:
     if submission.stream:
         return await _stream(call, submission)
     row = await wait(call, submission, call.query.wait)
-    return still_waiting(call, submission) if row is None else _answered(submission, row)
+    return await still_waiting(call, submission) if row is None else _answered(submission, row)
 
 
 async def _read(call: Call[Any, Any]) -> bytes:
@@ -260,7 +260,7 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
         waiting.__exit__(None, None, None)
         raise
     waiting.__exit__(None, None, None)
-    return still_waiting(call, submission) if waiter.row is None else _answered(submission, waiter.row)
+    return await still_waiting(call, submission) if waiter.row is None else _answered(submission, waiter.row)
 
 
 async def _relay(

@@ -6,12 +6,15 @@ time is up, cancels nothing: its request keeps its place and can be asked for by
 
 from __future__ import annotations
 
+import contextlib
 import re
 from time import monotonic
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
+import psycopg
+from psycopg_pool import PoolTimeout
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -33,6 +36,7 @@ from penstock.api.session_objects import (
 )
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, checked_key, submit
 from penstock.api.waiting import attending
+from penstock.claim import gates
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.model import public_id
@@ -105,7 +109,7 @@ async def create_session_request(call: Call[SubmitQuery, RequestBody]) -> Respon
     if row is not None and row.status in ("completed", "failed", "cancelled"):
         return request_object(row)
     if not asynchronous:
-        return still_waiting(call, submission)
+        return await still_waiting(call, submission)
     if row is None:
         row = await _find(call, submission.public_id)
     headers = {
@@ -140,11 +144,13 @@ async def give_up(call: Call[Any, Any], submission: Submission) -> None:
                 await pass_over(connection, [session.id])
 
 
-def still_waiting(call: Call[Any, Any], submission: Submission) -> Response:
+async def still_waiting(call: Call[Any, Any], submission: Submission) -> Response:
     """503: the caller's time is up, or the server's. With the same Idempotency-Key it gets the same request."""
     told = idempotency_key(call.request.headers) is not None
-    message = f"No answer yet. The request keeps its place: ask for {submission.public_id}" + (
-        ", or repeat the call with the same Idempotency-Key." if told else "."
+    message = f"No answer yet{await _halted(call, submission)}. The request keeps its place: ask for " + (
+        f"{submission.public_id}, or repeat the call with the same Idempotency-Key."
+        if told
+        else f"{submission.public_id}."
     )
     headers = {"retry-after": str(_RETRY_AFTER_S), "location": _place(call, submission)}
     if not told:
@@ -153,6 +159,18 @@ def still_waiting(call: Call[Any, Any], submission: Submission) -> Response:
     error = OpenAIErrorDetail(message, "server_error", None, "wait_timeout")
     body = StillWaiting(error=error, id=submission.public_id, status="pending")
     return Response(msgspec.json.encode(body), 503, headers, "application/json")
+
+
+async def _halted(call: Call[Any, Any], submission: Submission) -> str:
+    """Says so if nobody will answer until a person has acted."""
+    provider, model = submission.asked.provider, submission.asked.model
+    with contextlib.suppress(psycopg.Error, PoolTimeout):
+        async with borrowed(call.server.database) as connection:
+            for gate in await gates.closed(connection, provider.session_pool):
+                if gate.route == model and gate.halted_at is not None:
+                    why = f"the provider '{provider.name}' refuses calls of {model} ({gate.code})"
+                    return f": {why}, which an operator has to mend"
+    return ""
 
 
 def _place(call: Call[Any, Any], submission: Submission) -> str:

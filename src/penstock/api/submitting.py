@@ -54,6 +54,7 @@ class Submission:
     """A request that is stored."""
 
     key: str
+    asked: Asked
     request_id: UUID
     lane_id: int | None
     stream: bool
@@ -157,9 +158,9 @@ async def submit(
                 param="Idempotency-Key",
                 code="idempotency_conflict",
             )
-        return Submission(key, row.id, taken.lane_id, row.stream, patience_s, row, since)
+        return Submission(key, asked, row.id, taken.lane_id, row.stream, patience_s, row, since)
     stored = Stored(replace(request, body=b""), taken)
-    return Submission(key, request.id, taken.lane_id, asked.stream, patience_s, None, since, stored)
+    return Submission(key, asked, request.id, taken.lane_id, asked.stream, patience_s, None, since, stored)
 
 
 def _refused(refused: Refused, key: str) -> ApiError:

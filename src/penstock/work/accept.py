@@ -155,10 +155,14 @@ async def accept_many(
             verdicts = await _accept(connection, asked, max_queued, takers or {}, now)
             takers = None
         else:
-            async with connection.transaction():
-                owners, keys = [request.owner for request in asked], [request.session_key for request in asked]
-                await connection.execute(_SQL["hold_lanes"], {"owners": owners, "keys": keys})
-                verdicts = await _accept(connection, asked, max_queued, {}, now)
+            try:
+                async with connection.transaction():
+                    owners, keys = [request.owner for request in asked], [request.session_key for request in asked]
+                    await connection.execute(_SQL["hold_lanes"], {"owners": owners, "keys": keys})
+                    verdicts = await _accept(connection, asked, max_queued, {}, now)
+            except psycopg.errors.DeadlockDetected:
+                # Two such, each with lanes of old sessions and the keys of new ones. The other has gone on.
+                continue
         found.update({index: verdict for index, verdict in zip(pending, verdicts, strict=True) if verdict is not None})
         pending = [index for index in pending if index not in found]
         if not pending:
