@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 from uuid import uuid4
 
 import psycopg
@@ -91,6 +92,27 @@ def test_a_failure_is_told_by_the_exit_code(server: ServerProcess, tmp_path: Pat
     assert failed.stdout.startswith("failed: ")
     shown = penstock(server, tmp_path, "show", key, "--json").expect(0).summary
     assert [entry["status"] for entry in shown["failures"]] == ["failed"]
+
+
+def test_a_blocked_session_is_resumed_and_erased(server: ServerProcess, tmp_path: Path) -> None:
+    key = f"blocks {uuid4().hex}"
+    path = f"/v1/sessions/{quote(key)}"
+    assert server.ask("PUT", path, {"on_dead_head": "block"}).status == 200
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps({"model": "m", "messages": "no list"}))
+    penstock(server, tmp_path, "send", key, "--body", str(body)).expect(3)
+    behind = penstock(server, tmp_path, "send", key, "behind", "--model", "m", "--async", "--json").expect(0).summary
+    shown = penstock(server, tmp_path, "show", key).expect(0)
+    assert "blocked" in shown.stdout
+    assert f"penstock session resume '{key}'" in shown.stderr
+    penstock(server, tmp_path, "resume", key, "--retry-head").expect(0)
+    wait_until(lambda: server.ask("GET", path).json["status"] == "blocked", 30)
+    assert penstock(server, tmp_path, "resume", key).expect(0).stdout.strip() == f"{key}  open"
+    found = server.ask("GET", f"{path}/requests/{behind['id']}?wait=30").json
+    assert found["status"] == "completed"
+    assert "not blocked" in penstock(server, tmp_path, "resume", key).expect(1).stderr
+    assert penstock(server, tmp_path, "delete", key).expect(0).stdout.strip() == f"{key}  deleted"
+    assert "session ls" in penstock(server, tmp_path, "delete", key).expect(1).stderr
 
 
 def test_what_waits_is_shown_and_cancelled(idle: ServerProcess, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`penstock session`: send to a session, and look at sessions and what is in them."""
+"""`penstock session`: send to a session, look at sessions and what is in them, let them go on, erase them."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ async def show(session: Session, key: str, request: str | None) -> None:
         return
     _print_session(found, heads[:_LISTED], failures)
     if found["status"] == "blocked":
-        session.say(f"It waits for a decision: POST {_place(key)}/resume goes on (docs/sessions.md).")
+        session.say(f"It waits for a decision: penstock session resume {_shell(key)} [--retry-head]")
     elif found["queued"] and not await session.api.is_served():
         session.say("Nothing works it off until a server runs on this data: penstock serve")
 
@@ -312,6 +312,47 @@ async def _cancel(api: Api, key: str, found: Json, cancelled: list[Json], refuse
         if refusal.status not in (404, 409):
             raise
         refused.append({"id": found["id"], "message": refusal.message})
+
+
+# -- resume, delete
+
+
+@session.command(short_help="Let a session go on that a failed request blocks.")
+@_KEY
+@click.option(
+    "--retry-head", is_flag=True, help="Run the request that failed once more.  [default: go on with the next]"
+)
+@client_command()
+async def resume(session: Session, key: str, retry_head: bool) -> None:
+    """Let SESSION go on, which stopped at a request that failed for good.
+
+    With --json, the session as the API shows it.
+    """
+    with _explained(session, key):
+        found = await session.api.post(f"{_place(key)}/resume", {"retry_head": retry_head})
+    _print_state(session, key, found, found["status"])
+
+
+@session.command(short_help="Erase a session with everything in it.")
+@_KEY
+@client_command()
+async def delete(session: Session, key: str) -> None:
+    """Cancel what waits in SESSION and erase it, requests and answers. There is no way back.
+
+    With --json, {"id": ..., "object": "session", "deleted": true}.
+    """
+    with _explained(session, key):
+        found = await session.api.delete(_place(key))
+    _print_state(session, key, found, "deleted")
+
+
+def _print_state(session: Session, key: str, found: Json, state: str) -> None:
+    from penstock.cli.figures import plain
+
+    if session.as_json:
+        print_json(found)
+    else:
+        click.echo(f"{plain(key)}  {state}")
 
 
 # -- what they share
