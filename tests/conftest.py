@@ -21,7 +21,6 @@ settings.load_profile("penstock")
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
-_HERE = Path(__file__).parent
 _names = (f"t{number}" for number in count())
 
 
@@ -44,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with the longest tests first, so that nobody waits for the last one; quick ones fill the gaps."""
     kinds = ("witness", "chaos", "race", "faults", "model", "flow")
     place = {kind: number for number, kind in enumerate(kinds)}
-    items.sort(key=lambda item: place.get(item.path.relative_to(_HERE).parts[0], len(kinds)))
+    items.sort(key=lambda item: min((place[part] for part in item.path.parts if part in place), default=len(kinds)))
 
 
 @pytest.fixture(scope="session")

@@ -100,12 +100,12 @@ class Desk:
             finally:
                 self._workers.pop(provider.session_pool, None)
 
-    async def hand_in(self, pools: Iterable[str]) -> Mapping[str, Handing]:
+    def hand_in(self, pools: Iterable[str]) -> Mapping[str, Handing]:
         """Before a statement that claims for these pools' workers what it stores: those that can take anything."""
         handings: dict[str, Handing] = {}
         for pool in set(pools):
             worker = self._workers.get(pool)
-            if worker is not None and (handing := await worker.hand_in()) is not None:
+            if worker is not None and (handing := worker.hand_in()) is not None:
                 handings[pool] = handing
         return handings
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -23,6 +24,37 @@ class Handing:
     """These were claimed for it: call them."""
     end: Callable[[bool], None]
     """The statement has ended. False: it failed, and nobody knows whether it claimed anything."""
+
+
+class Door:
+    """Whether leases may come into being other than by a claim: closed while somebody looks which leases there are, so
+    that none is taken for a forgotten one."""
+
+    def __init__(self) -> None:
+        self._closing = asyncio.Lock()
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def enter(self) -> bool:
+        """At once, or not at all."""
+        if self._closing.locked():
+            return False
+        self._inside += 1
+        self._empty.clear()
+        return True
+
+    def leave(self) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self._empty.set()
+
+    @contextlib.asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """From when the last of those inside has left."""
+        async with self._closing:
+            await self._empty.wait()
+            yield
 
 
 class Hand:

@@ -26,7 +26,7 @@ from penstock.claim.heart import Heart
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
-from penstock.hand import Hand, Handing
+from penstock.hand import Door, Hand, Handing
 from penstock.housekeeping import end_batches, finish_touched, reclaim_lost, take_turn
 from penstock.model import Again, Halt, Item, Lease, Outcome, Verdict
 from penstock.providers import is_session_pool
@@ -84,11 +84,11 @@ class Shift:
         """Until then, something may turn out to have been claimed without our knowing."""
         self._beat = asyncio.Event()
         self._claiming: asyncio.Task[list[Lease]] | None = None
-        self._leasing = asyncio.Lock()
-        """Held while leases come into being other than by a claim, so that none is taken for a forgotten one."""
+        self._door = Door()
         self._condemned: set[int] = set()
         """Leases of what is to be failed, until it is."""
-        self._hurried = False
+        self._hurried: list[str] = []
+        """Routes of which something was taken back from the lost."""
         self._touched: set[UUID] = set()
         self._loop = asyncio.get_running_loop()
         self._heart = Heart(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
@@ -142,7 +142,7 @@ class Shift:
         await cancelled(others)
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
-        async with self._leasing:
+        async with self._door.closed():
             pass  # Until whatever is being handed in is here. Nothing follows it: this shift is stopping.
         self._give_back_unstarted()
         draining = asyncio.create_task(self._drain(), name="drain")
@@ -213,7 +213,7 @@ class Shift:
                 self._claiming.add_done_callback(heard)
                 leases = await asyncio.shield(self._claiming)
                 await self._supply.heads([lease for lease in leases if lease.session])
-                for lease in leases:
+                for lease in sorted(leases, key=lambda each: not each.reclaims):
                     if not lease.session:
                         await self._supply.lines(lease)
                 if not leases:
@@ -258,20 +258,19 @@ class Shift:
         if self._for_sessions:
             return
         async with borrowed(self._database) as connection:
-            self._hurried = await claims.any_reclaimed(connection, self._pool)
-        # Whoever waits for room looks again when the next call ends: before that nothing could begin anyway.
+            found = await claims.reclaimed_routes(connection, self._pool)
+        self._hurried = [route for route in found if self._routes.may_claim(route)]
         self._dispatcher.low_water = self._low_water()
 
     async def _claim(self) -> list[Lease]:
         size = self._ahead() + self._dispatcher.room if self._for_sessions else 2 * self._ahead()
-        if self._hurried:
-            self._hurried, size = False, self._turnover()
+        routes, self._hurried = self._hurried, []
         async with borrowed(self._database) as connection:
-            routes = [
-                route
-                for route in await claims.routes_with_work(connection, self._pool)
-                if self._routes.may_claim(route)
-            ]
+            if routes:
+                size = self._turnover()
+            else:
+                found = await claims.routes_with_work(connection, self._pool)
+                routes = [route for route in found if self._routes.may_claim(route)]
             if not routes or not self._heart.alive:
                 return []
             share = max(1, size // len(routes))
@@ -302,7 +301,7 @@ class Shift:
         self._doubts_until = monotonic() + self._config.database.statement_timeout_s
 
     async def _find_forgotten(self) -> None:
-        async with self._leasing:
+        async with self._door.closed():
             async with borrowed(self._database) as connection:
                 found = await claims.forgotten(connection, self.id, self._known)
             if self._claiming is not None:
@@ -319,20 +318,19 @@ class Shift:
 
     # -- claimed elsewhere
 
-    async def hand_in(self) -> Handing | None:
+    def hand_in(self) -> Handing | None:
         """Before a statement that claims for this worker what it stores, if it can take anything. Whatever was claimed
         must be taken, and then the handing ended."""
         ready = self._registered and self._heart.alive and not self._stopping.is_set() and not self._ended
         room = self._dispatcher.room
-        if not ready or not room or self._leasing.locked():
+        if not ready or not room or not self._door.enter():
             return None
-        await self._leasing.acquire()
         return Handing(self.id, room, self._routes.closed, self._take_in, self._end_handing)
 
     def _end_handing(self, known: bool) -> None:
         if not known:
             self._doubt()
-        self._leasing.release()
+        self._door.leave()
 
     def _take_in(self, items: Sequence[Item]) -> None:
         if self._ended:
@@ -392,7 +390,7 @@ class Shift:
         while True:
             try:
                 my_turn = await take_turn(self._database, _ROUND_S)
-                async with self._leasing:
+                async with self._door.closed():
                     given_up = await reclaim_lost(self._database, self.id, self._config, everywhere=my_turn)
                     self._condemned.update(lease.id for lease in given_up)
                 for lease in given_up:

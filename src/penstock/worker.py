@@ -108,9 +108,9 @@ class Worker:
         self._stopping.set()
         self._shift.stop()
 
-    async def hand_in(self) -> Handing | None:
+    def hand_in(self) -> Handing | None:
         """Before a statement that claims for this worker what it stores, if it can take anything."""
-        return await self._shift.hand_in()
+        return self._shift.hand_in()
 
     @property
     def stopping(self) -> bool:

@@ -193,16 +193,16 @@ def test_nothing_is_handed_to_a_worker_that_is_not_registered(database_18: str) 
     async def run() -> None:
         async with pooled(database_18) as pool:
             shift = Shift(Config(), pool, POOL, CoroutineDispatcher(_never, 4, RetryLimits()), {})
-            assert await shift.hand_in() is None
+            assert shift.hand_in() is None
             working = asyncio.create_task(shift.run())
             async with asyncio.timeout(DEADLINE_S):
-                while (handing := await shift.hand_in()) is None:
+                while (handing := shift.hand_in()) is None:
                     await asyncio.sleep(0.005)
             assert handing.room == 4
-            assert await shift.hand_in() is None
+            assert shift.hand_in() is None
             handing.end(True)
             shift.stop()
-            assert await shift.hand_in() is None
+            assert shift.hand_in() is None
             await working
 
     asyncio.run(run())

@@ -53,8 +53,8 @@ async def routes_with_work(_: World, connection: Connection) -> None:
     assert set(await claims.routes_with_work(connection, POOL)) == {ROUTE, DEFERRED_ROUTE}
 
 
-async def any_reclaimed(_: World, connection: Connection) -> None:
-    assert not await claims.any_reclaimed(connection, POOL)
+async def reclaimed_routes(_: World, connection: Connection) -> None:
+    assert not await claims.reclaimed_routes(connection, POOL)
 
 
 async def closed_lanes(world: World, connection: Connection) -> None:
@@ -228,7 +228,16 @@ async def move_unserved(_: World, connection: Connection) -> None:
 
 
 _HOT: list[Operation] = [
-    *(claim_lane, claim_nothing_due, claim_due, routes_with_work, any_reclaimed, closed_lanes, read_range, read_some),
+    *(
+        claim_lane,
+        claim_nothing_due,
+        claim_due,
+        routes_with_work,
+        reclaimed_routes,
+        closed_lanes,
+        read_range,
+        read_some,
+    ),
     *(settle_all, settle_some_of_each, settle_fenced, heartbeat, fold_progress),
     *(read_outcomes, read_inputs_missing),
 ]

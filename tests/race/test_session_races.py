@@ -15,14 +15,18 @@ import pytest
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
+from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.erase import erase
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, pass_over, settle
 from penstock.work import sessions
 from penstock.work.sessions import Accepted, Existing, Taker, accept_many
+from tests.support.db import connected, one
 from tests.support.interleave import Interleaver, Order, Play, interleaver, named, orders, orders_of_twins
 from tests.support.sessions import DEAD, DONE, OWNER, end, send, wish
+
+_SQL = sql.load("penstock.work", "sessions.sql")
 
 LIMITS = LivenessLimits(max_reclaims=99)
 SKIPPED = Outcome(OutcomeState.SKIPPED, error_code="cancelled", error_message="m")
@@ -401,5 +405,26 @@ def test_many_sessions_accepted_from_two_sides_do_not_deadlock(database: str) ->
                 "SELECT count(*), sum(total), (SELECT count(*) FROM penstock.session_requests) FROM penstock.lanes"
             )
             assert await cursor.fetchone() == (25 * 40 + 40, 2 * 25 * 40, 2 * 25 * 40)
+
+    asyncio.run(run())
+
+
+def test_accepting_goes_on_after_a_deadlock(database: str) -> None:
+    """One that holds its lanes makes new sessions after that, any other before: whoever gives way tries again."""
+
+    async def run() -> None:
+        async with connected(database) as holds, connected(database) as other, connected(database) as observer:
+            await send(observer, "old")
+            # The other finds out, and gives way.
+            await holds.execute("SET deadlock_timeout = '30s'")
+            await other.execute("SET deadlock_timeout = '1s'")
+            async with holds.transaction():
+                await holds.execute(_SQL["hold_lanes"], {"owners": [OWNER], "keys": ["old"]})
+                accepting = asyncio.create_task(send(other, "new", "old"))
+                pid = other.info.backend_pid
+                while not (await one(observer, "SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid]))[0]:
+                    await asyncio.sleep(0.001)
+                await send(holds, "new")
+            assert [accepted.ordinal for accepted in await accepting] == [1, 1]
 
     asyncio.run(run())

@@ -128,12 +128,11 @@ class Acceptor:
         async with borrowed(self._database) as connection:
             handings: Mapping[str, Handing] = {}
             if self.desk is not None:
-                handings = await self.desk.hand_in(request.pool for request in requests)
+                handings = self.desk.hand_in(request.pool for request in requests)
             takers = {pool: Taker(each.worker_id, each.room, each.closed) for pool, each in handings.items()}
             known = False
             try:
                 taken = await sessions.accept_many(connection, requests, max_queued=max_queued, takers=takers)
-                known = True
                 for pool, handing in handings.items():
                     handing.take(
                         [
@@ -142,6 +141,7 @@ class Acceptor:
                             if request.pool == pool and isinstance(each, Accepted) and each.lease is not None
                         ]
                     )
+                known = True
             finally:
                 for handing in handings.values():
                     handing.end(known)

@@ -6,6 +6,7 @@ time is up, cancels nothing: its request keeps its place and can be asked for by
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from time import monotonic
@@ -49,6 +50,7 @@ SessionEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(EN
 
 _PREFERENCE = re.compile(r'\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*(?:=\s*"?([^",;]*)"?\s*)?(?:;[^,]*)?')
 _RETRY_AFTER_S = 1
+_EXPLAIN_S = 0.3
 
 
 # -- what is read
@@ -164,8 +166,11 @@ async def still_waiting(call: Call[Any, Any], submission: Submission) -> Respons
 async def _halted(call: Call[Any, Any], submission: Submission) -> str:
     """Says so if nobody will answer until a person has acted."""
     provider, model = submission.asked.provider, submission.asked.model
-    with contextlib.suppress(psycopg.Error, PoolTimeout):
-        async with borrowed(call.server.database) as connection:
+    if call.server.waiters.stopping.is_set():
+        return ""
+    with contextlib.suppress(psycopg.Error, PoolTimeout, TimeoutError):
+        # Its time is up already: where the database is away or has no connection free, it is answered without.
+        async with asyncio.timeout(_EXPLAIN_S), borrowed(call.server.database) as connection:
             for gate in await gates.closed(connection, provider.session_pool):
                 if gate.route == model and gate.halted_at is not None:
                     why = f"the provider '{provider.name}' refuses calls of {model} ({gate.code})"

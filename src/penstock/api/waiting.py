@@ -196,7 +196,7 @@ class Waiters:
                         self._forget(waiter)
         self.tell(answers.lanes)
         self._untold.update(answers.lanes)
-        if self._telling is None:
+        if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._tell_others(), name="ring")
 
     async def _tell_others(self) -> None:
@@ -204,10 +204,9 @@ class Waiters:
         while self._untold:
             await asyncio.sleep(_RING_S)
             lanes, self._untold = self._untold, set()
-            with contextlib.suppress(psycopg.Error, PoolTimeout):
+            with contextlib.suppress(psycopg.Error, PoolTimeout, OSError):
                 async with borrowed(self._database) as connection:
                     await ring(connection, ANSWERS, lanes_payload(lanes))
-        self._telling = None
 
     def tell(self, lanes: Iterable[int]) -> None:
         """These sessions have news."""

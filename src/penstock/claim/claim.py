@@ -63,11 +63,10 @@ async def routes_with_work(connection: Connection, pool: str) -> list[str]:
     return [route for (route,) in await cursor.fetchall()]
 
 
-async def any_reclaimed(connection: Connection, pool: str) -> bool:
-    """Whether what lost workers held is still to be claimed."""
-    cursor = await connection.execute(_SQL["any_reclaimed"], {"pool": pool})
-    row = await cursor.fetchone()
-    return row is not None and bool(row[0])
+async def reclaimed_routes(connection: Connection, pool: str, *, now: Now = None) -> list[str]:
+    """The open routes of which something that lost workers held is still to be claimed."""
+    cursor = await connection.execute(_SQL["reclaimed_routes"], {"pool": pool, "now": now})
+    return [route for (route,) in await cursor.fetchall()]
 
 
 async def read_bodies(

@@ -251,11 +251,24 @@ SELECT route FROM lane_route WHERE route IS NOT NULL
 UNION
 SELECT route FROM deferred_route WHERE route IS NOT NULL
 
--- name: any_reclaimed
--- Whether a pool has anything that was taken back from lost workers and that nobody has claimed since. Not what may
--- kill its worker: that is claimed one at a time, however long it takes.
-SELECT EXISTS (
-  SELECT FROM penstock.deferrals WHERE pool = %(pool)s AND reason = 'reclaimed' AND NOT suspect AND NOT held)
+-- name: reclaimed_routes
+-- Lists the routes of which anything was taken back from lost workers and not claimed since, unless their gate is closed.
+-- Not what may kill its worker: that is claimed one at a time, however long it takes.
+WITH RECURSIVE reclaimed AS (
+  (SELECT route FROM penstock.deferrals
+    WHERE pool = %(pool)s AND reason = 'reclaimed' AND NOT suspect AND NOT held ORDER BY route LIMIT 1)
+  UNION ALL
+  SELECT (SELECT d.route FROM penstock.deferrals d
+           WHERE d.pool = %(pool)s AND d.reason = 'reclaimed' AND NOT d.suspect AND NOT d.held AND d.route > r.route
+           ORDER BY d.route LIMIT 1)
+    FROM reclaimed r WHERE r.route IS NOT NULL
+)
+SELECT r.route FROM reclaimed r
+ WHERE r.route IS NOT NULL
+   AND NOT EXISTS (
+     SELECT FROM penstock.gates g
+      WHERE g.pool = %(pool)s AND g.route = r.route
+        AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
 
 -- name: register_worker
 -- Announces a process before its first claim.

@@ -79,8 +79,8 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
         desk = Desk(plan.config, conninfo, plan.providers if plan.workers else (), server.waiters.bell)
         with _stopped_by_signals(_Stop(listener, server, staff, desk)):
             listening = asyncio.create_task(listener.serve(sockets), name="http")
+            server.sit_at(desk)
             async with desk, staff:
-                server.sit_at(desk)
                 await listener.listening.wait()
                 _announce(plan, conninfo, sockets, keyless=keyless)
                 await listening

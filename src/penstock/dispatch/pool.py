@@ -24,8 +24,12 @@ class Dispatcher(Protocol):
     """Runs calls, so many at a time. Every item offered leaves it exactly once: through the sink,
     `take_back` or `abort`."""
 
-    low_water: int
-    """`wait_room` resolves while fewer items than this are waiting."""
+    @property
+    def low_water(self) -> int:
+        """`wait_room` resolves while fewer items than this are waiting."""
+
+    @low_water.setter
+    def low_water(self, items: int) -> None: ...
 
     @property
     def concurrency(self) -> int: ...
@@ -169,13 +173,22 @@ class Pool(ABC):
 
     def __init__(self, concurrency: int, low_water: int | None = None) -> None:
         self._concurrency = concurrency
-        self.low_water = concurrency if low_water is None else low_water
+        self._low_water = concurrency if low_water is None else low_water
         self._ready = Ready()
         self._inside = 0
         self._starting = True
         self._changed = asyncio.Event()
         self._watched = False
         self._fault: PenstockError | None = None
+
+    @property
+    def low_water(self) -> int:
+        return self._low_water
+
+    @low_water.setter
+    def low_water(self, items: int) -> None:
+        self._low_water = items
+        self._notice()
 
     @property
     def concurrency(self) -> int:

@@ -151,18 +151,20 @@ async def accept_many(
     pending, twins = _twins(requests)
     for attempt in range(_TRIES):
         asked = [requests[index] for index in pending]
-        if attempt < _FREE_TRIES:
-            verdicts = await _accept(connection, asked, max_queued, takers or {}, now)
-            takers = None
-        else:
-            try:
+        try:
+            if attempt < _FREE_TRIES:
+                verdicts = await _accept(connection, asked, max_queued, takers or {}, now)
+                takers = None
+            else:
                 async with connection.transaction():
                     owners, keys = [request.owner for request in asked], [request.session_key for request in asked]
                     await connection.execute(_SQL["hold_lanes"], {"owners": owners, "keys": keys})
                     verdicts = await _accept(connection, asked, max_queued, {}, now)
-            except psycopg.errors.DeadlockDetected:
-                # Two such, each with lanes of old sessions and the keys of new ones. The other has gone on.
-                continue
+        except psycopg.errors.DeadlockDetected:
+            # One that holds lanes makes its new sessions after that, the others before. Nothing of this try is left.
+            if attempt == _TRIES - 1 or connection.info.transaction_status != TransactionStatus.IDLE:
+                raise
+            continue
         found.update({index: verdict for index, verdict in zip(pending, verdicts, strict=True) if verdict is not None})
         pending = [index for index in pending if index not in found]
         if not pending:

@@ -1,5 +1,6 @@
 -- Workers look once a round whether anything was taken back from the lost, to call that before what they hold.
-CREATE INDEX deferrals_reclaimed ON penstock.deferrals (pool) WHERE reason = 'reclaimed' AND NOT suspect AND NOT held;
+CREATE INDEX deferrals_reclaimed ON penstock.deferrals (pool, route)
+  WHERE reason = 'reclaimed' AND NOT suspect AND NOT held;
 
 -- Nearly everything that is leased is one range. A function in SQL is parsed anew by every statement that stores a lease,
 -- a third of what that took; one in PL/pgSQL is kept.
