@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,10 @@ def test_the_configuration_page_is_current() -> None:
     for knob in config.knobs():
         row = f"| `{knob.name}` | `{knob.variable}` | {config.plain(knob.default)} | {knob.span} | {knob.about} |"
         assert row in page, f"docs/configuration.md lacks or misstates {knob.name}: expected\n{row}"
+
+
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_exist(page: Path) -> None:
+    for path, _, name in re.findall(r"`((?:tests|bench)/[\w/]+\.py)(::(\w+))?`", page.read_text("utf-8")):
+        assert (REPOSITORY / path).exists(), path
+        assert not name or f"class {name}" in (REPOSITORY / path).read_text("utf-8"), f"{path} has no {name}"
