@@ -27,33 +27,29 @@ class Handing:
 
 
 class Door:
-    """Whether leases may come into being other than by a claim: closed while somebody looks which leases there are, so
-    that none is taken for a forgotten one."""
+    """Through it leases come into being other than by a claim, one statement at a time. It is closed while somebody
+    looks which leases there are, so that none is taken for a forgotten one."""
 
     def __init__(self) -> None:
         self._closing = asyncio.Lock()
-        self._inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._free = asyncio.Event()
+        self._free.set()
 
     def enter(self) -> bool:
         """At once, or not at all."""
-        if self._closing.locked():
+        if self._closing.locked() or not self._free.is_set():
             return False
-        self._inside += 1
-        self._empty.clear()
+        self._free.clear()
         return True
 
     def leave(self) -> None:
-        self._inside -= 1
-        if not self._inside:
-            self._empty.set()
+        self._free.set()
 
     @contextlib.asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """From when the last of those inside has left."""
+        """Once whoever is inside has left."""
         async with self._closing:
-            await self._empty.wait()
+            await self._free.wait()
             yield
 
 
