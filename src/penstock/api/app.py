@@ -48,6 +48,7 @@ from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
 from penstock.api.errors import ApiError, Dialect, busy, disk_full, render
 from penstock.api.guard import Guard, SlowReaderError
+from penstock.api.halts import Halts
 from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
 from penstock.api.waiting import Waiters
@@ -351,6 +352,7 @@ def make_server(
         Acceptor(swift, config.sessions),
         Waiters(swift, conninfo),
         passthrough.Upstreams(config),
+        Halts(database),
     )
 
 

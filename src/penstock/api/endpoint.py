@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.api.accepting import Acceptor
     from penstock.api.follow import Hub
+    from penstock.api.halts import Halts
     from penstock.api.passthrough import Upstreams
     from penstock.api.waiting import Waiters
     from penstock.caretaker import Caretaker
@@ -85,6 +86,7 @@ class Server:
     acceptor: Acceptor
     waiters: Waiters
     upstreams: Upstreams
+    halts: Halts
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
 

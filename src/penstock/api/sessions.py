@@ -6,16 +6,12 @@ time is up, cancels nothing: its request keeps its place and can be asked for by
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 from time import monotonic
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import msgspec
-import psycopg
-from psycopg_pool import PoolTimeout
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -37,7 +33,6 @@ from penstock.api.session_objects import (
 )
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, checked_key, submit
 from penstock.api.waiting import attending
-from penstock.claim import gates
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.model import public_id
@@ -50,7 +45,6 @@ SessionEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(EN
 
 _PREFERENCE = re.compile(r'\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*(?:=\s*"?([^",;]*)"?\s*)?(?:;[^,]*)?')
 _RETRY_AFTER_S = 1
-_EXPLAIN_S = 0.3
 
 
 # -- what is read
@@ -166,16 +160,10 @@ async def still_waiting(call: Call[Any, Any], submission: Submission) -> Respons
 async def _halted(call: Call[Any, Any], submission: Submission) -> str:
     """Says so if nobody will answer until a person has acted."""
     provider, model = submission.asked.provider, submission.asked.model
-    if call.server.waiters.stopping.is_set():
+    code = await call.server.halts.why(provider.session_pool, model)
+    if code is None:
         return ""
-    with contextlib.suppress(psycopg.Error, PoolTimeout, TimeoutError):
-        # Its time is up already: where the database is away or has no connection free, it is answered without.
-        async with asyncio.timeout(_EXPLAIN_S), borrowed(call.server.database) as connection:
-            for gate in await gates.closed(connection, provider.session_pool):
-                if gate.route == model and gate.halted_at is not None:
-                    why = f"the provider '{provider.name}' refuses calls of {model} ({gate.code})"
-                    return f": {why}, which an operator has to mend"
-    return ""
+    return f": the provider '{provider.name}' refuses calls of {model} ({code}), which an operator has to mend"
 
 
 def _place(call: Call[Any, Any], submission: Submission) -> str:
