@@ -48,8 +48,8 @@ SOCKET_PATH_MAX_BYTES = 103 if sys.platform == "darwin" else 107
 SETTINGS: Mapping[str, str] = {
     # Holds the hot tables (lanes, leases, deferrals) and what COPY is writing; touched pages only count.
     "shared_buffers": "256MB",
-    # A few processes with small pools.
-    "max_connections": "100",
+    # Processes with small pools: a busy `penstock serve` has up to 30, with many providers more.
+    "max_connections": "200",
     # Bulk COPY would otherwise force a checkpoint per gigabyte; also bounds the disk used, and recovery.
     "max_wal_size": "4GB",
     # Segments to be used again rather than created in the next burst.
