@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.config import Config
 
 _Command = Callable[..., Any]
-_Work = Callable[..., Awaitable[ExitCode | None]]
+_Work = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _place(
     return Place(None, load_config(database_url, data_dir, toml_path, settings), makes_database)
 
 
-def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Awaitable[ExitCode | None]]) -> int:
+def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[Any, Any, ExitCode | None]]) -> int:
     import asyncio
     import os
     import signal
@@ -109,18 +109,21 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Awaitable[
     import uvloop
 
     from penstock.cli.api import open_api
+    from penstock.tasks import cancelled
 
     async def attended() -> int:
         signalled = 0
-        task: asyncio.Future[ExitCode | None] | None = None
+        task: asyncio.Task[ExitCode | None] | None = None
+        ending: asyncio.Task[None] | None = None
 
         def on_signal() -> None:
-            nonlocal signalled
+            nonlocal signalled, ending
             signalled += 1
             if signalled > 1:
                 os._exit(ExitCode.INTERRUPTED)
             if task is not None:
-                task.cancel()
+                # Until it has ended: an answer that comes in the same moment makes the HTTP client forget the first.
+                ending = loop.create_task(cancelled([task]))
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -128,7 +131,7 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Awaitable[
         # Opening is not cancelled: a pool cut off half-opened may never close.
         async with open_api(place) as api:
             if not signalled:
-                task = asyncio.ensure_future(work(Session(api, as_json)))
+                task = loop.create_task(work(Session(api, as_json)))
                 try:
                     return await task or ExitCode.OK
                 except asyncio.CancelledError:
