@@ -10,7 +10,8 @@ requests are queued; two databases on one server, in turns.
 three single rows for every request, on the same server.
 
 *Latency*: ten times a second a call to a session, and in between a call straight to the upstream, the same passed on by
-the server without storing anything, and a commit of one row. What comes on top of the upstream is told in commits.
+the server without storing anything, by a bare relay that commits a row before it and one after (`bench.relay`), and a
+commit of one row. What comes on top of the upstream is told in commits.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import quantiles
@@ -208,6 +212,7 @@ def _latency(conninfo: str, times: int) -> None:
     direct: list[float] = []
     passed: list[float] = []
     commits: list[float] = []
+    relayed: list[float] = []
     session: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -215,9 +220,10 @@ def _latency(conninfo: str, times: int) -> None:
         start_mock_process("--latency", "0s") as mock,
         served(Path(folder), "--quiet", "--base-url", mock.base_url, database=database) as running,
         psycopg.connect(database, autocommit=True) as connection,
+        _relay(mock.port, database) as relay_port,
     ):
         connection.execute("CREATE TABLE bare (id bigint PRIMARY KEY, body text)")
-        upstream, ours = HTTPConnection("127.0.0.1", mock.port), HTTPConnection("127.0.0.1", running.port)
+        upstream, ours, relay = (HTTPConnection("127.0.0.1", port) for port in (mock.port, running.port, relay_port))
         body = json.dumps(BODY)
         next_at = time.perf_counter()
         for number in range(times + 10):
@@ -225,19 +231,21 @@ def _latency(conninfo: str, times: int) -> None:
             for figures, action in (
                 (direct, lambda: _call(upstream, CHAT, body.encode())),
                 (passed, lambda: _call(ours, CHAT, body.encode())),
+                (relayed, lambda: _call(relay, CHAT, body.encode())),
                 (commits, lambda n=number: connection.execute("INSERT INTO bare VALUES (%s, %s)", [n, body])),
                 (session, lambda n=number: _call(ours, f"/v1/sessions/s{n % 10}/requests", ASKED)),
             ):
                 seconds = timed(action)
                 if kept:
                     figures.append(seconds)
-                next_at += INTERVAL_S / 4
+                next_at += INTERVAL_S / 5
                 time.sleep(max(0.0, next_at - time.perf_counter()))
     commit = median(commits)
     rows: Sequence[tuple[str, list[float]]] = (
         ("straight to the upstream", direct),
         ("passed on, nothing stored", passed),
         ("a commit of one row", commits),
+        ("a bare relay: commit, call, commit", relayed),
         ("through a session", session),
     )
     print_table(
@@ -247,11 +255,23 @@ def _latency(conninfo: str, times: int) -> None:
                 name,
                 f"{1000 * median(figures):.2f}",
                 f"{1000 * quantiles(figures, n=20)[-1]:.2f}",
-                f"{(median(figures) - median(direct)) / commit:.1f}" if figures in (session, passed) else "",
+                f"{(median(figures) - median(direct)) / commit:.1f}"
+                if figures is not direct and figures is not commits
+                else "",
             ]
             for name, figures in rows
         ],
     )
+
+
+@contextmanager
+def _relay(upstream_port: int, database: str) -> Iterator[int]:
+    command = [sys.executable, "-m", "bench.relay", str(upstream_port), database]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        if process.stdout is None:
+            raise AssertionError("it has no output")
+        yield int(process.stdout.readline())
+        process.terminate()
 
 
 def _call(connection: HTTPConnection, path: str, body: bytes) -> None:
