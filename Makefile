@@ -64,4 +64,4 @@ docs: setup ## write the pages that are made from the source
 clean: ## remove the environment and what the demo wrote
 	@rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup lock demo test check format bench chaos chaos-sessions replay conformance docs clean
+.PHONY: help setup lock demo test check format bench chaos chaos-sessions races replay conformance docs clean

@@ -247,7 +247,7 @@ class Shift:
 
     def _low_water(self) -> int:
         """How few items wait when it is time to claim. In a hurry, what was claimed ahead does not count."""
-        ahead = self._ahead()
+        ahead = self._ahead()  # twice this is claimed when fewer than this wait: up to three times this wait
         return 3 * ahead + self._turnover() if self._hurried else max(1, ahead)
 
     def _turnover(self) -> int:

@@ -42,7 +42,7 @@ class Worker:
         on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
         """With a bell, new work is begun at once; without, at the next poll. `on_answers` is called when answers of
-        sessions that somebody waits for have been written."""
+        sessions that somebody waits for have been written, and rings for those who wait elsewhere."""
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
         self.lost_identities = 0

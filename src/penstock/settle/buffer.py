@@ -165,7 +165,7 @@ class SettleBuffer(Coalescer[Result]):
         on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
         """`on_more` is called when sessions are ready for their next request, `on_answers` when what somebody waits for
-        has been written: it then is the callee who rings."""
+        has been written. With `on_answers`, ringing for those who wait elsewhere is left to it."""
         self._results = Results(worker_id, on_more, on_answers)
         super().__init__(self._results, pool, limits, on_pressure=on_pressure)
 
