@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
 from uuid import UUID
+
+import msgspec
 
 from penstock.claim.claim import Range, beyond
 from penstock.model import Item, Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Handing:
+class Handing(msgspec.Struct, frozen=True):
     """What a worker takes in from outside, at this moment."""
 
     worker_id: UUID

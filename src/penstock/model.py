@@ -40,8 +40,7 @@ class BatchState(StrEnum):
         return self in (BatchState.COMPLETED, BatchState.FAILED, BatchState.CANCELLED, BatchState.EXPIRED)
 
 
-@dataclass(slots=True, frozen=True, eq=False)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A numbered hold of one worker on some ordinals of one lane. The id is the fencing token."""
 
     id: int
@@ -69,8 +68,7 @@ class Lease:
         return sum(stop - start for start, stop in self.ranges)
 
 
-@dataclass(slots=True, frozen=True)
-class SessionRequest:
+class SessionRequest(msgspec.Struct, frozen=True, gc=False):
     """What a session's request says of itself besides its body."""
 
     id: UUID
@@ -156,12 +154,7 @@ class Item:
         return f"Item(custom_id={self.custom_id!r}, line={self.line}, attempt={self.attempt})"
 
 
-# Verdicts are never changed once made. They are not frozen only because freezing triples the cost of
-# making one, and one is made for every item.
-
-
-@dataclass(slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What an answer, or a whole batch, cost in tokens, as the upstream told it."""
 
     input_tokens: int = 0
@@ -172,8 +165,7 @@ class Usage:
     """Of the output tokens."""
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """The item is decided: `body` is the JSON that was answered, exactly as received."""
 
     state: OutcomeState
@@ -186,8 +178,7 @@ class Outcome:
     usage: Usage | None = None
 
 
-@dataclass(slots=True)
-class Again:
+class Again(msgspec.Struct, frozen=True, gc=False):
     """The attempt failed and may be repeated, not before `delay_s` from now."""
 
     error_code: str
@@ -201,8 +192,7 @@ class Again:
     """How long the whole route should wait: the upstream said so (Retry-After)."""
 
 
-@dataclass(slots=True)
-class Halt:
+class Halt(msgspec.Struct, frozen=True, gc=False):
     """The route cannot go on until a person acts (401, 402, quota exhausted). No attempt is charged."""
 
     error_code: str

@@ -38,6 +38,7 @@ BAD = "/v1/bad"
 
 # The suite can be pointed at the other client, to see which faults it survives.
 _OTHER = os.environ.get("PENSTOCK_TEST_TRANSPORT") == "aiohttp"
+_D = os.environ.get("PENSTOCK_TEST_TRANSPORT") == "direct"
 
 
 def transport(limits: DispatchLimits, headers: Mapping[str, str]) -> Transport:
@@ -45,6 +46,10 @@ def transport(limits: DispatchLimits, headers: Mapping[str, str]) -> Transport:
         from bench.aiohttp_transport import AiohttpTransport
 
         return AiohttpTransport(limits, headers)
+    if _D:
+        from penstock.dispatch.direct import DirectTransport
+
+        return DirectTransport(limits, headers)
     return PyreqwestTransport(limits, headers)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import psycopg
 import pytest
 
@@ -79,8 +80,8 @@ def test_the_same_item_twice_keeps_the_later_result(database_18: str) -> None:
 @pytest.mark.parametrize(
     "poison",
     [
-        replace(answer(), error_message="a\0b"),
-        replace(answer(), request_id="\ud800"),
+        msgspec.structs.replace(answer(), error_message="a\0b"),
+        msgspec.structs.replace(answer(), request_id="\ud800"),
         Again("bad\0code", "m", 1.0, True),
     ],
     ids=["NUL", "lone surrogate", "retry with NUL"],

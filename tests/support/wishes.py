@@ -66,9 +66,11 @@ async def answer(
     changes = Changes()
     for lease in leases:
         for ordinal in claims.first_ordinals(lease.ranges, 100_000):
-            outcome = Outcome(state, body, 200) if state is OutcomeState.COMPLETED else Outcome(state, None, None)
-            if state is not OutcomeState.COMPLETED:
-                outcome.error_code, outcome.error_message = "bad", message
+            outcome = (
+                Outcome(state, body, 200)
+                if state is OutcomeState.COMPLETED
+                else Outcome(state, error_code="bad", error_message=message)
+            )
             # As the files of `make_file` are laid out if they have one lane.
             changes.outcomes.append((lease.id, ordinal, ordinal + 1, f"{lease.source_lane}-{ordinal}", outcome))
     return await settle(connection, worker, changes, now=now)

@@ -47,7 +47,7 @@ from penstock.api.accepting import Acceptor
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
 from penstock.api.errors import ApiError, Dialect, busy, disk_full, render
-from penstock.api.guard import Guard, SlowReaderError
+from penstock.api.guard import WIRE, Guard, SlowReaderError
 from penstock.api.halts import Halts
 from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
@@ -129,6 +129,7 @@ class Api:
             self._server.config.serve,
             _constant_headers(dialect, request_id),
             bodiless=scope["method"] == "HEAD",
+            wire=scope.get(WIRE),
         )
         who = _NOBODY
         try:

@@ -144,10 +144,13 @@ def is_loopback(host: str) -> bool:
 def _presented(headers: Headers) -> list[str]:
     """Every key in the request: clients of either dialect put it in different places, some in two."""
     found = []
-    scheme, _, value = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        found.append(value.strip())
-    found += [headers[name].strip() for name in ("x-api-key", "api-key") if name in headers]
+    for name, value in headers.raw:
+        if name == b"authorization":
+            scheme, _, secret = value.decode("latin-1").partition(" ")
+            if scheme.lower() == "bearer":
+                found.append(secret.strip())
+        elif name in (b"x-api-key", b"api-key"):
+            found.append(value.decode("latin-1").strip())
     return [secret for secret in found if secret]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from time import monotonic
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Send
@@ -13,9 +14,24 @@ from starlette.types import Message, Receive, Send
 from penstock.api.errors import ApiError
 from penstock.config import ServeLimits
 
+WIRE = "penstock.wire"
+"""Where a request's scope has its `Wire`, if the server gives one."""
+
 
 class SlowReaderError(Exception):
     """The client has left the answer unread for too long."""
+
+
+class Wire(Protocol):
+    """What the connection knows of itself. Where neither end has to be waited for, nothing needs to be timed."""
+
+    @property
+    def body_is_here(self) -> bool:
+        """All of the request's body has come."""
+
+    @property
+    def takes_more(self) -> bool:
+        """What is sent now is taken at once."""
 
 
 class Guard:
@@ -29,12 +45,14 @@ class Guard:
         headers: Iterable[tuple[bytes, bytes]],
         *,
         bodiless: bool,
+        wire: Wire | None = None,
     ) -> None:
         self._receive = receive
         self._send = send
         self._limits = limits
         self._headers = list(headers)
         self._bodiless = bodiless
+        self._wire = wire
         self._whole = False
         self._waited_s = 0.0
         self._received = 0
@@ -47,6 +65,8 @@ class Guard:
         """The next piece of the body. Only the time spent waiting for the client counts against it."""
         if self._whole:
             return await self._receive()
+        if self._wire is not None and self._wire.body_is_here:
+            return self._note(await self._receive())
         limits = self._limits
         allowed_s = limits.body_idle_timeout_s + self._received / limits.body_min_bytes_per_s - self._waited_s
         began = monotonic()
@@ -59,6 +79,9 @@ class Guard:
                 408, "The request's body came too slowly.", code="timeout", headers={"connection": "close"}
             ) from None
         self._waited_s += monotonic() - began
+        return self._note(message)
+
+    def _note(self, message: Message) -> Message:
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             self._whole = not message.get("more_body", False)
@@ -79,6 +102,9 @@ class Guard:
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             self.sent_bytes += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
+        if self._wire is not None and self._wire.takes_more:
+            await self._send(message)
+            return
         try:
             async with asyncio.timeout(self._limits.send_timeout_s):
                 await self._send(message)

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.api.auth import is_loopback
+from penstock.api.guard import WIRE
 from penstock.config import Config
 from penstock.errors import PenstockError, UsageError
 
@@ -97,6 +98,23 @@ class Listener(uvicorn.Server):
         yield
 
 
+class _Wire:
+    """One request's end of the connection, for whoever times it."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def body_is_here(self) -> bool:
+        return not self._cycle.more_body and self._cycle.message_event.is_set()
+
+    @property
+    def takes_more(self) -> bool:
+        return not self._cycle.flow.write_paused
+
+
 class Protocol(HttpToolsProtocol):
     """Heads must come whole, in time and within bounds; bodies are the application's to watch."""
 
@@ -105,6 +123,7 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._head_is_open = True
         self._head_bytes = 0
         self._patience: asyncio.TimerHandle | None = None
 
@@ -118,7 +137,9 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._patience is not None:
+        if self._head_is_open:
+            # Most come in one piece: for those no clock is set.
+            self._expect_head()
             self._head_bytes += len(data)
             if self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
                 self.transport.write(_TOO_LARGE)
@@ -126,18 +147,20 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._expect_head()
+        self._head_is_open = True
+        self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
         self._head_is_here()
         super().on_headers_complete()
+        cast(dict[str, Any], self.scope)[WIRE] = _Wire(self.cycle)
 
     def _expect_head(self) -> None:
         if self._patience is None:
-            self._head_bytes = 0
             self._patience = self.loop.call_later(self.head_timeout_s, self._too_slow)
 
     def _head_is_here(self) -> None:
+        self._head_is_open = False
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None

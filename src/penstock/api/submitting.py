@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -40,8 +39,7 @@ class _Asked(msgspec.Struct):
 _asked = msgspec.json.Decoder(_Asked)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What the server has to know of a body."""
 
     model: str
@@ -49,8 +47,7 @@ class Asked:
     provider: Provider
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """A request that is stored."""
 
     key: str
@@ -120,7 +117,8 @@ async def submit(
         )
     asked = read_asked(call, content, inside)
     repeat_key = idempotency_key(call.request.headers)
-    fingerprint = hashlib.sha256(endpoint.encode() + b"\0" + content).digest()
+    # Only a request that may come again has to be known again.
+    fingerprint = hashlib.sha256(endpoint.encode() + b"\0" + content).digest() if repeat_key is not None else None
     request = NewRequest(
         id=new_id(),
         owner=call.caller.owner,
@@ -159,7 +157,7 @@ async def submit(
                 code="idempotency_conflict",
             )
         return Submission(key, asked, row.id, taken.lane_id, row.stream, patience_s, row, since)
-    stored = Stored(replace(request, body=b""), taken)
+    stored = Stored(msgspec.structs.replace(request, body=b""), taken)
     return Submission(key, asked, request.id, taken.lane_id, asked.stream, patience_s, None, since, stored)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import datetime
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from penstock.config import DatabaseLimits
+from penstock.config import KIB, DatabaseLimits
 from penstock.db import arrays
 from penstock.errors import PenstockError
 
@@ -33,6 +36,11 @@ SERVER_KEEPALIVE = """
     set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
     set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '30s', false)
 """
+
+# What nobody waits for may stay at hand for so long, and out of the pool for so long in all.
+_AT_HAND_S = 1.0
+_OUT_S = 60.0
+_MAX_KEPT_BYTES = 64 * KIB
 
 # The connection itself is sound, but what it is connected to no longer takes writes: a primary that became a
 # standby, or a server that is shutting down. A new connection may find the new primary.
@@ -74,6 +82,7 @@ async def open_pool(
         conninfo,
         min_size=1,
         max_size=limits.pool_max,
+        connection_class=_Connection,
         kwargs=kwargs,
         configure=configure,
         open=False,
@@ -93,14 +102,79 @@ async def open_pool(
     return pool
 
 
+class _Connection(psycopg.AsyncConnection[TupleRow]):
+    """A connection that keeps what it has worked out for the statements it is asked most."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cursors: dict[bytes, psycopg.AsyncCursor[TupleRow]] = {}
+
+
+async def ask_again(
+    connection: Connection, statement: bytes, parameters: Mapping[str, Any], *, weight: int
+) -> TupleRow | None:
+    """The first row of a statement that is asked again and again and that somebody waits for.
+
+    A cursor that stays finds its way from values to parameters and from columns to values once. It also keeps the
+    parameters until the next time, so that those of a large `weight`, in bytes, are not left with it.
+    """
+    if not isinstance(connection, _Connection) or weight > _MAX_KEPT_BYTES:
+        return await (await connection.execute(statement, parameters)).fetchone()
+    cursor = connection.cursors.get(statement)
+    if cursor is None:
+        cursor = connection.cursors[statement] = connection.cursor()
+    await cursor.execute(statement, parameters)
+    return await cursor.fetchone()
+
+
 class _WholePool(AsyncConnectionPool[Connection]):
-    """A pool to which connections come back also from those who are cancelled.
+    """A pool to which connections come back also from those who are cancelled, and that keeps some at hand.
 
     Cancelled while it hands a connection on to somebody who waits, psycopg's loses it, and leaves them waiting.
+    Between two statements that follow each other closely a connection need not go all the way back either: what nobody
+    waits for is at hand for the next one for a moment.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._at_hand: list[Connection] = []
+        self._out_since: dict[Connection, float] = {}
+        self._wanting = 0
+        self._clearing: asyncio.TimerHandle | None = None
+        self._returning: set[asyncio.Task[None]] = set()
+
+    async def getconn(self, timeout: float | None = None) -> Connection:  # noqa: ASYNC109 -- the pool's own
+        if self._at_hand:
+            return self._at_hand.pop()
+        self._wanting += 1
+        try:
+            connection = await super().getconn(timeout)
+        finally:
+            self._wanting -= 1
+        self._out_since[connection] = monotonic()
+        return connection
+
     async def putconn(self, conn: Connection) -> None:
-        giving = asyncio.ensure_future(super().putconn(conn))
+        if self._may_stay(conn):
+            self._at_hand.append(conn)
+            if self._clearing is None:
+                self._clearing = asyncio.get_running_loop().call_later(_AT_HAND_S, self._clear)
+            return
+        await self._put_back(conn)
+
+    def _may_stay(self, connection: Connection) -> bool:
+        since = self._out_since.get(connection)
+        return (
+            since is not None
+            and not self._wanting
+            and not self.closed
+            and connection.pgconn.transaction_status == TransactionStatus.IDLE
+            and monotonic() - since < _OUT_S
+        )
+
+    async def _put_back(self, connection: Connection) -> None:
+        self._out_since.pop(connection, None)
+        giving = asyncio.ensure_future(super().putconn(connection))
         cancelled: asyncio.CancelledError | None = None
         while not giving.done():
             try:
@@ -110,6 +184,25 @@ class _WholePool(AsyncConnectionPool[Connection]):
         giving.result()
         if cancelled is not None:
             raise cancelled
+
+    def _clear(self) -> None:
+        """Whatever is not in use now goes back: the pool sees to how many there are, and how old they get."""
+        self._clearing = None
+        while self._at_hand:
+            returning = asyncio.ensure_future(self._put_back(self._at_hand.pop()))
+            self._returning.add(returning)
+            returning.add_done_callback(self._returning.discard)
+
+    def get_stats(self) -> dict[str, int]:
+        stats = super().get_stats()
+        stats["pool_available"] = stats.get("pool_available", 0) + len(self._at_hand)
+        return stats
+
+    async def close(self, timeout: float = 5.0) -> None:  # noqa: ASYNC109 -- the pool's own
+        if self._clearing is not None:
+            self._clearing.cancel()
+        self._clear()
+        await super().close(timeout)
 
 
 class borrowed:  # noqa: N801 -- used like a function

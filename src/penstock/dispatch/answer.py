@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -78,13 +78,12 @@ _costly_json = msgspec.json.Decoder(_Costly)
 _odd_json = msgspec.json.Decoder(_Odd)
 
 
-@dataclass(slots=True, frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A whole HTTP answer. Header names are lower case."""
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     duration_ms: int = 0
 
     @property

@@ -6,16 +6,18 @@ import logging
 import random
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from time import monotonic, time
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+import msgspec
+
 from penstock import __version__
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.answer import Answer, short
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
+from penstock.dispatch.direct import DirectTransport
 from penstock.dispatch.pool import Dispatcher
 from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, refuses
 from penstock.dispatch.slots import Slots
@@ -68,7 +70,7 @@ class HttpProcessor:
         name: str = "",
         current_key: Callable[[], str | None] | None = None,
         streams: Streams | None = None,
-        transport: Callable[[DispatchLimits, Mapping[str, str]], Transport] = PyreqwestTransport,
+        transport: Callable[[DispatchLimits, Mapping[str, str]], Transport] | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`streams` takes the pieces of answers that somebody wants to read as they come. `current_key` is asked before
@@ -90,7 +92,7 @@ class HttpProcessor:
         self._refusals = Refusals(retry)
         self._urls: dict[str, str | None] = {}
         self._streams = streams
-        self._transport = transport(dispatch, self.headers)
+        self._transport = (transport or _transport_to(self.base_url))(dispatch, self.headers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,7 +143,7 @@ class HttpProcessor:
     async def forward(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """The answer to somebody else's request, as it came; of an error, without our secrets. Or TransportError."""
         answer = await self._transport.request("POST", self._known_url(path), self._headers(path, headers), body)
-        return answer if answer.status < 400 else replace(answer, body=self.redacted(answer.body))
+        return answer if answer.status < 400 else msgspec.structs.replace(answer, body=self.redacted(answer.body))
 
     def forward_open(self, path: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
         """The same, to be read as it comes."""
@@ -215,6 +217,10 @@ class HttpProcessor:
                 self._urls.clear()
             self._urls[path] = joined = join_url(self.base_url, path)
             return joined
+
+
+def _transport_to(base_url: str) -> type[DirectTransport] | type[PyreqwestTransport]:
+    return DirectTransport if urlsplit(base_url).scheme == "http" else PyreqwestTransport
 
 
 def join_url(base_url: str, path: str) -> str | None:

@@ -6,7 +6,6 @@ import inspect
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -151,7 +150,7 @@ class PythonProcessor:
         verdict = judge_failure(Failure("processor_retry", message, duration_ms), item.attempt, limits, self._rng)
         if isinstance(verdict, Again) and isinstance(signal, Retry) and signal.after is not None:
             delay_s = min(max(0.0, float(signal.after)), limits.retry_after_max_s)
-            return replace(verdict, delay_s=delay_s)
+            return msgspec.structs.replace(verdict, delay_s=delay_s)
         return verdict
 
 

@@ -171,9 +171,9 @@ class PyreqwestTransport:
                 return Answer(response.status, content, _Headers(response.headers), int((monotonic() - started) * 1000))
         except asyncio.CancelledError:
             if self._first_byte.claims(task):
-                raise self.timed_out("first_byte_timeout") from None
+                raise timed_out("first_byte_timeout", self._limits) from None
             if self._idle.claims(task):
-                raise self.timed_out("idle_timeout") from None
+                raise timed_out("idle_timeout", self._limits) from None
             raise
         except RequestTimeoutError as error:
             raise self.client_timed_out(error, head_came, monotonic() - started) from None
@@ -211,22 +211,14 @@ class PyreqwestTransport:
             if len(content) + len(more) > cap:
                 raise too_large(response.status, self._limits)
 
-    def timed_out(self, code: str) -> TransportError:
-        limits = self._limits
-        if code == "first_byte_timeout":
-            return TransportError(code, f"no answer within {limits.first_byte_timeout_s:g} s ({code}_s)")
-        if code == "idle_timeout":
-            return TransportError(code, f"the answer stopped for {limits.idle_timeout_s:g} s ({code}_s)")
-        return TransportError(code, f"no whole answer within {limits.attempt_timeout_s:g} s (attempt_timeout_s)")
-
     def client_timed_out(self, error: RequestTimeoutError, head_came: bool, lasted_s: float) -> TransportError:
         # The class says "connect" of anything before the head; the causes know.
         if _CONNECTING in _causes(error):
             limit_s = self._limits.connect_timeout_s
             return TransportError("connect_timeout", f"no connection within {limit_s:g} s (connect_timeout_s)")
         if lasted_s >= self._limits.attempt_timeout_s:
-            return self.timed_out("request_timeout")
-        return self.timed_out("idle_timeout" if head_came else "first_byte_timeout")
+            return timed_out("request_timeout", self._limits)
+        return timed_out("idle_timeout" if head_came else "first_byte_timeout", self._limits)
 
 
 class _OpenAnswer:
@@ -249,7 +241,7 @@ class _OpenAnswer:
                 async with asyncio.timeout(self._limits.first_byte_timeout_s):
                     self._response = await self._request.__aenter__()
         except TimeoutError:
-            raise self._transport.timed_out("first_byte_timeout") from None
+            raise timed_out("first_byte_timeout", self._limits) from None
         self.status = self._response.status
         self.headers = _Headers(self._response.headers)
         return self
@@ -274,7 +266,7 @@ class _OpenAnswer:
                 async with asyncio.timeout(self._limits.idle_timeout_s):
                     piece = await self._response.body_reader.read_chunk()
         except TimeoutError:
-            raise self._transport.timed_out("idle_timeout") from None
+            raise timed_out("idle_timeout", self._limits) from None
         if piece is None:
             return None
         self._bytes += len(piece)
@@ -291,6 +283,15 @@ class _OpenAnswer:
             raise self._transport.client_timed_out(error, head_came, lasted_s) from None
         except (DetailedPyreqwestError, ValueError) as error:
             raise _translate(error) from None
+
+
+def timed_out(code: str, limits: DispatchLimits) -> TransportError:
+    """Which of the limits, in words."""
+    if code == "first_byte_timeout":
+        return TransportError(code, f"no answer within {limits.first_byte_timeout_s:g} s ({code}_s)")
+    if code == "idle_timeout":
+        return TransportError(code, f"the answer stopped for {limits.idle_timeout_s:g} s ({code}_s)")
+    return TransportError(code, f"no whole answer within {limits.attempt_timeout_s:g} s (attempt_timeout_s)")
 
 
 def too_large(status: int, limits: DispatchLimits) -> TransportError:

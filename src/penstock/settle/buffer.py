@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
+
 from penstock.config import SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
@@ -22,16 +24,14 @@ Range = tuple[int, int]
 UNSTORABLE = "unstorable_result"
 
 
-@dataclass(slots=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True):
     """An item with its verdict."""
 
     item: Item
     verdict: Outcome | Again
 
 
-@dataclass(slots=True)
-class GivenBack:
+class GivenBack(msgspec.Struct, frozen=True):
     """Ordinals of a lease that were never called, or whose call was cut short: no attempt is charged."""
 
     lease: Lease
@@ -41,8 +41,7 @@ class GivenBack:
 Result = Decided | GivenBack
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
+class Answers(msgspec.Struct, frozen=True):
     """News of sessions, written a moment ago."""
 
     lanes: Collection[int]

@@ -10,7 +10,7 @@ from uuid import UUID
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
 from penstock.db.bell import lanes_payload
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, ask_again
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState, Usage
 from penstock.results import openai_bytes
 
@@ -132,7 +132,7 @@ async def _settle_answer(
         "ring": ring,
         "now": now,
     }
-    row = await (await connection.execute(_SQL["settle_answer_if_leased"], parameters)).fetchone()
+    row = await ask_again(connection, _SQL["settle_answer_if_leased"], parameters, weight=len(outcome.body or b""))
     if row is None:
         return Settled(0, 0, 0, 1)
     more, cancelled_next, at, _ = row

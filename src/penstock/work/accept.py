@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Int4Array, TextArray
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, ask_again
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState, new_id, public_id
 from penstock.work.answers import RequestRow, read_requests
 
@@ -23,8 +23,7 @@ _FREE_TRIES = 3
 _TRIES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
+class NewRequest(msgspec.Struct, frozen=True, gc=False):
     """What somebody wants to be asked, in a session."""
 
     owner: str
@@ -41,7 +40,7 @@ class NewRequest:
     """The answer is to be told to sinks."""
     idempotency_key: str | None = None
     fingerprint: bytes | None = None
-    id: UUID = field(default_factory=new_id)
+    id: UUID = msgspec.field(default_factory=new_id)
     # Settings of the session, if this request is what makes it.
     on_dead_head: str = "continue"
     max_queued: int | None = None
@@ -49,8 +48,7 @@ class NewRequest:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Taker:
+class Taker(msgspec.Struct, frozen=True, gc=False):
     """A worker that can begin at once what is accepted for its pool."""
 
     worker_id: UUID
@@ -60,8 +58,7 @@ class Taker:
     """Routes it does not begin anything of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True, gc=False):
     """Stored and in line."""
 
     request_id: UUID
@@ -79,8 +76,7 @@ class Accepted:
         return self.ordinal + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Existing:
+class Existing(msgspec.Struct, frozen=True):
     """Its idempotency key was used before. Whether for the same thing, `request.fingerprint` tells."""
 
     request: RequestRow
@@ -88,8 +84,7 @@ class Existing:
     wait_timeout_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True, gc=False):
     code: str
     """queue_full: the session has as many requests waiting as it may have."""
 
@@ -97,8 +92,7 @@ class Refused:
 Acceptance = Accepted | Existing | Refused
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """A request as it was just stored."""
 
     request: NewRequest
@@ -206,7 +200,7 @@ async def _accept_one(connection: Connection, request: NewRequest, taker: Taker,
         "now": now,
     }
     try:
-        row = await (await connection.execute(_SQL["accept_one_if_idle"], parameters)).fetchone()
+        row = await ask_again(connection, _SQL["accept_one_if_idle"], parameters, weight=len(request.body))
     except psycopg.errors.UniqueViolation:
         # Its key was used while this waited for the lane. In a transaction that is over now, and the caller's to undo.
         if connection.info.transaction_status != TransactionStatus.IDLE:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
+
+import msgspec
 
 from penstock.db import sql
 from penstock.db.pool import Connection
@@ -13,8 +14,7 @@ from penstock.db.pool import Connection
 _SQL = sql.load("penstock.work", "sessions.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRow:
+class RequestRow(msgspec.Struct, frozen=True, gc=False):
     """A request as far as it has come."""
 
     id: UUID
