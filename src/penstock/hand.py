@@ -74,6 +74,12 @@ class Hand:
         if lease.suspect:
             self._suspects.add(lease.id)
 
+    def take_item(self, item: Item) -> None:
+        """A lease on one item was claimed, and that is in memory already."""
+        self._items[item.lease.id] = 1
+        self.bytes += len(item.raw)
+        self.lanes.add(item.lease.lane_id)
+
     def unread(self, lease: Lease) -> list[Range]:
         """The ranges still to be read; empty when all are, or when they were given back."""
         entry = self._unread.get(lease.id)

@@ -337,8 +337,7 @@ class Shift:
             # Whoever takes back what this identity held finds these too.
             return
         for item in items:
-            self._hand.take(item.lease)
-            self._hand.read(item.lease, [item])
+            self._hand.take_item(item)
         if self._stopping.is_set():
             self._give_back_all(items)
         else:

@@ -50,6 +50,8 @@ class Acceptor:
         self._waiting: deque[_Entry] = deque()
         self._bytes = 0
         self._storing: asyncio.Task[None] | None = None
+        self._parked: asyncio.Future[None] | None = None
+        self._closing = False
 
     async def accept(self, request: NewRequest) -> Acceptance:
         """Returns once it is stored, or known to be refused. Raises what the database does."""
@@ -60,19 +62,31 @@ class Acceptor:
         self._bytes += len(request.body)
         if self._storing is None:
             self._storing = asyncio.create_task(self._store(), name="accept")
+        self._wake()
         return await entry.taken
+
+    def _wake(self) -> None:
+        if self._parked is not None and not self._parked.done():
+            self._parked.set_result(None)
 
     async def close(self) -> None:
         """Until what was handed in is stored."""
+        self._closing = True
+        self._wake()
         if self._storing is not None:
             await asyncio.wait([self._storing])
 
     async def _store(self) -> None:
         try:
-            while self._waiting:
-                await self._store_some(self._next())
+            while True:
+                while self._waiting:
+                    await self._store_some(self._next())
+                if self._closing:
+                    return
+                self._parked = asyncio.get_running_loop().create_future()
+                await self._parked
         finally:
-            self._storing = None
+            self._storing = self._parked = None
 
     def _next(self) -> list[_Entry]:
         entries: list[_Entry] = []

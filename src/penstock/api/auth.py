@@ -110,10 +110,11 @@ class Auth:
     def _refuse_strangers(self, headers: Headers) -> None:
         """Without keys, a web page in the user's browser could ask too, by a name that leads to this machine (DNS
         rebinding) or across sites. Both show in the headers, which a page cannot forge."""
-        if not self._own_name(headers.get("host", "")):
+        told = dict(reversed(headers.raw))  # the first of each
+        host, origin = told.get(b"host", b"").decode("latin-1"), told.get(b"origin")
+        if not self._own_name(host):
             raise _refused("Without API keys this server answers only to loopback names.")
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
             raise _refused("Without API keys this server answers no other site's pages.")
 
     def _own_name(self, host: str) -> bool:

@@ -51,6 +51,7 @@ class Guard:
         self._send = send
         self._limits = limits
         self._headers = list(headers)
+        self._names = {name for name, _ in self._headers}
         self._bodiless = bodiless
         self._wire = wire
         self._whole = False
@@ -92,8 +93,7 @@ class Guard:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            names = {name for name, _ in self._headers}
-            kept = [entry for entry in message.get("headers", []) if entry[0].lower() not in names]
+            kept = [entry for entry in message.get("headers", ()) if entry[0] not in self._names]
             message = {**message, "headers": kept + self._headers}
         elif message["type"] == "http.response.body":
             if self._bodiless:

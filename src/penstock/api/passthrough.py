@@ -24,7 +24,7 @@ from penstock.api.guard import too_large
 from penstock.api.multipart import invalid
 from penstock.api.sessions import SubmitQuery, give_up, still_waiting, wait
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Asked, Submission, checked_key, read_asked, submit
-from penstock.api.waiting import Waiter, attending
+from penstock.api.waiting import Attention, Waiter
 from penstock.config import Config
 from penstock.dispatch.http import HttpProcessor
 from penstock.dispatch.streaming import EVENT_STREAM, StoredStream
@@ -245,7 +245,7 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
     waiting = waiters.waiting(submission.request_id, submission.lane_id, since=submission.since, follows=True)
     waiter = waiting.__enter__()
     try:
-        async with attending(waiters, waiter, call.request.receive) as attention:
+        with Attention(waiters, waiter, call.request.receive) as attention:
             try:
                 begun = await attention.change(until)
             except ClientDisconnect:

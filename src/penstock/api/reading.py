@@ -60,11 +60,14 @@ class QueryReader(Generic[T]):
         about = inspect.type_info(kind)
         if not isinstance(about, inspect.StructType):
             raise TypeError(f"{kind.__name__} is not a Struct")
+        self._all_optional = not any(field.required for field in about.fields)
         self._names = {field.encode_name: field.name for field in about.fields}
         self._lists = {field.encode_name for field in about.fields if _holds(field.type, inspect.ListType)}
         self._tables = {field.encode_name for field in about.fields if _holds(field.type, inspect.DictType)}
 
     def read(self, query: bytes) -> T:
+        if not query and self._all_optional:
+            return self._kind()
         try:
             pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
         except ValueError:

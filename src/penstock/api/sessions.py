@@ -32,7 +32,7 @@ from penstock.api.session_objects import (
     session_object,
 )
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, checked_key, submit
-from penstock.api.waiting import attending
+from penstock.api.waiting import Attention
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.model import public_id
@@ -120,15 +120,17 @@ async def wait(call: Call[Any, Any], submission: Submission, wait_s: float | Non
     """The answer, if it comes in time."""
     waiters = call.server.waiters
     until = monotonic() + submission.patience_s(wait_s)
-    with waiters.waiting(
-        submission.request_id, submission.lane_id, since=submission.since, stored=submission.stored
-    ) as waiter:
-        async with attending(waiters, waiter, call.request.receive) as attention:
-            try:
-                return await attention.answer(until)
-            except ClientDisconnect:
-                await give_up(call, submission)
-                raise
+    with (
+        waiters.waiting(
+            submission.request_id, submission.lane_id, since=submission.since, stored=submission.stored
+        ) as waiter,
+        Attention(waiters, waiter, call.request.receive) as attention,
+    ):
+        try:
+            return await attention.answer(until)
+        except ClientDisconnect:
+            await give_up(call, submission)
+            raise
 
 
 async def give_up(call: Call[Any, Any], submission: Submission) -> None:
@@ -194,9 +196,11 @@ async def retrieve_session_request(call: Call[RequestQuery, None]) -> SessionReq
     row = await _find(call, text)
     if call.query.wait > 0 and row.status in ("pending", "processing"):
         waiters = call.server.waiters
-        with waiters.waiting(row.id, None) as waiter:
-            async with attending(waiters, waiter, call.request.receive) as attention:
-                await attention.answer(monotonic() + call.query.wait)
+        with (
+            waiters.waiting(row.id, None) as waiter,
+            Attention(waiters, waiter, call.request.receive) as attention,
+        ):
+            await attention.answer(monotonic() + call.query.wait)
         row = await _find(call, text)
     return request_object(row)
 

@@ -14,8 +14,10 @@ import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from time import monotonic
+from types import TracebackType
+from typing import Self
 from uuid import UUID
 
 import psycopg
@@ -115,6 +117,7 @@ class Waiters:
         self._wake = asyncio.Event()
         self._remembered: dict[int, float] = {}
         self._untold: set[int] = set()
+        self._ringing: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.stopping = asyncio.Event()
@@ -174,6 +177,8 @@ class Waiters:
 
     async def close(self) -> None:
         self._leave()
+        if self._ringing is not None:
+            self._ringing.cancel()
         await cancelled([*self._tasks, *([self._telling] if self._telling else [])])
 
     # -- being told
@@ -196,13 +201,17 @@ class Waiters:
                         self._forget(waiter)
         self.tell(answers.lanes)
         self._untold.update(answers.lanes)
+        if self._ringing is None:
+            self._ringing = asyncio.get_running_loop().call_later(_RING_S, self._begin_telling)
+
+    def _begin_telling(self) -> None:
+        self._ringing = None
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._tell_others(), name="ring")
 
     async def _tell_others(self) -> None:
         """Ring for those who wait elsewhere, once those here are on their way. If it fails, they look by the clock."""
         while self._untold:
-            await asyncio.sleep(_RING_S)
             lanes, self._untold = self._untold, set()
             with contextlib.suppress(psycopg.Error, PoolTimeout, OSError):
                 async with borrowed(self._database) as connection:
@@ -292,12 +301,22 @@ class Waiters:
 
 
 class Attention:
-    """What a handler that waits keeps an eye on: its waiter, its caller, the server."""
+    """What a handler keeps an eye on for as long as it waits: its waiter, its caller, the server."""
 
-    def __init__(self, waiters: Waiters, waiter: Waiter, left: asyncio.Task[None]) -> None:
+    def __init__(self, waiters: Waiters, waiter: Waiter, receive: Receive) -> None:
         self._waiters = waiters
         self._waiter = waiter
-        self._left = left
+        self._receive = receive
+
+    def __enter__(self) -> Self:
+        self._left = asyncio.create_task(until_left(self._receive))
+        self._left.add_done_callback(lambda _: self._waiter.changed.set())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.cancel()
 
     async def change(self, until: float) -> bool:
         """Wait for news until this time of the monotonic clock: False if there was none, or the server is stopping.
@@ -306,9 +325,11 @@ class Attention:
         """
         waiter = self._waiter
         if not self._waiters.stopping.is_set() and not self._left.done():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, until - monotonic())):
-                    await waiter.changed.wait()
+            timer = asyncio.get_running_loop().call_later(max(0.0, until - monotonic()), waiter.changed.set)
+            try:
+                await waiter.changed.wait()
+            finally:
+                timer.cancel()
         if waiter.row is not None or waiter.pieces:
             waiter.changed.clear()
             return True
@@ -324,14 +345,3 @@ class Attention:
             if not await self.change(until):
                 return None
         return self._waiter.row
-
-
-@contextlib.asynccontextmanager
-async def attending(waiters: Waiters, waiter: Waiter, receive: Receive) -> AsyncIterator[Attention]:
-    """For as long as the caller is waited with."""
-    left = asyncio.create_task(until_left(receive))
-    left.add_done_callback(lambda _: waiter.changed.set())
-    try:
-        yield Attention(waiters, waiter, left)
-    finally:
-        left.cancel()

@@ -203,6 +203,8 @@ def short(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
+    if text.isprintable():
+        return " ".join(text.split())
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 

@@ -161,6 +161,10 @@ class CoroutineDispatcher(Pool):
         if runner is None:
             raise RuntimeError("a runner is a task")
         while True:
+            if not self._ready:
+                self._notice()
+                await self._park()
+                continue
             started = monotonic()
             if not self._turn_open:
                 self._open_turn(started)
@@ -170,9 +174,7 @@ class CoroutineDispatcher(Pool):
             items = self._take()
             self._notice()
             if not items:
-                parked = self._loop.create_future()
-                self._idle.append(parked)
-                await parked
+                await self._park()
                 continue
             self._flights[runner] = (items, started)
             if self._slots is not None:
@@ -191,6 +193,11 @@ class CoroutineDispatcher(Pool):
             self._inside -= len(items)
             for item, verdict in zip(items, verdicts, strict=True):
                 self._sink(item, verdict)
+
+    async def _park(self) -> None:
+        parked = self._loop.create_future()
+        self._idle.append(parked)
+        await parked
 
     def _open_turn(self, now: float) -> None:
         """Let all runners together start calls for so long in this pass of the loop."""

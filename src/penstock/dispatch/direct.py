@@ -26,6 +26,7 @@ _MAX_HEAD_BYTES = 256 * KIB
 _MAX_UNREAD_BYTES = 256 * KIB
 _ONE_PACKET_BYTES = 16 * KIB
 _IDLE_S = 60.0
+_FEW = 20
 _MAX_KNOWN_PLACES = 1_000
 _KEPT_IN_TARGETS = "/%:@!$&'()*+,;=-._~?[]"
 _UNSENDABLE = re.compile(r"[^\t\x20-\x7e]")
@@ -460,6 +461,12 @@ class Headers(Mapping[str, str]):
         return self._read
 
     def __getitem__(self, name: str) -> str:
+        if self._read is None and len(self._raw) < _FEW:
+            wanted = name.encode()
+            for each, value in self._raw:
+                if each.lower() == wanted and value.isascii():
+                    return value.decode()
+            raise KeyError(name)
         return self._all[name]
 
     def __iter__(self) -> Iterator[str]:

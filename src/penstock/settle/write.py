@@ -62,6 +62,8 @@ class Changes:
 
     def ordinals(self) -> int:
         """How many ordinals this settles."""
+        if not self.backs:
+            return len(self.outcomes) + len(self.agains)
         back = sum(stop - start for ranges in self.backs.values() for start, stop in joined(ranges))
         return len(self.outcomes) + len(self.agains) + back
 
@@ -78,7 +80,7 @@ def _without(ranges: Sequence[Range], ordinals: set[int]) -> list[Range]:
     return left
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Settled:
     """What one settle really wrote."""
 
