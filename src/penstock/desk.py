@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -100,10 +100,10 @@ class Desk:
             finally:
                 self._workers.pop(provider.session_pool, None)
 
-    def hand_in(self, pools: Iterable[str]) -> Mapping[str, Handing]:
+    def hand_in(self, pools: Collection[str]) -> Mapping[str, Handing]:
         """Before a statement that claims for these pools' workers what it stores: those that can take anything."""
         handings: dict[str, Handing] = {}
-        for pool in set(pools):
+        for pool in pools:
             worker = self._workers.get(pool)
             if worker is not None and (handing := worker.hand_in()) is not None:
                 handings[pool] = handing

@@ -142,7 +142,7 @@ class Acceptor:
         async with borrowed(self._database) as connection:
             handings: Mapping[str, Handing] = {}
             if self.desk is not None:
-                handings = self.desk.hand_in(request.pool for request in requests)
+                handings = self.desk.hand_in({request.pool for request in requests})
             takers = {pool: Taker(each.worker_id, each.room, each.closed) for pool, each in handings.items()}
             known = False
             try:

@@ -62,6 +62,7 @@ _access = logging.getLogger("penstock.access")
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _SHOWN_PATH_CHARS = 200
+_MAX_REMEMBERED_PATHS = 1_000
 _CLOSED_REQUEST = 499
 _SWIFT_CONNECTIONS = 3
 _NOBODY = Caller("", "user", None)
@@ -222,7 +223,7 @@ class _Encoded(Response):
 
     def __init__(self, body: bytes, status: int, media: str) -> None:
         self.status_code = status
-        self.body = body
+        self.body = self.encoded = body
         self.background = None
         self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media.encode())]
 
@@ -250,6 +251,7 @@ class _Routes:
         variable = [entry for entry in paths.items() if "{" in entry[0]]
         # Where two could match, the one that names more of the path itself.
         variable.sort(key=lambda entry: [("{" in part, ":path" in part) for part in entry[0].split("/")])
+        self._found: dict[str, tuple[dict[str, _Reader], dict[str, str]]] = {}
         self._variable: dict[str, list[tuple[re.Pattern[str], dict[str, _Reader]]]] = {}
         for path, methods in variable:
             self._variable.setdefault(_family(path), []).append((compile_path(path)[0], methods))
@@ -257,9 +259,16 @@ class _Routes:
     def find(self, path: str) -> tuple[dict[str, _Reader], dict[str, str]] | None:
         if path in self._plain:
             return self._plain[path], {}
+        if (known := self._found.get(path)) is not None:
+            return known
         for pattern, methods in self._variable.get(_family(path), ()):
             if match := pattern.match(path):
-                return methods, match.groupdict()
+                if len(self._found) >= _MAX_REMEMBERED_PATHS:
+                    self._found.clear()
+                found = methods, match.groupdict()
+                if len(path) <= _SHOWN_PATH_CHARS:
+                    self._found[path] = found
+                return found
         return None
 
 
@@ -276,6 +285,8 @@ def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, by
 
 
 async def _deliver(response: Response, scope: Scope, guard: Guard) -> None:
+    if isinstance(response, _Encoded) and guard.answer(response.status_code, response.raw_headers, response.encoded):
+        return
     if scope["method"] == "HEAD":
         await guard.send(
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}

@@ -33,6 +33,9 @@ class Wire(Protocol):
     def takes_more(self) -> bool:
         """What is sent now is taken at once."""
 
+    def write(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send a whole answer in one go; False if it has to be sent in the ordinary way."""
+
 
 class Guard:
     """Stands between the server and the handler of one request."""
@@ -110,6 +113,15 @@ class Guard:
                 await self._send(message)
         except TimeoutError:
             raise SlowReaderError from None
+
+    def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Send a whole answer in one go, if it can be; False if nothing was sent."""
+        if self._bodiless or self._wire is None or not self._wire.write(status, headers + self._headers, body):
+            return False
+        self.status = status
+        self.sent_bytes = len(body)
+        self.complete = True
+        return True
 
     async def read(self, max_bytes: int) -> bytes:
         """The whole body, if it is no longer than that."""

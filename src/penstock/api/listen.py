@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from penstock.api.auth import is_loopback
 from penstock.api.guard import WIRE
@@ -113,6 +113,22 @@ class _Wire:
     @property
     def takes_more(self) -> bool:
         return not self._cycle.flow.write_paused
+
+    def write(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """What `send` of the cycle does with a head and with a body, for one that is whole and closes nothing."""
+        cycle = self._cycle
+        if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
+            return False
+        lines = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+        lines += (b"\r\n", body)
+        cycle.transport.write(b"".join(lines))
+        cycle.waiting_for_100_continue = False
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
 
 class Protocol(HttpToolsProtocol):

@@ -199,6 +199,7 @@ class _Line(asyncio.Protocol):
         self.place = ("", 0)
         self._closed = False
         self._waiting: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self.rest()
 
     def rest(self) -> None:
@@ -236,7 +237,6 @@ class _Line(asyncio.Protocol):
         """With a `task`, it is told when the answer is whole, and its countdowns are kept; else of every piece."""
         self._asked = True
         self._task = task
-        self._parser = httptools.HttpResponseParser(self)
         if len(message) == 1:
             self._transport.write(message[0])
         else:
