@@ -1,4 +1,4 @@
-"""Which HTTP client? Both behind the same protocol, on the path that an item really takes.
+"""Which HTTP client? All behind the same protocol, on the path that an item really takes.
 
     python bench/http_clients.py [--requests 10000] [--rounds 3]
 
@@ -118,7 +118,7 @@ def main() -> None:
     upstream = context.Process(target=serve, args=(port_queue,), daemon=True)
     upstream.start()
     port = port_queue.get(timeout=30)
-    print(f"{'in flight':>9}  {'client':10} {'req/s':>9} {'CPU us/req':>11}")
+    print(f"{'in flight':>9}  {'client':10} {'req/s':>9} {'times':>6} {'CPU us/req':>11}")
     for in_flight in IN_FLIGHT:
         requests = chosen.requests if in_flight > 1 else chosen.requests // 4
         found: dict[str, list[tuple[float, float]]] = {client: [] for client in CLIENTS}
@@ -130,9 +130,8 @@ def main() -> None:
             for client, runs in found.items()
         }
         for client, (rate, cpu) in medians.items():
-            print(f"{in_flight:>9}  {client:10} {rate:>9,.0f} {cpu:>11.1f}")
-        ratio = medians["pyreqwest"][0] / medians["aiohttp"][0]
-        print(f"{'':>9}  {'ratio':10} {ratio:>9.2f}")
+            times = rate / medians["pyreqwest"][0]
+            print(f"{in_flight:>9}  {client:10} {rate:>9,.0f} {times:>6.2f} {cpu:>11.1f}")
     upstream.terminate()
     upstream.join()
 

@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from penstock import __version__
 from penstock.config import KIB, MIB, DispatchLimits, RetryLimits
+from penstock.dispatch.direct import DirectTransport
 from penstock.dispatch.http import HttpProcessor
 from penstock.dispatch.transport import PyreqwestTransport, Transport
 from penstock.errors import PenstockError, UsageError
@@ -36,21 +38,26 @@ LIMITS = DispatchLimits(
 PATIENT = replace(LIMITS, first_byte_timeout_s=20, idle_timeout_s=20, attempt_timeout_s=20)
 BAD = "/v1/bad"
 
-# The suite can be pointed at the other client, to see which faults it survives.
-_OTHER = os.environ.get("PENSTOCK_TEST_TRANSPORT") == "aiohttp"
-_D = os.environ.get("PENSTOCK_TEST_TRANSPORT") == "direct"
+Client = Callable[[DispatchLimits, Mapping[str, str]], Transport]
+CLIENTS: dict[str, Client] = {"direct": DirectTransport, "reqwest": PyreqwestTransport}
+if os.environ.get("PENSTOCK_TEST_TRANSPORT") == "aiohttp":
+    # The client that was not chosen, to see which faults it survives.
+    from bench.aiohttp_transport import AiohttpTransport
+
+    CLIENTS["aiohttp"] = AiohttpTransport
+
+_client: ContextVar[Client] = ContextVar("client", default=DirectTransport)
 
 
-def transport(limits: DispatchLimits, headers: Mapping[str, str]) -> Transport:
-    if _OTHER:
-        from bench.aiohttp_transport import AiohttpTransport
+class OnEachClient:
+    """Tests that make calls."""
 
-        return AiohttpTransport(limits, headers)
-    if _D:
-        from penstock.dispatch.direct import DirectTransport
-
-        return DirectTransport(limits, headers)
-    return PyreqwestTransport(limits, headers)
+    @pytest.fixture(autouse=True, params=CLIENTS)
+    def client(self, request: pytest.FixtureRequest) -> Iterator[str]:
+        name: str = request.param
+        token = _client.set(CLIENTS[name])
+        yield name
+        _client.reset(token)
 
 
 def processor(
@@ -59,8 +66,18 @@ def processor(
     *,
     key: str | None = None,
     headers: Mapping[str, str] | None = None,
+    current_key: Callable[[], str | None] | None = None,
 ) -> HttpProcessor:
-    return HttpProcessor(base_url, key, limits, RetryLimits(), headers, transport=transport, rng=random.Random(1))
+    return HttpProcessor(
+        base_url,
+        key,
+        limits,
+        RetryLimits(),
+        headers,
+        current_key=current_key,
+        transport=_client.get(),
+        rng=random.Random(1),
+    )
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -91,7 +108,7 @@ def assert_completed(verdict: Verdict, body: bytes = GOOD_BODY) -> None:
     assert (verdict.state, verdict.body, verdict.status_code) == (OutcomeState.COMPLETED, body, 200)
 
 
-class TestTheRequest:
+class TestTheRequest(OnEachClient):
     def test_carries_the_bytes_and_the_headers(self) -> None:
         async def scenario() -> None:
             raw = b'{"model":  "m", "n": 1.0, "text": "\\u00e9"}'
@@ -114,6 +131,7 @@ class TestTheRequest:
                 assert first.headers["x-team"] == "blue"
                 assert first.headers["content-length"] == str(len(raw))
                 assert "cookie" not in first.headers
+                assert len(first.header_names) == len(first.headers)
                 keys = [request.headers["idempotency-key"] for request in (first, second, other)]
                 assert keys[0] == keys[1] != keys[2]
 
@@ -124,6 +142,21 @@ class TestTheRequest:
             async with Upstream() as upstream, processor(upstream.base_url) as http:
                 await http.call(make_item())
                 assert "authorization" not in upstream.received[0].headers
+
+        run(scenario())
+
+    def test_a_changed_key_is_sent_instead_of_the_first(self) -> None:
+        async def scenario() -> None:
+            keys = iter(["sk-first-key", "sk-second-key"])
+            async with (
+                Upstream() as upstream,
+                processor(upstream.base_url, key="sk-first-key", current_key=lambda: next(keys)) as http,
+            ):
+                for bearer in ("Bearer sk-first-key", "Bearer sk-second-key"):
+                    await http.call(make_item())
+                    received = upstream.received[-1]
+                    assert received.headers["authorization"] == bearer
+                    assert received.header_names.count("authorization") == 1
 
         run(scenario())
 
@@ -173,7 +206,7 @@ class TestTheRequest:
         run(scenario())
 
 
-class TestAnswers:
+class TestAnswers(OnEachClient):
     def test_the_upstreams_error_is_kept(self) -> None:
         body = b'{"error": {"message": "no such\\nmodel", "code": "model_not_found"}}'
         verdict = asyncio.run(ask(answer(404, body)))
@@ -238,7 +271,7 @@ class TestAnswers:
         assert_completed(asyncio.run(ask(hostile.longer_than_promised)), b"{}")
 
 
-class TestBadUpstreams:
+class TestBadUpstreams(OnEachClient):
     @pytest.mark.parametrize(
         ("script", "codes"),
         [
@@ -303,9 +336,11 @@ class TestBadUpstreams:
 
         run(scenario())
 
-    def test_a_cancelled_call_frees_its_connection_within_the_time_limit(self) -> None:
+    def test_a_cancelled_call_frees_its_connection(self, client: str) -> None:
         async def scenario() -> None:
-            async with Upstream({BAD: hostile.silence}) as upstream, processor(upstream.base_url) as http:
+            # reqwest ends it only when its time is up, the others at once.
+            limits = LIMITS if client == "reqwest" else PATIENT
+            async with Upstream({BAD: hostile.silence}) as upstream, processor(upstream.base_url, limits) as http:
                 call = asyncio.create_task(http.call(make_item(url=BAD)))
                 await upstream.until(lambda: len(upstream.received) == 1)
                 call.cancel()
@@ -334,7 +369,7 @@ class TestBadUpstreams:
         run(scenario())
 
 
-class TestElsewhere:
+class TestElsewhere(OnEachClient):
     @pytest.mark.parametrize("status", [301, 302, 307, 308])
     def test_a_redirect_is_stored_and_no_secret_travels(self, status: int) -> None:
         async def scenario() -> None:
@@ -366,7 +401,7 @@ class TestElsewhere:
         run(scenario())
 
 
-class TestUnreachable:
+class TestUnreachable(OnEachClient):
     def test_a_refused_connection_charges_no_attempt(self) -> None:
         async def scenario() -> None:
             async with processor(f"http://127.0.0.1:{closed_port()}/v1") as http:
@@ -393,7 +428,7 @@ class TestUnreachable:
     def test_a_connection_that_is_never_accepted(self) -> None:
         async def scenario() -> None:
             limits = replace(PATIENT, connect_timeout_s=0.3)
-            with full_backlog() as port:
+            with hostile.full_backlog() as port:
                 async with processor(f"http://127.0.0.1:{port}/v1", limits) as http:
                     verdict = await http.call(make_item())
                     assert isinstance(verdict, Again)
@@ -450,7 +485,7 @@ class TestSettings:
         assert "sk-secret" not in str(caught.value)
 
 
-class TestThroughTheDispatcher:
+class TestThroughTheDispatcher(OnEachClient):
     def test_aborted_calls_give_their_items_back(self) -> None:
         async def scenario() -> None:
             results: list[Item] = []
@@ -495,23 +530,3 @@ def closed_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
-
-
-@contextmanager
-def full_backlog() -> Iterator[int]:
-    """A port that listens and accepts nobody: its queue is full."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        fillers = []
-        try:
-            for _ in range(4):
-                filler = socket.socket()
-                filler.setblocking(False)
-                fillers.append(filler)
-                with suppress(BlockingIOError):
-                    filler.connect(server.getsockname())
-            yield server.getsockname()[1]
-        finally:
-            for filler in fillers:
-                filler.close()

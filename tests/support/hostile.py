@@ -9,8 +9,8 @@ import asyncio
 import socket
 import struct
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -27,6 +27,8 @@ class Received:
     headers: dict[str, str]
     body: bytes
     connection: int
+    header_names: list[str] = field(default_factory=list)
+    """As often as they came."""
 
 
 @dataclass(slots=True)
@@ -59,16 +61,19 @@ Script = Callable[[Exchange], Awaitable[None]]
 
 @dataclass
 class Upstream:
-    """A server on loopback. `scripts` maps paths to what happens there."""
+    """A server on loopback. `scripts` maps paths to what happens there, `hasty` to what happens before the request's
+    body is read."""
 
     scripts: Mapping[str, Script] = field(default_factory=dict)
+    hasty: Mapping[str, Script] = field(default_factory=dict)
+    host: str = "127.0.0.1"
     received: list[Received] = field(default_factory=list)
     connections: int = 0
     open_connections: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=2048)
+        self._server = await asyncio.start_server(self._serve, self.host, 0, backlog=2048)
         self.port: int = self._server.sockets[0].getsockname()[1]
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
@@ -87,7 +92,8 @@ class Upstream:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/v1"
 
     async def until(self, condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
         async with asyncio.timeout(deadline_s), self.changed:
@@ -109,7 +115,11 @@ class Upstream:
         self.open_connections += 1
         number = self.connections
         try:
-            while (request := await _read_request(reader, number)) is not None:
+            while (request := await _read_head(reader, number)) is not None:
+                if hasty := self.hasty.get(request.path):
+                    await hasty(Exchange(request, reader, writer))
+                    break
+                request.body = await reader.readexactly(int(request.headers.get("content-length", 0)))
                 self.received.append(request)
                 await self._notify()
                 script = self.scripts.get(request.path, good)
@@ -125,17 +135,16 @@ class Upstream:
                 await self._notify()
 
 
-async def _read_request(reader: asyncio.StreamReader, connection: int) -> Received | None:
+async def _read_head(reader: asyncio.StreamReader, connection: int) -> Received | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
     start, *lines = head.decode("latin-1").rstrip().split("\r\n")
     method, path, _ = start.split(" ")
-    pairs = (line.split(":", 1) for line in lines)
+    pairs = [line.split(":", 1) for line in lines]
     headers = {name.lower(): value.strip() for name, value in pairs}
-    body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Received(method, path, headers, body, connection)
+    return Received(method, path, headers, b"", connection, [name.lower() for name, _ in pairs])
 
 
 def message(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
@@ -147,6 +156,17 @@ def message(status: int, body: bytes, headers: Mapping[str, str] | None = None) 
 def answer(status: int, body: bytes = GOOD_BODY, headers: Mapping[str, str] | None = None) -> Script:
     async def script(exchange: Exchange) -> None:
         await exchange.send(message(status, body, headers))
+
+    return script
+
+
+def raw(*pieces: bytes, close: bool = False) -> Script:
+    """These bytes, and the end of the connection if `close`."""
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(*pieces)
+        if close:
+            exchange.writer.close()
 
     return script
 
@@ -226,6 +246,12 @@ async def bad_chunk_size(exchange: Exchange) -> None:
     await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
 
 
+async def endless_trailers(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    while True:
+        await exchange.send(b"X-Trailer: " + b"a" * 65536 + b"\r\n")
+
+
 def gzip_bomb(plain_mib: int) -> Script:
     packer = zlib.compressobj(1, wbits=31)
     packed = b"".join(packer.compress(bytes(1024 * 1024)) for _ in range(plain_mib)) + packer.flush()
@@ -259,3 +285,23 @@ async def switch_protocols(exchange: Exchange) -> None:
 
 async def header_not_text(exchange: Exchange) -> None:
     await exchange.send(b"HTTP/1.1 200 OK\r\nX-Request-Id: \xff\xfe\r\nContent-Length: 2\r\n\r\n{}")
+
+
+@contextmanager
+def full_backlog() -> Iterator[int]:
+    """A port that listens and accepts nobody: its queue is full."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        fillers = []
+        try:
+            for _ in range(4):
+                filler = socket.socket()
+                filler.setblocking(False)
+                fillers.append(filler)
+                with suppress(BlockingIOError):
+                    filler.connect(server.getsockname())
+            yield server.getsockname()[1]
+        finally:
+            for filler in fillers:
+                filler.close()

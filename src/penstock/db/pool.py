@@ -14,8 +14,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from penstock.config import KIB, DatabaseLimits
+from penstock.config import DatabaseLimits
 from penstock.db import arrays
+from penstock.db.kept import Kept
 from penstock.errors import PenstockError
 
 Connection = psycopg.AsyncConnection[TupleRow]
@@ -40,7 +41,6 @@ SERVER_KEEPALIVE = """
 # What nobody waits for may stay at hand for so long, and out of the pool for so long in all.
 _AT_HAND_S = 1.0
 _OUT_S = 60.0
-_MAX_KEPT_BYTES = 64 * KIB
 
 # The connection itself is sound, but what it is connected to no longer takes writes: a primary that became a
 # standby, or a server that is shutting down. A new connection may find the new primary.
@@ -103,28 +103,21 @@ async def open_pool(
 
 
 class _Connection(psycopg.AsyncConnection[TupleRow]):
-    """A connection that keeps what it has worked out for the statements it is asked most."""
+    """A connection that keeps the statements it is asked most."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cursors: dict[bytes, psycopg.AsyncCursor[TupleRow]] = {}
+        self.kept: dict[bytes, Kept] = {}
 
 
-async def ask_again(
-    connection: Connection, statement: bytes, parameters: Mapping[str, Any], *, weight: int
-) -> TupleRow | None:
-    """The first row of a statement that is asked again and again and that somebody waits for.
-
-    A cursor that stays finds its way from values to parameters and from columns to values once. It also keeps the
-    parameters until the next time, so that those of a large `weight`, in bytes, are not left with it.
-    """
-    if not isinstance(connection, _Connection) or weight > _MAX_KEPT_BYTES:
+async def ask_again(connection: Connection, statement: bytes, parameters: Mapping[str, Any]) -> TupleRow | None:
+    """The first row of a statement that is asked again and again and that somebody waits for."""
+    if not isinstance(connection, _Connection) or connection.prepare_threshold is None:
         return await (await connection.execute(statement, parameters)).fetchone()
-    cursor = connection.cursors.get(statement)
-    if cursor is None:
-        cursor = connection.cursors[statement] = connection.cursor()
-    await cursor.execute(statement, parameters)
-    return await cursor.fetchone()
+    kept = connection.kept.get(statement)
+    if kept is None:
+        kept = connection.kept[statement] = Kept(connection, statement, len(connection.kept))
+    return await kept.ask(parameters)
 
 
 class _WholePool(AsyncConnectionPool[Connection]):

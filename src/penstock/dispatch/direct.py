@@ -10,7 +10,7 @@ import asyncio
 import re
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
@@ -30,7 +30,7 @@ _FEW = 20
 _MAX_KNOWN_PLACES = 1_000
 _KEPT_IN_TARGETS = "/%:@!$&'()*+,;=-._~?[]"
 _UNSENDABLE = re.compile(r"[^\t\x20-\x7e]")
-_INFLATABLE = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+_PACKINGS = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
 
 class _Place(NamedTuple):
@@ -215,7 +215,7 @@ class _Line(asyncio.Protocol):
         self._paused = False
         self._size = 0
         self._unread = 0
-        self._inflate: Callable[[bytes, int], bytes] | None = None
+        self._unpacker: _Unpacker | None = None
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.pieces: deque[bytes] = deque()
@@ -315,13 +315,16 @@ class _Line(asyncio.Protocol):
 
     # -- what the parser says
 
+    def on_message_begin(self) -> None:
+        if self.whole:
+            self._clean = False  # what follows the answer is not part of it, nor of the next
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.whole:
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.whole:
-            self._clean = False
             return
         status: int = self._parser.get_status_code()
         if status < 200:
@@ -347,9 +350,9 @@ class _Line(asyncio.Protocol):
         if self.whole or self._fault is not None:
             return
         limits = self._owner.limits
-        if self._inflate is not None:
+        if self._unpacker is not None:
             try:
-                body = self._inflate(body, limits.max_response_bytes - self._size + 1)
+                body = self._unpacker.unpack(body, limits.max_response_bytes - self._size + 1)
             except zlib.error as error:
                 self._fail("protocol_error", f"the answer cannot be unpacked: {error}")
                 return
@@ -374,16 +377,42 @@ class _Line(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
+        if self._unpacker is not None and not self._unpacker.whole:
+            self._fail("protocol_error", "the packed answer breaks off")
+            return
         self.whole = True
         self._wake()
 
     def _expect_packed(self, coding: bytes) -> None:
         if coding in (b"", b"identity"):
             return
-        if coding not in _INFLATABLE:
+        if coding not in _PACKINGS:
             self._fail("protocol_error", f"an answer packed as {coding[:20].decode('latin-1')!r} was not asked for")
             return
-        self._inflate = zlib.decompressobj(_INFLATABLE[coding]).decompress
+        self._unpacker = _Unpacker(_PACKINGS[coding])
+
+
+class _Unpacker:
+    """What was packed although nobody asked for it, in one member or several."""
+
+    def __init__(self, form: int) -> None:
+        self._form = form
+        self._fed = False
+        self._member = zlib.decompressobj(form)
+
+    @property
+    def whole(self) -> bool:
+        return self._member.eof or not self._fed
+
+    def unpack(self, packed: bytes, most: int) -> bytes:
+        """At most so many bytes, which is more than may come: what is left over then no longer matters."""
+        self._fed = True
+        content = self._member.decompress(packed, most)
+        while self._member.eof and self._member.unused_data and len(content) < most:
+            packed = self._member.unused_data
+            self._member = zlib.decompressobj(self._form)
+            content += self._member.decompress(packed, most - len(content))
+        return content
 
 
 class _OpenAnswer:

@@ -134,7 +134,7 @@ async def _settle_answer(
         "ring": ring,
         "now": now,
     }
-    row = await ask_again(connection, _SQL["settle_answer_if_leased"], parameters, weight=len(outcome.body or b""))
+    row = await ask_again(connection, _SQL["settle_answer_if_leased"], parameters)
     if row is None:
         return Settled(0, 0, 0, 1)
     more, cancelled_next, at, _ = row

@@ -200,7 +200,7 @@ async def _accept_one(connection: Connection, request: NewRequest, taker: Taker,
         "now": now,
     }
     try:
-        row = await ask_again(connection, _SQL["accept_one_if_idle"], parameters, weight=len(request.body))
+        row = await ask_again(connection, _SQL["accept_one_if_idle"], parameters)
     except psycopg.errors.UniqueViolation:
         # Its key was used while this waited for the lane. In a transaction that is over now, and the caller's to undo.
         if connection.info.transaction_status != TransactionStatus.IDLE:
