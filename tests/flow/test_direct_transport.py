@@ -798,3 +798,36 @@ def test_closing_the_client_ends_all_that_is_open(run: Run) -> None:
             await at.left()
 
     run(scenario)
+
+
+def test_an_answer_in_the_moment_when_the_time_is_up_is_a_timeout(run: Run) -> None:
+    """Not a cancellation that nobody asked for, which is what it is told by."""
+
+    async def scenario() -> None:
+        async with ground(hostile.silence) as act:
+            asking = asyncio.create_task(act.fails())
+            await act.asked()
+            (line,) = act.client._lines
+            act.client._first_byte.limit_s = 0
+            act.client._first_byte._check()
+            line.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            assert await asking == "first_byte_timeout"
+
+    run(scenario)
+
+
+def test_what_an_interim_answer_holds_is_not_part_of_the_answer(run: Run) -> None:
+    async def scenario() -> None:
+        interim = b"HTTP/1.1 150 Wait\r\ncontent-length: 5\r\n\r\nhello"
+        async with ground(raw(interim + b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")) as act:
+            assert (await act.ask()).body == b"{}"
+
+    run(scenario)
+
+
+def test_members_without_number_are_an_error(run: Run) -> None:
+    async def scenario() -> None:
+        async with ground(raw(packed("gzip", gzip.compress(b"") * 1_000))) as act:
+            assert await act.fails() == "protocol_error"
+
+    run(scenario)

@@ -22,6 +22,7 @@ from tests.support.server import ServerProcess, served
 from tests.support.wait import wait_until
 
 NOWHERE = ("--base-url", "http://127.0.0.1:9/v1")
+GET_HEALTH = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST_HEAD = (
     b"POST /v1/keys HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n"
 )
@@ -203,13 +204,58 @@ def test_slow_clients_are_cut_off_and_others_served(tmp_path: Path, database_18:
                 assert client.recv(100) == b""
         with slow_body:
             assert b" 408 " in slow_body.recv(1000)
-        kept = opened(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        kept = opened(GET_HEALTH)
         with kept, kept.makefile("rb") as stream:
             assert _read_answer(stream) == 200
             assert stream.read() == b""
         with opened(b"GET /v1/models HTTP/1.1\r\nx: " + b"a" * 100_000) as large:
             assert b" 431 " in large.recv(1000)
         assert monotonic() - began < 30
+
+
+def test_line_ends_do_not_keep_a_connection_open(tmp_path: Path, database_18: str) -> None:
+    settings = ("--set", "head_timeout_s=1", "--set", "keep_alive_s=1")
+    with (
+        served(tmp_path, *NOWHERE, *settings, database=database_18, workers=0) as server,
+        socket.create_connection(("127.0.0.1", server.port), 10) as client,
+        client.makefile("rb") as stream,
+    ):
+        client.sendall(GET_HEALTH)
+        assert _read_answer(stream) == 200
+        client.sendall(b"\r\n")
+        assert stream.read() == b""
+
+
+def test_half_a_request_behind_another_does_not_cut_that_one_short(tmp_path: Path, database_18: str) -> None:
+    settings = ("--set", "head_timeout_s=1")
+    with served(tmp_path, *NOWHERE, *settings, database=database_18, workers=0) as server:
+        asked = {"endpoint": "/v1/chat/completions", "body": {"model": "m", "messages": []}}
+        prefer = {"prefer": "respond-async"}
+        sent = server.ask("POST", "/v1/sessions/s/requests", asked, headers=prefer)
+        assert sent.status == 202, sent.content
+        path = f"/v1/sessions/s/requests/{sent.json['id']}?wait=3"
+        with (
+            socket.create_connection(("127.0.0.1", server.port), 10) as client,
+            client.makefile("rb") as stream,
+        ):
+            client.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\nGET /healthz HT".encode())
+            assert _read_answer(stream) == 200
+            assert stream.read() == b""
+
+
+def test_a_body_is_not_counted_as_the_next_head(tmp_path: Path, database_18: str) -> None:
+    settings = ("--set", "max_head_bytes=8192")
+    with (
+        served(tmp_path, *NOWHERE, *settings, database=database_18, workers=0) as server,
+        socket.create_connection(("127.0.0.1", server.port), 10) as client,
+        client.makefile("rb") as stream,
+    ):
+        body = b'{"model": "%b"}' % (b"x" * 50_000)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body + GET_HEALTH[:20])
+        assert _read_answer(stream) == 400
+        client.sendall(GET_HEALTH[20:])
+        assert _read_answer(stream) == 200
 
 
 def test_a_body_that_trickles_is_cut_off(tmp_path: Path, database_18: str) -> None:

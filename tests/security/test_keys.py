@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from penstock.api import keys
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Role
+from penstock.api.errors import ApiError
 from penstock.config import DatabaseLimits
 from penstock.db.pool import open_pool
 from tests.support.cli import run_cli
@@ -239,3 +240,21 @@ def test_when_the_database_is_away_all_who_ask_hear_of_it_together(database_18: 
         told, took_s = asyncio.run(ask(proxy))
     assert all(isinstance(error, psycopg.Error | PoolTimeout) for error in told), told
     assert took_s < wait_s * callers / 2
+
+
+def test_of_keys_that_are_told_twice_only_the_first_counts(database_18: str) -> None:
+    """Each is looked for in the database: a request must not be able to ask for any number of them."""
+    _, secret = make_key(database_18)
+
+    async def scenario() -> None:
+        pool = await open_pool(database_18, DatabaseLimits())
+        auth = Auth(pool, 60)
+        bad = [(b"x-api-key", f"sk-penstock-{number}".encode()) for number in range(3)]
+        good = (b"x-api-key", secret.encode())
+        assert (await auth.identify(Headers(raw=[good, *bad]))).owner == "ann"
+        with pytest.raises(ApiError):
+            await auth.identify(Headers(raw=[*bad, good]))
+        assert (await auth.identify(Headers(raw=[*bad, (b"authorization", b"Bearer " + good[1])]))).owner == "ann"
+        await pool.close()
+
+    asyncio.run(scenario())

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -174,8 +175,14 @@ def _paused(ground: TenantGround, tenant: str) -> Any:
     wait_until(lambda: ground.ok(tenant, "GET", path)["request_counts"]["completed"], DEADLINE_S)
     ground.ok(tenant, "POST", f"{path}/pause")
     with psycopg.connect(ground.database, autocommit=True) as connection:
-        wait_until(lambda: connection.execute("SELECT 1 FROM penstock.leases").fetchone() is None, DEADLINE_S)
+        for moving in ("leases", "deferrals WHERE NOT held"):
+            count = f"SELECT count(*) FROM penstock.{moving}".encode()
+            wait_until(partial(_finds_none, connection, count), DEADLINE_S)
     return ground.ok(tenant, "GET", path)
+
+
+def _finds_none(connection: psycopg.Connection[Any], count: bytes) -> bool:
+    return connection.execute(count).fetchone() == (0,)
 
 
 _MESSAGES = [{"role": "user", "content": "hello"}]

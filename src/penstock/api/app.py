@@ -130,7 +130,7 @@ class Api:
             self._server.config.serve,
             _constant_headers(dialect, request_id),
             bodiless=scope["method"] == "HEAD",
-            wire=scope.get(WIRE),
+            wire=scope.pop(WIRE, None),  # which knows the scope: neither should outlive the other
         )
         who = _NOBODY
         try:

@@ -144,14 +144,12 @@ def is_loopback(host: str) -> bool:
 
 def _presented(headers: Headers) -> list[str]:
     """Every key in the request: clients of either dialect put it in different places, some in two."""
+    told = dict(reversed(headers.raw))  # the first of each
     found = []
-    for name, value in headers.raw:
-        if name == b"authorization":
-            scheme, _, secret = value.decode("latin-1").partition(" ")
-            if scheme.lower() == "bearer":
-                found.append(secret.strip())
-        elif name in (b"x-api-key", b"api-key"):
-            found.append(value.decode("latin-1").strip())
+    scheme, _, value = told.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if scheme.lower() == "bearer":
+        found.append(value.strip())
+    found += [told[name].decode("latin-1").strip() for name in (b"x-api-key", b"api-key") if name in told]
     return [secret for secret in found if secret]
 
 

@@ -141,6 +141,7 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_is_open = True
         self._head_bytes = 0
+        self._body_came = False
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -152,11 +153,15 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._body_came = False
         super().data_received(data)
+        if not self._head_is_open and self.timeout_keep_alive_task is None and not self._busy:
+            self._head_is_open = True  # line ends before a request: its clock runs already
         if self._head_is_open:
             # Most come in one piece: for those no clock is set.
             self._expect_head()
-            self._head_bytes += len(data)
+            # What came behind a body is counted from the next piece on.
+            self._head_bytes += 0 if self._body_came else len(data)
             if self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
@@ -165,6 +170,10 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._head_is_open = True
         self._head_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._body_came = True
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._head_is_here()
@@ -181,7 +190,14 @@ class Protocol(HttpToolsProtocol):
             self._patience.cancel()
             self._patience = None
 
+    @property
+    def _busy(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
     def _too_slow(self) -> None:
         self._patience = None
-        if not self.transport.is_closing():
+        if self._busy:
+            self._expect_head()  # a request that was begun behind another: that one is not to suffer
+        elif not self.transport.is_closing():
             self.transport.close()

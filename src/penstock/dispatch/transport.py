@@ -95,6 +95,10 @@ class Countdown:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.limit_s, self._check)
 
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Do not count any longer. If the time was up already, `claims` still finds out."""
+        self._started.pop(task, None)
+
     def stop(self, task: asyncio.Task[Any]) -> None:
         self._started.pop(task, None)
         if task in self._expired:  # the client answered with something else than the cancellation
