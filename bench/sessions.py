@@ -18,6 +18,7 @@ passed on by the server without storing anything, and by a bare relay that commi
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import subprocess
@@ -219,11 +220,13 @@ def _latency(conninfo: str, times: int) -> None:
         served(Path(folder), "--quiet", "--base-url", mock.base_url, database=database) as running,
         psycopg.connect(database, autocommit=True) as connection,
     ):
-        connection.execute("CREATE TABLE bare (id bigserial PRIMARY KEY, body text)")
+        connection.execute("CREATE TABLE bare (id bigint PRIMARY KEY, body text)")
+        ids = itertools.count()
         upstream, ours = (HTTPConnection("127.0.0.1", port) for port in (mock.port, running.port))
         body = json.dumps(BODY)
         straight = ("straight to the upstream", lambda _: _call(upstream, CHAT, body.encode()))
-        commit = ("a commit of one row", lambda _: connection.execute("INSERT INTO bare (body) VALUES (%s)", [body]))
+        insert = "INSERT INTO bare VALUES (%s, %s)"
+        commit = ("a commit of one row", lambda _: connection.execute(insert, [next(ids), body]))
         session = ("through a session", lambda n: _call(ours, f"/v1/sessions/s{n % 10}/requests", ASKED))
         passed = ("passed on, nothing stored", lambda _: _call(ours, CHAT, body.encode()))
         _in_turns(times, straight, commit, session)

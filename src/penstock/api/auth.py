@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from hmac import compare_digest
 from time import monotonic
@@ -43,7 +43,8 @@ class Auth:
         """The caller, or 401."""
         if self._in_process:
             return LOCAL
-        presented = _presented(headers)
+        told = dict(reversed(headers.raw))  # the first of each
+        presented = _presented(told)
         for secret in presented:
             # What cannot be a key is not worth a look into the database.
             if KEY.fullmatch(secret):
@@ -53,7 +54,7 @@ class Auth:
                 if key is not None and key.usable:
                     return Caller(key.owner, key.role, key.id)
         if await self.single_user():
-            self._refuse_strangers(headers)
+            self._refuse_strangers(told)
             return LOCAL
         if not presented:
             raise _refused("You didn't provide an API key. Send it as 'Authorization: Bearer sk-penstock-...'.")
@@ -107,10 +108,9 @@ class Auth:
         if not done.cancelled():
             done.exception()  # whoever still waits is told; it may be that nobody does
 
-    def _refuse_strangers(self, headers: Headers) -> None:
+    def _refuse_strangers(self, told: Mapping[bytes, bytes]) -> None:
         """Without keys, a web page in the user's browser could ask too, by a name that leads to this machine (DNS
         rebinding) or across sites. Both show in the headers, which a page cannot forge."""
-        told = dict(reversed(headers.raw))  # the first of each
         host, origin = told.get(b"host", b"").decode("latin-1"), told.get(b"origin")
         if not self._own_name(host):
             raise _refused("Without API keys this server answers only to loopback names.")
@@ -142,9 +142,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _presented(headers: Headers) -> list[str]:
+def _presented(told: Mapping[bytes, bytes]) -> list[str]:
     """Every key in the request: clients of either dialect put it in different places, some in two."""
-    told = dict(reversed(headers.raw))  # the first of each
     found = []
     scheme, _, value = told.get(b"authorization", b"").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":

@@ -180,7 +180,7 @@ freed AS (
          (pool, route, endpoint) = (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
-            WHERE r.lane_id = l.id AND r.ordinal = l.next),
+            WHERE l.next < l.total AND r.lane_id = l.id AND r.ordinal = l.next),
          turn = CASE WHEN next < total OR turn < coalesce(%(now)s::timestamptz, now()) - interval '1 minute'
                      THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END
    WHERE id = (SELECT lane_id FROM held)

@@ -234,9 +234,9 @@ lane AS (
        SELECT FROM penstock.gates g
         WHERE g.pool = %(pool)s AND g.route = %(route)s
           AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
-     AND NOT EXISTS (
+     AND (%(idempotency_key)s::text IS NULL OR NOT EXISTS (
        SELECT FROM penstock.session_requests
-        WHERE session_id = (SELECT id FROM place) AND idempotency_key = %(idempotency_key)s::text)
+        WHERE session_id = (SELECT id FROM place) AND idempotency_key = %(idempotency_key)s::text))
   RETURNING id, batch_id, total - 1 AS ordinal
 ),
 stored AS (
