@@ -82,8 +82,12 @@ def unseen_key() -> None:
 
 def session_head() -> None:
     """A session that goes on asks for what its last request asked for."""
-    for statement in ("settle_if_leased", "settle_answer_if_leased"):
-        _without(statement, "WHERE r.lane_id = l.id AND r.ordinal = l.next),", "WHERE false),")
+    _without("settle_if_leased", "WHERE r.lane_id = l.id AND r.ordinal = l.next),", "WHERE false),")
+    _without(
+        "settle_answer_if_leased",
+        "WHERE l.next < l.total AND r.lane_id = l.id AND r.ordinal = l.next),",
+        "WHERE false),",
+    )
 
 
 VARIANTS: dict[str, Callable[[], None]] = {
