@@ -58,7 +58,8 @@ Invariants: the events they use, and what violates them.
 |    | overtaken: a later line was dispatched before the accepted attempt of this one had ended
 |    | overlap: more other attempts of it were still going on then than are on record as failed, reclaimed, fenced
 |    | late dispatch: more of them began after that than are on record as reclaimed or fenced
-|    | two at once: more attempts of one line went on together than are on record as given back, reclaimed or fenced
+|    | two at once: more attempts of one line went on together than are on record as given back, reclaimed or fenced;
+|    |   of those that were left by their callers and are on record as retried, the end may be noticed a little late
 |    | out of order: accepted after another was confirmed, and placed before it. same place: two lines in one
 |    | two places: it was told to be in one, and is in another
 | I6 | lease, attempt, result

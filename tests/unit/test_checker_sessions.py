@@ -85,6 +85,32 @@ def the_same_request_by_two_workers() -> Story:
     return story
 
 
+def left_and_tried_again(noticed_after_s: float) -> Talk:
+    """A call that ran out of time; the upstream heard of its end when the next one had begun."""
+    story = Talk()
+    story.send("a")
+    story.begin("a")
+    story.wait(2)
+    again = story.begin("a")
+    story.wait(noticed_after_s)
+    story.tell("fail", "dispatch", "a", {"n": again - 1}, process="upstream")
+    story.answer(again, "a", "a")
+    story.answered("a", 1, "a")
+    story.record("a", "retry", 0)
+    story.stored("a", 1)
+    return story
+
+
+@SHELF.add_good
+def an_end_that_was_noticed_a_little_late() -> Story:
+    return left_and_tried_again(0.1)
+
+
+@SHELF.add_bad("I5 two at once")
+def a_call_that_went_on_after_it_ran_out_of_time() -> Story:
+    return left_and_tried_again(1)
+
+
 @SHELF.add_bad("I5 two places")
 def told_one_place_and_stored_in_another() -> Story:
     story = talk("a")
