@@ -195,6 +195,7 @@ class _WholePool(AsyncConnectionPool[Connection]):
         if self._clearing is not None:
             self._clearing.cancel()
         self._clear()
+        await asyncio.gather(*self._returning)
         await super().close(timeout)
 
 
