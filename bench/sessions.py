@@ -3,7 +3,7 @@
     python -m bench.sessions [--rounds 5] [--quick]
 
 *Deep*: claims of 64 over 1,000 sessions that are always ready, with and without one more session in which 100,000
-requests are queued; two databases on one server, in turns.
+requests are queued; two databases on one server, in turns, both vacuumed at the same moments.
 
 *Throughput*: 1,000 sessions, each with a caller who sends the next request when it has the answer to the last, against
 `penstock serve` with default settings and an upstream that answers at once; in turns with a bare loop that commits
@@ -49,6 +49,7 @@ from tests.support.server import served
 from tests.support.sessions import DONE, POOL, ROUTE, wish
 
 CLAIM = 64
+VACUUM_EVERY = 25
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Say something short."}]}
 ASKED = json.dumps({"endpoint": CHAT, "body": BODY}).encode()
@@ -109,6 +110,10 @@ async def _fill(database: str, queued: int, active: int) -> None:
 async def _claim_in_turns(taken: dict[str, list[float]], claims_each: int) -> None:
     connections = {database: await _connect(database) for database in taken}
     for number in range(claims_each + 10):
+        if number % VACUUM_EVERY == 0:
+            # Autovacuum would come to one of them sooner than to the other, and that is what would be measured.
+            for connection in connections.values():
+                await connection.execute("VACUUM penstock.lanes, penstock.leases")
         for database, connection in connections.items():
             began = time.perf_counter()
             leases = await claims.claim(connection, pool=POOL, wants={ROUTE: CLAIM}, worker_id=WORKER)
