@@ -60,7 +60,10 @@ def _abort(worker: Worker) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(process)d %(name)s: %(message)s")
-    order = json.loads(sys.stdin.buffer.readline())
+    told = sys.stdin.buffer.readline()
+    if not told.endswith(b"\n"):
+        sys.exit(0)  # whoever started it is gone
+    order = json.loads(told)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_work(order))

@@ -147,7 +147,10 @@ class _Crew:
 
 
 def main() -> None:
-    order = json.loads(sys.stdin.buffer.readline())
+    told = sys.stdin.buffer.readline()
+    if not told.endswith(b"\n"):
+        sys.exit(0)  # whoever started it is gone
+    order = json.loads(told)
     log_to_stderr(verbose=order["verbose"])
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
