@@ -63,6 +63,7 @@ _access = logging.getLogger("penstock.access")
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _SHOWN_PATH_CHARS = 200
 _MAX_REMEMBERED_PATHS = 1_000
+_MAX_REMEMBERED_CHARS = 200
 _CLOSED_REQUEST = 499
 _SWIFT_CONNECTIONS = 3
 _NOBODY = Caller("", "user", None)
@@ -223,7 +224,7 @@ class _Encoded(Response):
 
     def __init__(self, body: bytes, status: int, media: str) -> None:
         self.status_code = status
-        self.body = self.encoded = body
+        self.body = body
         self.background = None
         self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media.encode())]
 
@@ -263,10 +264,10 @@ class _Routes:
             return known
         for pattern, methods in self._variable.get(_family(path), ()):
             if match := pattern.match(path):
-                if len(self._found) >= _MAX_REMEMBERED_PATHS:
-                    self._found.clear()
                 found = methods, match.groupdict()
-                if len(path) <= _SHOWN_PATH_CHARS:
+                if len(path) <= _MAX_REMEMBERED_CHARS:
+                    if len(self._found) >= _MAX_REMEMBERED_PATHS:
+                        self._found.clear()
                     self._found[path] = found
                 return found
         return None
@@ -285,7 +286,9 @@ def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, by
 
 
 async def _deliver(response: Response, scope: Scope, guard: Guard) -> None:
-    if isinstance(response, _Encoded) and guard.answer(response.status_code, response.raw_headers, response.encoded):
+    if isinstance(response, _Encoded) and guard.answer(
+        response.status_code, response.raw_headers, bytes(response.body)
+    ):
         return
     if scope["method"] == "HEAD":
         await guard.send(

@@ -32,6 +32,15 @@ _LAST_PAUSE_S = 10.0
 _LONG_LIFE_S = 60.0
 
 
+def read_order() -> dict[str, Any]:
+    """What a worker process is to do: the first line it is sent. Without one, whoever started it is gone."""
+    told = sys.stdin.buffer.readline()
+    if not told.endswith(b"\n"):
+        sys.exit(0)
+    order: dict[str, Any] = json.loads(told)
+    return order
+
+
 class Fleet(Protocol):
     """Workers that were started together and stop together. Leaving the context waits for their end."""
 

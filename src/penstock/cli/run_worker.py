@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ import uvloop
 
 from penstock import config as configuration
 from penstock.cli.database import reached
+from penstock.cli.fleet import read_order
 from penstock.cli.main import report
 from penstock.cli.target import Target
 from penstock.db.pool import open_pool
@@ -60,10 +60,7 @@ def _abort(worker: Worker) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(process)d %(name)s: %(message)s")
-    told = sys.stdin.buffer.readline()
-    if not told.endswith(b"\n"):
-        sys.exit(0)  # whoever started it is gone
-    order = json.loads(told)
+    order = read_order()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_work(order))

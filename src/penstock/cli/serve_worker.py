@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ import uvloop
 
 from penstock import config as configuration
 from penstock.cli.database import reached
+from penstock.cli.fleet import read_order
 from penstock.cli.logs import log_to_stderr
 from penstock.cli.main import report
 from penstock.config import Config
@@ -147,10 +147,7 @@ class _Crew:
 
 
 def main() -> None:
-    told = sys.stdin.buffer.readline()
-    if not told.endswith(b"\n"):
-        sys.exit(0)  # whoever started it is gone
-    order = json.loads(told)
+    order = read_order()
     log_to_stderr(verbose=order["verbose"])
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

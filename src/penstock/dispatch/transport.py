@@ -1,4 +1,7 @@
-"""The HTTP client behind one small protocol. See docs/adr/0003-http-client.md for the choice."""
+"""HTTP clients behind one small protocol, and the one for encrypted connections.
+
+See docs/adr/0003-http-client.md for that choice, and docs/adr/0009-plain-http.md for the other client (`direct.py`).
+"""
 
 from __future__ import annotations
 
