@@ -31,6 +31,10 @@ test: setup ## check, then run every test on PostgreSQL 18 and 15
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+flakes: setup ## every test again and again, in random order, on busy cores: make flakes MINUTES=60 SEED=1 TESTS=tests/flow
+	@scripts/system-packages
+	@$(BIN)/python -m tests.flakes --minutes $(or $(MINUTES),60) --seed $(or $(SEED),1) $(TESTS)
+
 check: setup ## lint, format and types
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
@@ -64,4 +68,4 @@ docs: setup ## write the pages that are made from the source
 clean: ## remove the environment and what the demo wrote
 	@rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup lock demo test check format bench chaos chaos-sessions races replay conformance docs clean
+.PHONY: help setup lock demo test flakes check format bench chaos chaos-sessions races replay conformance docs clean

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import random
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -31,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         help="kinds of server to run on (default: 18 and 15); pooled is 18 behind PgBouncer in transaction mode",
     )
+    parser.addoption(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="files, and the tests of each, in random order; what a test leaves open is blamed on that test",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -39,11 +47,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server_kind", kinds, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the longest tests first, so that nobody waits for the last one; quick ones fill the gaps."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files with the longest tests first, so that no process waits long for the last; quick ones fill the gaps."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        shuffle = random.Random(seed)
+        shuffle.shuffle(items)
+        places = {path: shuffle.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: places[item.path])
+        return
     kinds = ("witness", "chaos", "race", "faults", "model", "flow")
     place = {kind: number for number, kind in enumerate(kinds)}
     items.sort(key=lambda item: min((place[part] for part in item.path.parts if part in place), default=len(kinds)))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--shuffle`: a connection or socket that a test forgot warns now, and not in a later test."""
+    yield
+    if request.config.getoption("--shuffle") is not None:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
