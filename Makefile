@@ -26,10 +26,17 @@ lock: ## refresh requirements.lock from pyproject.toml
 demo: setup ## run 2,000 requests against a mock upstream and look at the result
 	@$(BIN)/python examples/demo.py
 
-test: setup ## check, then run every test on PostgreSQL 18 and 15
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test: setup ## check, then run the tests on PostgreSQL 18, and on 15 where it may differ
 	@scripts/system-packages
 	@$(MAKE) --no-print-directory check
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST)
+
+test-all: setup ## the same, and what shows the same again: everything on 15, every order of a race; before a release
+	@scripts/system-packages
+	@$(MAKE) --no-print-directory check
+	@$(PYTEST) --all
 
 flakes: setup ## every test again and again, in random order, on busy cores: make flakes MINUTES=60 SEED=1 TESTS=tests/flow
 	@scripts/system-packages
@@ -54,7 +61,7 @@ chaos-sessions: setup ## the same over sessions and their callers: make chaos-se
 	@$(BIN)/python -m tests.chaos.sessions --seed $(or $(SEED),1) --sessions $(or $(SESSIONS),500) --requests $(or $(REQUESTS),20) --replicas $(or $(REPLICAS),3)
 
 races: setup ## every order of every few moves at once (make test has a third of those of three)
-	@PENSTOCK_RACES=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/race
+	@$(PYTEST) --all tests/race
 
 replay: setup ## the same faults once more, everything kept: make replay SEED=1
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10) --keep
@@ -68,4 +75,4 @@ docs: setup ## write the pages that are made from the source
 clean: ## remove the environment and what the demo wrote
 	@rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup lock demo test flakes check format bench chaos chaos-sessions races replay conformance docs clean
+.PHONY: help setup lock demo test test-all flakes check format bench chaos chaos-sessions races replay conformance docs clean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from collections.abc import Iterator
 from itertools import count
@@ -23,6 +24,24 @@ settings.load_profile("penstock")
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
+# What may differ between servers, and so runs on PostgreSQL 15 in every run: plans, migrations, and between them every
+# statement of the engine, the sessions, the intake, the export and the erasure. `--all` runs everything there.
+ON_15_TOO = {
+    "plan",
+    "test_migrate",
+    "test_batches",
+    "test_erase",
+    "test_export_merged",
+    "test_export_stream",
+    "test_fence",
+    "test_intake",
+    "test_liveness",
+    "test_retry_batch",
+    "test_run",
+    "test_sessions_engine",
+    "test_upload_parts",
+}
+
 _names = (f"t{number}" for number in count())
 
 
@@ -31,7 +50,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--server",
         choices=["18", "15", "pooled"],
         action="append",
-        help="kinds of server to run on (default: 18 and 15); pooled is 18 behind PgBouncer in transaction mode",
+        help="kinds of server to run on (default: 18, and 15 where it may differ); pooled is 18 behind PgBouncer",
+    )
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="also what shows the same again: every test on PostgreSQL 15, tests marked `again`, every order of a race",
     )
     parser.addoption(
         "--shuffle",
@@ -41,15 +65,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--all"):
+        os.environ["PENSTOCK_RACES"] = "all"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_kind" in metafunc.fixturenames:
-        kinds = metafunc.config.getoption("--server") or ["18", "15"]
+        path = metafunc.definition.path
+        on_15_too = metafunc.config.getoption("--all") or ON_15_TOO & {path.stem, path.parent.name}
+        kinds = metafunc.config.getoption("--server") or (["18", "15"] if on_15_too else ["18"])
         metafunc.parametrize("server_kind", kinds, indirect=True)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with the longest tests first, so that no process waits long for the last; quick ones fill the gaps."""
+    if not config.getoption("--all"):
+        repeats = [item for item in items if item.get_closest_marker("again")]
+        config.hook.pytest_deselected(items=repeats)
+        items[:] = [item for item in items if not item.get_closest_marker("again")]
     if (seed := config.getoption("--shuffle")) is not None:
         shuffle = random.Random(seed)
         shuffle.shuffle(items)
