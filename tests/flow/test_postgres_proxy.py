@@ -66,6 +66,17 @@ def settled(direct: psycopg.Connection) -> list[int]:
     return ids(direct)
 
 
+@contextlib.contextmanager
+def connected(address: str, *, autocommit: bool = True) -> Iterator[psycopg.Connection]:
+    """A connection that a fault may cut: it is closed at the end, and not told to commit.
+
+    A driver that waits for an answer may see of a reset only that the socket has an error: the statement fails, and the
+    connection is open as before, with a command in progress.
+    """
+    with contextlib.closing(psycopg.connect(address, autocommit=autocommit)) as connection:
+        yield connection
+
+
 def armed(trigger: Trigger) -> bool:
     """As if nothing had happened to it."""
     return trigger.armed and trigger.fired == 0
@@ -145,7 +156,7 @@ def test_a_swallowed_reply_leaves_the_row(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection, parameters: list[int] | None, how: Cut
 ) -> None:
     trigger = proxy.swallow(INSERT, how=how)
-    with psycopg.connect(address, autocommit=True) as connection, pytest.raises(psycopg.OperationalError):
+    with connected(address) as connection, pytest.raises(psycopg.OperationalError):
         insert(connection, parameters)
     assert ids(direct) == [1], "it was committed before the client was cut off"
     assert trigger.fired == 1
@@ -161,7 +172,7 @@ def test_cut_before_the_statement_there_is_no_row(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection, parameters: list[int] | None
 ) -> None:
     trigger = proxy.cut_before(INSERT)
-    with psycopg.connect(address, autocommit=True) as connection, pytest.raises(psycopg.OperationalError):
+    with connected(address) as connection, pytest.raises(psycopg.OperationalError):
         insert(connection, parameters)
     assert settled(direct) == []
     assert trigger.fired == 1
@@ -198,7 +209,7 @@ def test_a_statement_swallowed_inside_a_transaction_is_rolled_back(
 def test_prepared_statements_are_known_by_their_text(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection
 ) -> None:
-    with psycopg.connect(address, autocommit=True) as connection:
+    with connected(address) as connection:
         insert(connection, [1], prepare=True)
         insert(connection, [1])
         trigger = proxy.swallow(INSERT)
@@ -213,7 +224,7 @@ def test_a_statement_that_fails_leaves_the_fault_armed(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection
 ) -> None:
     trigger = proxy.swallow(INSERT)
-    with psycopg.connect(address, autocommit=True) as connection:
+    with connected(address) as connection:
         for parameters in (["not a number"], [2**40]):
             with pytest.raises(psycopg.DataError):
                 connection.execute("INSERT INTO notes VALUES (%s::text::int)", parameters)
@@ -247,7 +258,7 @@ def test_as_often_as_told(address: str, proxy: PostgresProxy, direct: psycopg.Co
     trigger = proxy.swallow(lambda text: text.startswith(INSERT), times=3)
     failures = 0
     for _ in range(5):
-        with psycopg.connect(address, autocommit=True) as connection:
+        with connected(address) as connection:
             try:
                 insert(connection, [1])
             except psycopg.OperationalError:
@@ -268,7 +279,7 @@ def test_one_fault_hits_one_of_many(address: str, proxy: PostgresProxy, direct: 
     failed: list[int] = []
 
     def work(number: int) -> None:
-        with psycopg.connect(address, autocommit=True) as connection:
+        with connected(address) as connection:
             try:
                 insert(connection, [number])
             except psycopg.OperationalError:
@@ -314,7 +325,7 @@ def test_answers_fetched_within_a_pipeline_arrive_and_its_end_is_swallowed(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection
 ) -> None:
     trigger = proxy.swallow(INSERT)
-    with psycopg.connect(address, autocommit=True) as connection:
+    with connected(address) as connection:
         pipeline = connection.pipeline()
         pipeline.__enter__()
         cursor = connection.execute("INSERT INTO notes VALUES (%s) RETURNING id", [7])
@@ -428,7 +439,7 @@ def test_a_copy_cut_after_its_end(
     address: str, proxy: PostgresProxy, direct: psycopg.Connection, autocommit: bool
 ) -> None:
     trigger = proxy.swallow("^COPY")
-    with psycopg.connect(address, autocommit=autocommit) as connection:  # noqa: SIM117
+    with connected(address, autocommit=autocommit) as connection:  # noqa: SIM117
         with pytest.raises(psycopg.OperationalError), connection.cursor().copy("COPY notes FROM STDIN") as copy:
             copy.write(ROWS)
     assert len(settled(direct)) == (1_000 if autocommit else 0)
@@ -468,7 +479,7 @@ def copy_extended(connection: psycopg.Connection) -> None:
 
 
 def test_a_copy_sent_with_the_extended_protocol(address: str, proxy: PostgresProxy, direct: psycopg.Connection) -> None:
-    with psycopg.connect(address, autocommit=True) as connection:
+    with connected(address) as connection:
         copy_extended(connection)
         insert(connection, [0])
         cut = proxy.cut_copy("last")
@@ -476,7 +487,7 @@ def test_a_copy_sent_with_the_extended_protocol(address: str, proxy: PostgresPro
             copy_extended(connection)
     assert len(settled(direct)) == 1_001
     swallowed = proxy.swallow("^COPY")
-    with psycopg.connect(address, autocommit=True) as connection, pytest.raises(psycopg.OperationalError):
+    with connected(address) as connection, pytest.raises(psycopg.OperationalError):
         copy_extended(connection)
     assert len(settled(direct)) == 2_001
     assert cut.fired == swallowed.fired == 1
@@ -496,7 +507,7 @@ def test_statements_and_transactions_are_counted(address: str, proxy: PostgresPr
 
 
 def test_every_connection_can_be_cut_and_made_again(address: str, proxy: PostgresProxy) -> None:
-    with psycopg.connect(address, autocommit=True) as connection:
+    with connected(address) as connection:
         assert proxy.cut() == 1
         with pytest.raises(psycopg.OperationalError):
             connection.execute("SELECT 1")
