@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.deliver.addresses import AddressRefused, Policy, is_public, parse_url
 from penstock.deliver.webhooks import Sender
 from penstock.errors import UsageError
+from tests.support.tcp_server import TcpServer
 
 REFUSED_LITERALS = [
     "127.0.0.1",
@@ -259,11 +260,9 @@ async def canary() -> AsyncIterator[tuple[int, list[bytes]]]:
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.append(await reader.read(65536))
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        writer.close()
 
-    server = await asyncio.start_server(hear, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1], heard
+    async with TcpServer(hear) as server:
+        yield server.port, heard
 
 
 def test_refused_at_connect_and_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
+
+from tests.support.tcp_server import TcpServer, reset
 
 GOOD_BODY = b'{"id": "ok",  "n": 1.0}'
 
@@ -47,9 +48,7 @@ class Exchange:
 
     def reset(self) -> None:
         """Close with RST, not FIN."""
-        sock = self.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.writer.transport.abort()
+        reset(self.writer)
 
     async def client_leaves(self) -> None:
         """Until the other side closes."""
@@ -75,22 +74,14 @@ class Upstream:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, self.host, 0, backlog=2048)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
+        self._server = await TcpServer(self._converse, self.host).__aenter__()
+        self.port: int = self._server.port
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for writer in self._writers:
-            writer.transport.abort()
-        await asyncio.sleep(0)  # they are closed in the loop's next turn
+        await self._server.__aexit__(kind, error, trace)
 
     @property
     def base_url(self) -> str:
@@ -104,13 +95,6 @@ class Upstream:
     async def _notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
-
-    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        # A task of our own: one that the streams module starts reports its cancellation as an error.
-        task = asyncio.get_running_loop().create_task(self._converse(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -128,13 +112,10 @@ class Upstream:
                 await script(Exchange(request, reader, writer))
                 if writer.is_closing():
                     break
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
         finally:
             self.open_connections -= 1
             writer.close()
-            with suppress(Exception):
-                await self._notify()
+            await self._notify()
 
 
 async def _read_head(reader: asyncio.StreamReader, connection: int) -> Received | None:

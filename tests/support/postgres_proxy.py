@@ -91,7 +91,7 @@ class PostgresProxy(TcpProxy):
     ) -> Trigger:
         trigger = Trigger(what, times)
         rule = Rule(_predicate(match), moment, trigger, step, point)
-        self._do(lambda: self._rules.append(rule))
+        self._thread.do(lambda: self._rules.append(rule))
         return trigger
 
     # -- the proxy's side

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from tests.support.history import HistoryWriter
 from tests.support.proxy_link import CHUNK_BYTES, ByteCut, Cut, End, Link, Screen, Step, Trigger, Way, Weather
+from tests.support.tcp_server import LoopThread, TcpServer, bind
 
 _T = TypeVar("_T")
 
@@ -33,9 +32,6 @@ Target = tuple[str, int] | Path
 """Where a proxy leads: host and port, or the path of a unix socket."""
 
 BOTH = (Way.UP, Way.DOWN)
-
-_BACKLOG = 512
-_CONTROL_DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +71,12 @@ class TcpProxy:
         self._log: list[Fired] = []
         self._weather = Weather()
         self._links: set[Link] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._surprises: list[BaseException] = []
-        self._server: asyncio.Server | None = None
+        self._server = TcpServer(self._serve, self.host, limit_bytes=CHUNK_BYTES)
         # Bound and never listening: it keeps the port ours while connections are refused.
-        self._reserved = _bound(0)
+        self._reserved = bind(self.host, shared=True)
         self.port: int = self._reserved.getsockname()[1]
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._life = contextlib.ExitStack()
+        self._thread = LoopThread(name)
 
     # -- faults
 
@@ -102,10 +96,10 @@ class TcpProxy:
         """New connections are refused by the kernel; those there are stay."""
 
         def stop() -> None:
-            self._stop_listening()
+            self._server.refuse()
             self._note("refuse")
 
-        self._do(stop)
+        self._thread.do(stop)
 
     def cut(self, how: Cut = Cut.RST) -> int:
         """End every connection there is; how many there were."""
@@ -117,7 +111,7 @@ class TcpProxy:
             self._note("cut", f"{len(links)} connections")
             return len(links)
 
-        return self._do(cut_all)
+        return self._thread.do(cut_all)
 
     def cut_after(self, count_bytes: int, way: Way, *, how: Cut = Cut.RST, times: int | None = 1) -> Trigger:
         """Cut the first connection that passes so many bytes that way from now on, right after the last of them.
@@ -125,17 +119,17 @@ class TcpProxy:
         With 0, before the first.
         """
         trigger = Trigger("cut_after", times)
-        self._do(lambda: self._weather.byte_cuts.append(ByteCut(trigger, way, count_bytes, how)))
+        self._thread.do(lambda: self._weather.byte_cuts.append(ByteCut(trigger, way, count_bytes, how)))
         return trigger
 
     def heal(self) -> None:
         """Accept and forward again, at once; disarm what has not fired."""
 
-        async def heal() -> None:
+        def heal() -> None:
             self._mend()
-            await self._listen()
+            self._listen()
 
-        self._await(heal())
+        self._thread.do(heal)
 
     # -- what happened
 
@@ -155,41 +149,27 @@ class TcpProxy:
     # -- life
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._await(self._listen())
+        with self._life as undo:
+            undo.callback(self._reserved.close)
+            undo.enter_context(self._thread)
+            undo.callback(lambda: self._thread.run(self._close()))
+            self._thread.do(self._listen)
+            self._life = undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._await(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CONTROL_DEADLINE_S)
-        self._reserved.close()
-        if self._surprises and error is None:
-            raise self._surprises[0]
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
+        self._life.close()
+        if error is None:
+            self._server.raise_mistakes()
 
     async def _close(self) -> None:
-        self._stop_listening()
+        self._server.refuse()
         self._mend()
-        # Also those that were just being accepted, of which nobody here knows yet.
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            for link in list(self._links):
-                link.cut(Cut.RST)
-            await asyncio.wait(others, timeout=0.05)
-
-    def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CONTROL_DEADLINE_S)
-
-    def _do(self, act: Callable[[], _T]) -> _T:
-        async def work() -> _T:
-            return act()
-
-        return self._await(work())
+        for link in list(self._links):
+            link.cut(Cut.RST)
+        await self._server.close()
 
     def _set(self, what: str, text: str, ways: Iterable[Way], **values: object) -> None:
         chosen = tuple(ways)
@@ -201,7 +181,7 @@ class TcpProxy:
             self._weather.change()
             self._note(what, text)
 
-        self._do(change)
+        self._thread.do(change)
 
     def _mend(self) -> None:
         self._weather.clear()
@@ -217,34 +197,16 @@ class TcpProxy:
 
     # -- connections
 
-    async def _listen(self) -> None:
-        if self._server is None:
-            self._server = await asyncio.start_server(
-                self._accept, sock=_bound(self.port), backlog=_BACKLOG, limit=CHUNK_BYTES
-            )
+    def _listen(self) -> None:
+        self._server.listen(bind(self.host, self.port, shared=True))
 
-    def _stop_listening(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        task = self._loop.create_task(self._serve(self.accepted, End(reader, writer)))
-        self._tasks.add(task)
-        task.add_done_callback(self._served)
-
-    def _served(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._surprises.append(error)
-
-    async def _serve(self, number: int, client: End) -> None:
+        number, client = self.accepted, End(reader, writer)
         try:
             server = End(*await self._connect())
         except OSError:
             client.reset()
-            await client.close(lingering=False)
             return
         link = Link(number, (client, server), self._screen(number), self._weather, self._fire)
         self._links.add(link)
@@ -262,13 +224,3 @@ class TcpProxy:
         """What looks at the bytes of connection `number`."""
         del number
         return _Clear()
-
-
-def _bound(port: int) -> socket.socket:
-    sock = socket.socket()
-    with contextlib.ExitStack() as undo:
-        undo.callback(sock.close)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((TcpProxy.host, port))
-        undo.pop_all()
-    return sock

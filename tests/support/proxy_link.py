@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,13 +11,13 @@ from enum import Enum
 from time import monotonic
 from typing import NoReturn, Protocol
 
+from tests.support.tcp_server import abort, reset
 from tests.support.wait import wait_until
 
 CHUNK_BYTES = 64 * 1024
 _QUEUED_CHUNKS = 64
 _LINGER_S = 2.0
 _PIECES_PER_S = 20
-_RESET = struct.pack("ii", 1, 0)
 
 
 class Way(Enum):
@@ -197,11 +195,7 @@ class End:
     writer: asyncio.StreamWriter
 
     def reset(self) -> None:
-        sock = self.writer.get_extra_info("socket")
-        if sock.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # closed already
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.writer.transport.abort()
+        reset(self.writer)
 
     def finish(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # closed already
@@ -209,14 +203,17 @@ class End:
 
     async def close(self, *, lingering: bool) -> None:
         """Close; lingering, only once the other side has: to close with bytes unread would be a reset."""
-        if lingering:
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(_LINGER_S):
-                    while await self.reader.read(CHUNK_BYTES):
-                        pass
-        self.writer.close()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
+        try:
+            if lingering:
+                with contextlib.suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(_LINGER_S):
+                        while await self.reader.read(CHUNK_BYTES):
+                            pass
+            self.writer.close()
+            with contextlib.suppress(OSError):
+                await self.writer.wait_closed()
+        finally:
+            abort(self.writer)  # cancelled, it waits for nobody
 
 
 _Queue = asyncio.Queue[tuple[float, bytes | None]]

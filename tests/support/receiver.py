@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import ssl
 import subprocess
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support.tcp_server import LoopThread, TcpServer
 
 Answer = bytes | None
 """What is sent back, head and all; None for silence."""
@@ -43,55 +44,34 @@ class Receiver:
         return f"{self.scheme}://{self.host}:{self.port}/hook"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            first, *lines = head.strip().split("\r\n")
-            pairs = (line.split(": ", 1) for line in lines)
-            headers = {name.lower(): value for name, value in pairs}
-            body = await reader.readexactly(int(headers["content-length"]))
-            message = Message(first.split(" ")[1], headers, body)
-            self.messages.append(message)
-            answer = self.answer(message)
-            if answer is None:
-                await reader.read()  # until the other side gives up
-            else:
-                writer.write(answer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.strip().split("\r\n")
+        pairs = (line.split(": ", 1) for line in lines)
+        headers = {name.lower(): value for name, value in pairs}
+        body = await reader.readexactly(int(headers["content-length"]))
+        message = Message(first.split(" ")[1], headers, body)
+        self.messages.append(message)
+        answer = self.answer(message)
+        if answer is None:
+            await reader.read()  # until the other side gives up
+        else:
+            writer.write(answer)
+            await writer.drain()
 
 
 @contextlib.asynccontextmanager
 async def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
-    server = await asyncio.start_server(receiver.serve, receiver.host, 0, ssl=tls)
-    receiver.port = server.sockets[0].getsockname()[1]
-    receiver.scheme = "https" if tls else "http"
-    try:
+    async with TcpServer(receiver.serve, receiver.host, tls=tls) as server:
+        receiver.port = server.port
+        receiver.scheme = "https" if tls else "http"
         yield receiver
-    finally:
-        server.close()
 
 
 @contextlib.contextmanager
 def background_receiver() -> Iterator[Receiver]:
     """A receiver with a thread of its own, for tests that wait for other things."""
-    receiver, ready, done = Receiver(), threading.Event(), threading.Event()
-
-    async def run() -> None:
-        async with receiving(receiver):
-            ready.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
-        assert ready.wait(10)
+    with LoopThread("receiver") as thread, thread.entered(receiving(Receiver())) as receiver:
         yield receiver
-    finally:
-        done.set()
-        thread.join()
 
 
 def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
