@@ -235,6 +235,30 @@ def test_a_statement_that_fails_leaves_the_fault_armed(
     assert proxy.traffic.errors == 2
 
 
+def test_a_statement_refused_before_all_of_it_was_sent_leaves_the_fault_armed(
+    address: str, proxy: PostgresProxy, direct: psycopg.Connection
+) -> None:
+    """The server answers its Parse with an error while Bind, Execute and Sync are still on their way."""
+    trigger = proxy.swallow(INSERT)
+    with connected(address) as connection:
+        pgconn = connection.pgconn
+        pgconn.enter_pipeline_mode()
+        pgconn.send_prepare(b"", f"{INSERT} VALUES (nonsense)".encode())
+        pgconn.send_flush_request()
+        pgconn.flush()
+        wait_until(lambda: proxy.traffic.errors == 1, DEADLINE_S)
+        pgconn.send_query_prepared(b"", None)
+        pgconn.pipeline_sync()
+        pgconn.flush()
+        (refused,), *_ = (connection.wait(generators.fetch_many(pgconn)) for _ in range(3))
+        assert refused.status == psycopg.pq.ExecStatus.FATAL_ERROR
+        pgconn.exit_pipeline_mode()
+        assert armed(trigger)
+        with pytest.raises(psycopg.OperationalError):
+            insert(connection, [1])
+    assert ids(direct) == [1]
+
+
 def send_insert(connection: psycopg.Connection) -> None:
     """Send it and do not wait for the answer."""
     connection.pgconn.send_query(f"{INSERT} VALUES (1)".encode())

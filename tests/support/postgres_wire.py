@@ -176,6 +176,8 @@ class Conversation:
         self._copying = False
         self._copy_cut: _CopyCut | None = None
         self._in_transaction = False
+        self._skipping = False
+        """The server has refused what was sent and skips the rest, up to a Sync that is still on its way."""
 
     def up(self, data: bytes) -> Iterator[Step]:
         return _joined(step for kind, frame in self._client_frames.feed(data) for step in self._request(kind, frame))
@@ -195,6 +197,8 @@ class Conversation:
     # -- requests
 
     def _request(self, kind: bytes, frame: bytes) -> list[Step]:
+        if self._skipping and kind in (b"P", b"B", b"D", b"C", b"E", b"Q", b"F"):
+            return [frame]  # it will not be answered
         match kind:
             case b"":
                 return self._startup(frame)
@@ -215,6 +219,7 @@ class Conversation:
             case b"c" | b"f":
                 return self._copy_ends(kind, frame)
         if kind in (b"P", b"B", b"D", b"C", b"F") or (kind == b"S" and not self._copying):
+            self._skipping = False
             self._requests.append(_Request(kind))
         return [frame]
 
@@ -345,6 +350,7 @@ class Conversation:
         if self._requests:
             self._give_back(self._requests[0].pending)
             self._requests[0].pending = None
+        self._skipping = not self._requests
         return [*self._release(), frame]
 
     def _copy_begins(self, frame: bytes) -> list[Step]:
