@@ -101,7 +101,7 @@ class Upstream:
         self.open_connections += 1
         number = self.connections
         try:
-            while (request := await _read_head(reader, number)) is not None:
+            while (request := await read_head(reader, number)) is not None:
                 if hasty := self.hasty.get(request.path):
                     await hasty(Exchange(request, reader, writer))
                     break
@@ -118,7 +118,8 @@ class Upstream:
             await self._notify()
 
 
-async def _read_head(reader: asyncio.StreamReader, connection: int) -> Received | None:
+async def read_head(reader: asyncio.StreamReader, connection: int) -> Received | None:
+    """A request without its body; None if there is no more."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:

@@ -6,16 +6,18 @@ anything else is echoed. With `stream` the words of the answer come one by one; 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, pairwise
 from typing import Any
 
+from tests.support.hostile import message, read_head
+from tests.support.tcp_server import LoopThread, TcpServer
 from tests.support.wait import wait_until
 
 
@@ -36,10 +38,12 @@ class Noted:
 class Recorder:
     """What has been called so far."""
 
+    thread: LoopThread
     url: str = ""
     calls: list[Noted] = field(default_factory=list)
     _clock: Iterator[int] = field(default_factory=count)
-    _gates: dict[str, threading.Event] = field(default_factory=lambda: defaultdict(threading.Event))
+    _gates: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    """Of the loop's thread."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -52,7 +56,7 @@ class Recorder:
         return [call.text for call in self.calls]
 
     def release(self, name: str) -> None:
-        self._gates[name].set()
+        self.thread.do(lambda: self._gates[name].set())
 
     def wait_called(self, text: str, times: int = 1) -> None:
         def called() -> bool:
@@ -77,10 +81,55 @@ class Recorder:
         with self._lock:
             noted.ended = next(self._clock)
 
-    def hold(self, text: str) -> None:
+    async def hold(self, text: str) -> None:
         words = text.split()
         if words[:1] == ["hold"]:
-            self._gates[words[1]].wait(60)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(60):
+                    await self._gates[words[1]].wait()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (request := await read_head(reader, 0)) is not None:
+            raw = await reader.readexactly(int(request.headers["content-length"]))
+            body = json.loads(raw)
+            text = said(body)
+            noted = self.begin(request.path, text, raw, request.headers)
+            words = text.split()
+            if words[:1] == ["fail"]:
+                problem = {"message": "it fails", "type": "oops", "param": None, "code": "oops"}
+                self._answer(writer, noted, int(words[1]), {"error": problem})
+            elif body.get("stream"):
+                await self._stream(writer, noted, text)
+                if words[-1:] == ["broken"]:  # as a server that dies: no last chunk
+                    return
+            else:
+                await self.hold(text)
+                said_back = {"role": "assistant", "content": f"echo {text}"}
+                choice = {"index": 0, "finish_reason": "stop", "message": said_back}
+                answer = {"id": "c", "object": "chat.completion", "model": body["model"], "choices": [choice]}
+                self._answer(writer, noted, 200, answer)
+            await writer.drain()
+
+    def _answer(self, writer: asyncio.StreamWriter, noted: Noted, status: int, value: Any) -> None:
+        headers = {"content-type": "application/json", "x-request-id": "upstream-1"}
+        self.end(noted)
+        writer.write(message(status, json.dumps(value).encode(), headers))
+
+    async def _stream(self, writer: asyncio.StreamWriter, noted: Noted, text: str) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        words = f"echo {text} ¡sí!".split()
+        for number, word in enumerate(words):
+            delta = {"index": 0, "delta": {"content": word if number == 0 else f" {word}"}, "finish_reason": None}
+            event = json.dumps({"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [delta]})
+            await _send_chunk(writer, f"data: {event}\n\n".encode())
+            if number == 0:
+                await self.hold(text)
+        self.end(noted)
+        if words[-2] != "broken":
+            await _send_chunk(writer, b"data: [DONE]\n\n")
+            await _send_chunk(writer, b"")
 
 
 def said(body: dict[str, Any]) -> str:
@@ -90,82 +139,18 @@ def said(body: dict[str, Any]) -> str:
     return str(body.get("input") or body.get("prompt") or "")
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    recorder: Recorder
-
-    def do_POST(self) -> None:
-        raw = self.rfile.read(int(self.headers["content-length"]))
-        body = json.loads(raw)
-        text = said(body)
-        noted = self.recorder.begin(self.path, text, raw, {k.lower(): v for k, v in self.headers.items()})
-        words = text.split()
-        if words[:1] == ["fail"]:
-            problem = {"message": "it fails", "type": "oops", "param": None, "code": "oops"}
-            self._answer(noted, int(words[1]), {"error": problem})
-        elif body.get("stream"):
-            self._stream(noted, text)
-        else:
-            self.recorder.hold(text)
-            message = {"role": "assistant", "content": f"echo {text}"}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
-            self._answer(
-                noted, 200, {"id": "c", "object": "chat.completion", "model": body["model"], "choices": [choice]}
-            )
-
-    def _answer(self, noted: Noted, status: int, value: Any) -> None:
-        content = json.dumps(value).encode()
-        self.recorder.end(noted)
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        self.send_header("x-request-id", "upstream-1")
-        self.end_headers()
-        self.wfile.write(content)
-
-    def _stream(self, noted: Noted, text: str) -> None:
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream; charset=utf-8")
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
-        words = f"echo {text} ¡sí!".split()
-        for number, word in enumerate(words):
-            delta = {"index": 0, "delta": {"content": word if number == 0 else f" {word}"}, "finish_reason": None}
-            event = json.dumps({"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [delta]})
-            self._chunk(f"data: {event}\n\n".encode())
-            if number == 0:
-                self.recorder.hold(text)
-        self.recorder.end(noted)
-        if words[-2] == "broken":  # as a server that dies: no last chunk
-            self.close_connection = True
-            self.connection.close()
-            return
-        self._chunk(b"data: [DONE]\n\n")
-        self._chunk(b"")
-
-    def _chunk(self, content: bytes) -> None:
-        self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
-        self.wfile.flush()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the library's name
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
+async def _send_chunk(writer: asyncio.StreamWriter, content: bytes) -> None:
+    if writer.is_closing():
+        raise ConnectionResetError
+    writer.write(b"%x\r\n%b\r\n" % (len(content), content))
+    await writer.drain()
 
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
     """Listens for the length of the block."""
-    recorder = Recorder()
-    handler = type("Handler", (_Handler,), {"recorder": recorder})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        recorder.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
+    with LoopThread("recorder") as thread:
+        recorder = Recorder(thread)
+        with thread.entered(TcpServer(recorder.serve)) as server:
+            recorder.url = f"http://127.0.0.1:{server.port}"
             yield recorder
-        finally:
-            server.shutdown()
