@@ -32,6 +32,7 @@ from penstock.intake import (
     purge_failed,
     sweep_abandoned,
 )
+from tests.support.wait import wait_until
 
 SQL = sql.load("penstock.intake", "intake.sql")
 WORKER = uuid4()
@@ -260,6 +261,16 @@ def test_an_unreachable_database_is_said_so(database: str, tmp_path: Path) -> No
     with pytest.raises(PenstockError, match="the database did not take it") as caught:
         ingest(make_conninfo(database, dbname="absent"), written(tmp_path, lines(1)))
     assert caught.value.hint == "Check that the database is up and reachable, then run the command again."
+
+
+def test_a_file_that_cannot_be_begun_leaves_no_connection_behind(server_18: str, tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match="the database did not take it") as caught:
+        ingest(make_conninfo(server_18, application_name="begins"), written(tmp_path, lines(1)))
+    assert caught.value.hint == "The database has no Penstock schema yet: run 'penstock db migrate'."
+    # The error is still held here, and with it whoever connected: nothing is closed for being forgotten.
+    with psycopg.connect(server_18, autocommit=True) as connection:
+        left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'begins'"
+        wait_until(lambda: connection.execute(left).fetchone() == (0,), 30)
 
 
 def register(connection: psycopg.Connection, worker_id: UUID, heartbeat_at: datetime) -> None:

@@ -21,7 +21,7 @@ from penstock.config import IntakeLimits
 from penstock.intake import IntakeRefused, sweep_abandoned, sweep_leftovers
 from penstock.intake import files as stored
 from penstock.intake.files import ContentGone, FileRow
-from penstock.intake.raw import PIECE_BYTES
+from penstock.intake.raw import PIECE_BYTES, RawWriter
 from penstock.intake.refusal import IntakeGivenUp
 from penstock.intake.upload import IdempotencyConflict, Upload, UploadedFile
 from tests.support.db import connected, pooled, with_connection
@@ -274,6 +274,15 @@ def test_a_slow_uploader_holds_no_transaction_and_no_connection(
                 # A session that was closed may take a moment to be gone, but it is not in a transaction.
                 assert [session for session in busy(connection) if session[1] not in (None, "idle")] == []
         assert taking.finish().file.lines == 6000
+
+
+def test_a_session_whose_answer_was_lost_is_closed(database_18: str) -> None:
+    """A lost connection is not always known to be lost: psycopg may only say so of the statement it waited with."""
+    writer = RawWriter(database_18, file_id=uuid4(), owner="me", worker_id=uuid4(), filename="f")
+    for session in (writer.session, writer.another_session):
+        with session() as lost:
+            lost.pgconn.send_query(b"SELECT pg_sleep(60)")
+        assert lost.closed
 
 
 def test_a_key_makes_one_file(database: str, connection: psycopg.Connection) -> None:

@@ -180,7 +180,7 @@ class PartWriter:
         idempotency_key: str | None = None,
     ) -> None:
         self._part_id = uuid5(upload_id, idempotency_key) if idempotency_key is not None else new_id()
-        with sweep.connect(conninfo) as connection:
+        with sweep.connected(conninfo) as connection:
             self._upload = _pending(connection, upload_id, owner)
             parts = connection.execute(_SQL["read_parts"], {"upload_id": upload_id}).fetchall()
         self._max_bytes = min(limits.max_part_bytes, self._upload.bytes)
@@ -289,7 +289,7 @@ def complete_upload(
     An upload that is completed already is answered as it is, so that a client may ask again. `expires_after_s` is the
     file's if the upload named none.
     """
-    with sweep.connect(conninfo) as connection:
+    with sweep.connected(conninfo) as connection:
         upload = _read(connection, upload_id, owner)
         if upload.status == "completed":
             return _completed(connection, upload)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from struct import Struct
 from uuid import UUID
 
@@ -74,16 +74,16 @@ class RawWriter:
         if self._connection is not None:
             yield self._connection
             return
-        with sweep.connect(self._conninfo) as connection:
+        with sweep.connected(self._conninfo) as connection:
             self._connection = connection
             try:
                 yield connection
             finally:
                 self._connection = None
 
-    def another_session(self) -> Connection:
+    def another_session(self) -> AbstractContextManager[Connection]:
         """A connection of its own, to ask what became of a statement whose answer was lost."""
-        return sweep.connect(self._conninfo)
+        return sweep.connected(self._conninfo)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Take the next bytes; gives every piece that became whole, once it is kept."""

@@ -110,7 +110,11 @@ class FileWriter:
                 "filename": filename,
                 "worker_id": worker_id,
             }
-            (self.source_id,) = self._connection.execute(_SQL["insert_file"], parameters).fetchall()[0]
+            try:
+                (self.source_id,) = self._connection.execute(_SQL["insert_file"], parameters).fetchall()[0]
+            except BaseException:
+                self._connection.close()
+                raise
 
     def write(self, rows: bytes, count: int) -> None:
         """Add packed rows to the batch under way, and commit it once it is large enough."""
@@ -187,7 +191,7 @@ class FileWriter:
         way, and finds nothing to fail if it went through."""
         self._drop_connection()
         try:
-            with sweep.connect(self._conninfo) as connection:
+            with sweep.connected(self._conninfo) as connection:
                 return sweep.fail(connection, self.file_id) == "ready"
         except psycopg.Error:
             raise PenstockError(

@@ -8,8 +8,8 @@ under the row's lock, and a purge that finds the row locked leaves the file to t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from uuid import UUID
 
@@ -36,10 +36,21 @@ def connect(conninfo: str) -> Connection:
     return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None, connect_timeout=10, **KEEPALIVE)
 
 
+@contextmanager
+def connected(conninfo: str) -> Iterator[Connection]:
+    """A connection for as long as the block lasts.
+
+    At its end psycopg's own block commits, of which there is nothing left to do here. Where the answer to a statement
+    was lost, that fails and leaves the connection open, although the block may have found out what became of it.
+    """
+    with closing(connect(conninfo)) as connection:
+        yield connection
+
+
 def abandon(conninfo: str, file_id: UUID) -> None:
     """Give a file of this process up and delete its rows. What cannot be done now is left to the sweep."""
     _unsettled.add(file_id)
-    with suppress(psycopg.Error), connect(conninfo) as connection:
+    with suppress(psycopg.Error), connected(conninfo) as connection:
         # A seal may have gone through unheard: only what is failed is deleted.
         state = fail(connection, file_id)
         _unsettled.discard(file_id)
@@ -58,7 +69,7 @@ def fail(connection: Connection, file_id: UUID) -> str | None:
 
 def sweep_leftovers(conninfo: str, *, grace_s: float, throttle_s: float = 0.0) -> int:
     """One round of what every server does now and then; returns the rows deleted. Blocks."""
-    with connect(conninfo) as connection:
+    with connected(conninfo) as connection:
         for file_id in list(_unsettled):
             fail(connection, file_id)
             _unsettled.discard(file_id)
