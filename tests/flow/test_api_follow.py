@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -173,19 +170,16 @@ def test_a_long_poll_answers_when_the_batch_ends_or_the_time_is_up(ground: Groun
 
 def test_followers_learn_that_the_batch_was_deleted(ground: Ground, client: openai.OpenAI) -> None:
     batch = until(client, submit(client, jsonl(2_000)).id, "in_progress")
-    answered: list[Any] = []
-    waiting = threading.Thread(
-        target=lambda: answered.append(ground.server.ask("GET", f"/v1/batches/{batch.id}?wait=60", timeout_s=60))
-    )
-    waiting.start()
-    with events(ground, batch.id, "?results=true") as reader:
+    with (
+        ground.server.waiting(f"/v1/batches/{batch.id}?wait=60") as waiting,
+        events(ground, batch.id, "?results=true") as reader,
+    ):
         stream = iter(reader)
         next(stream)
         assert ground.server.ask("DELETE", f"/v1/batches/{batch.id}").status == 200
         last = list(stream)[-1]
-    assert (last.name, last.data) == ("done", {"id": batch.id, "object": "batch", "deleted": True})
-    waiting.join(30)
-    assert answered[0].status == 404
+        assert (last.name, last.data) == ("done", {"id": batch.id, "object": "batch", "deleted": True})
+        assert waiting.answer().status == 404
 
 
 @pytest.mark.parametrize("path", ["/events?results=true", "/events", "?wait=60"])
@@ -206,15 +200,13 @@ def test_readers_who_leave_are_noticed(idle: Ground, path: str) -> None:
 def test_streams_and_long_polls_end_when_the_server_stops(server_18: str, tmp_path: Path) -> None:
     with open_ground(tmp_path, server_18, workers=0) as ground, ground.client() as client:
         batch = until(client, submit(client, jsonl(1)).id, "in_progress")
-        answered: list[Any] = []
-        waiting = threading.Thread(
-            target=lambda: answered.append(ground.server.ask("GET", f"/v1/batches/{batch.id}?wait=60", timeout_s=60))
-        )
-        with events(ground, batch.id) as reader:
+        with (
+            events(ground, batch.id) as reader,
+            ground.server.waiting(f"/v1/batches/{batch.id}?wait=60") as waiting,
+        ):
             stream = iter(reader)
             assert next(stream).name == "progress"
-            waiting.start()
             assert ground.server.stop(30) == 0
             assert "done" not in [event.name for event in stream]
-        waiting.join(30)
-        assert json.loads(answered[0].content)["status"] == "in_progress"
+            answer = waiting.answer()
+            assert (answer.status, answer.json["status"]) == (200, "in_progress")

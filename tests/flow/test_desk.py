@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -180,11 +179,9 @@ def test_whoever_waits_in_a_session_that_is_deleted_hears_of_it(place: tuple[Pla
     here.queue("s", "hold x")
     here.upstream.wait_called("hold x")
     behind = here.queue("s", "behind")
-    with ThreadPoolExecutor(1) as callers:
-        path = f"/v1/sessions/s/requests/{behind['id']}?wait=60"
-        waiting = callers.submit(here.server.ask, "GET", path)
+    with here.server.waiting(f"/v1/sessions/s/requests/{behind['id']}?wait=60") as waiting:
         assert here.server.ask("DELETE", "/v1/sessions/s").status == 200
-        answer = waiting.result(DEADLINE_S)
+        answer = waiting.answer()
     here.upstream.release("x")
     assert answer.status == 404 or answer.json["status"] == "cancelled"
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -39,6 +40,18 @@ class Answered:
     @property
     def json(self) -> Any:
         return json.loads(self.content)
+
+
+class Waiting:
+    """A long poll under way."""
+
+    def __init__(self, connection: HTTPConnection) -> None:
+        self._connection = connection
+
+    def answer(self) -> Answered:
+        """What the server answers, once it does."""
+        with self._connection.getresponse() as response:
+            return Answered(response.status, _lower(response.headers), response.read())
 
 
 class ServerProcess:
@@ -100,6 +113,22 @@ class ServerProcess:
         except HTTPError as error:
             with error:
                 return Answered(error.code, _lower(error.headers), error.read())
+
+    @contextmanager
+    def waiting(self, path: str, *, timeout_s: float = 90.0) -> Iterator[Waiting]:
+        """A long poll that the server is seen to wait with. Leaving the block hangs up."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        with closing(connection):
+            # A handler that waits reads on, to learn whether its caller hangs up. What a caller expects of whoever
+            # reads a request, it is told at that moment: the handler has the request, and has found what it waits for.
+            connection.request("GET", path, headers={"expect": "100-continue"})
+            told = b""
+            while not told.endswith(b"\r\n\r\n"):
+                byte = connection.sock.recv(1)
+                assert byte, f"the server closed the connection after {told!r}"
+                told += byte
+            assert told.startswith(b"HTTP/1.1 100 "), told
+            yield Waiting(connection)
 
     def wait_ready(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Until it has printed where it listens, and /readyz agrees."""
