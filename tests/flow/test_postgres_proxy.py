@@ -179,7 +179,7 @@ def test_cut_before_the_statement_there_is_no_row(
 
 
 def insert_and_commit(address: str) -> None:
-    with psycopg.connect(address) as connection:
+    with connected(address, autocommit=False) as connection, connection:
         insert(connection, [1])
 
 
@@ -440,7 +440,11 @@ ROWS = b"".join(b"%d\tbody of row %d\n" % (number, number) for number in range(1
 
 
 def copy_rows(address: str, rows: bytes = ROWS) -> None:
-    with psycopg.connect(address) as connection, connection.cursor().copy("COPY notes FROM STDIN") as copy:
+    with (
+        connected(address, autocommit=False) as connection,
+        connection,
+        connection.cursor().copy("COPY notes FROM STDIN") as copy,
+    ):
         for at in range(0, len(rows), 1_000):
             copy.write(rows[at : at + 1_000])
 
