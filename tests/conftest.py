@@ -18,9 +18,9 @@ from penstock.db import embedded
 from penstock.db.migrate import migrate
 from tests.support.pooler import pooled
 
-# How long an example takes says something about the machine, nothing about the code.
-settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("penstock")
+# How long an example takes says something about the machine, nothing about the code. `--all` tries more of them.
+settings.register_profile("some", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+settings.register_profile("all", settings.get_profile("some"), max_examples=200)
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
@@ -66,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "some")
     if config.getoption("--all"):
         os.environ["PENSTOCK_RACES"] = "all"
 

@@ -191,7 +191,14 @@ def connections(worker: Process) -> set[int]:
     }
 
 
-@pytest.mark.parametrize("ways", [BOTH, (Way.UP,), (Way.DOWN,)], ids=["both ways", "up", "down"])
+@pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param(BOTH, id="both ways", marks=pytest.mark.again),
+        pytest.param((Way.UP,), id="up"),
+        pytest.param((Way.DOWN,), id="down"),
+    ],
+)
 @networking
 def test_its_calls_are_cut_before_others_have_its_work(tmp_path: Path, ways: tuple[Way, ...]) -> None:
     with served(tmp_path) as network, workbench(tmp_path, conninfo(CLEAR), lines=LINES) as bench:

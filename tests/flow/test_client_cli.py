@@ -415,7 +415,7 @@ def peak_kib(desk: Desk, *args: str | Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("locally", [False, True])
+@pytest.mark.parametrize("locally", [False, pytest.param(True, marks=pytest.mark.again)])
 def test_files_are_streamed(tmp_path: Path, database_18: str, locally: bool) -> None:
     padding = "x" * 60_000
     with (

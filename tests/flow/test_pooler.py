@@ -14,12 +14,16 @@ from penstock.config import DatabaseLimits
 from penstock.db.pool import open_pool
 
 ROOT = Path(__file__).parent.parent.parent
-FLOWS = ["batches", "export", "fence", "intake", "liveness", "settle_buffer", "worker"]
+FLOWS = ["batches", "fence", "settle_buffer", "worker"]
+ALL_FLOWS = [*FLOWS, "export", "intake", "liveness"]
 
 
 @pytest.mark.slow
-def test_the_flows_pass_behind_a_pooler() -> None:
-    files = [f"tests/flow/test_{name}.py" for name in FLOWS]
+@pytest.mark.parametrize(
+    "flows", [pytest.param(FLOWS, id="some"), pytest.param(ALL_FLOWS, id="all", marks=pytest.mark.again)]
+)
+def test_the_flows_pass_behind_a_pooler(flows: list[str]) -> None:
+    files = [f"tests/flow/test_{name}.py" for name in flows]
     # One test ends the server's side of a connection and expects to notice; a pooler's purpose is that it does not.
     chosen = "pooled and not seal_that_never_arrived"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--server", "pooled", "-k", chosen]

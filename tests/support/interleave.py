@@ -33,7 +33,7 @@ def orders(sessions: int) -> list[Order]:
     """A session's first mention runs its statement, the second commits.
 
     Of two sessions, all orders in which they meet: one after the other is what every other test does. Of three there
-    are ninety, and each test has its own third of them; on the older server half of either. `make races` has all.
+    are ninety, and each test has its own sixth of them; on the older server half of either. `make races` has all.
     """
     found = _all(sessions)
     if os.environ.get("PENSTOCK_RACES") == "all":
@@ -42,7 +42,7 @@ def orders(sessions: int) -> list[Order]:
     test = os.environ["PYTEST_CURRENT_TEST"]
     older = "[15" in test
     if sessions > 2:
-        return sorted(_chance(test).sample(meeting, len(meeting) // (6 if older else 3)))
+        return sorted(_chance(test).sample(meeting, len(meeting) // (12 if older else 6)))
     if older:
         return [_chance(test).choice([order for order in meeting if order[0] == first]) for first in (0, 1)]
     return meeting

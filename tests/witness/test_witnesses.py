@@ -30,7 +30,14 @@ def test_every_variant_has_a_witness() -> None:
     assert WITNESSES.keys() == VARIANTS.keys()
 
 
-@pytest.mark.parametrize("variant", sorted(WITNESSES))
+# Without these two the test waits for what will not come, until its time is up.
+LONG = {"bisect", "self_fence"}
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=[pytest.mark.again] if name in LONG else []) for name in sorted(WITNESSES)],
+)
 def test_without_its_guard_a_named_test_fails(variant: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.broken", "-p", "no:cacheprovider"]
     run = subprocess.run(
