@@ -32,20 +32,19 @@ Order = tuple[int, ...]
 def orders(sessions: int) -> list[Order]:
     """A session's first mention runs its statement, the second commits.
 
-    Of two sessions, all orders in which they meet: one after the other is what every other test does. Of three there
-    are ninety, and each test has its own sixth of them; on the older server half of either. `make races` has all.
+    Of two sessions there are four in which they meet (one after the other is what every other test does), and each pair
+    of moves has two of them, one for either to begin. Of three there are ninety, and each test has its own sixth; on
+    the older server half of that. `make races` has all.
     """
     found = _all(sessions)
     if os.environ.get("PENSTOCK_RACES") == "all":
         return found
     meeting = [order for order in found if _meet(order)]
     test = os.environ["PYTEST_CURRENT_TEST"]
-    older = "[15" in test
     if sessions > 2:
+        older = "[15" in test
         return sorted(_chance(test).sample(meeting, len(meeting) // (12 if older else 6)))
-    if older:
-        return [_chance(test).choice([order for order in meeting if order[0] == first]) for first in (0, 1)]
-    return meeting
+    return [_chance(test).choice([order for order in meeting if order[0] == first]) for first in (0, 1)]
 
 
 @cache
