@@ -131,6 +131,8 @@ class Shift:
 
     def stop(self) -> None:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
+        # At once, and not when the loops have been told: a call that is cut short makes room for the next.
+        self._dispatcher.stop_starting()
         if self._stopping.is_set():
             self._give_back_all(self._dispatcher.abort())
         self._heart.drain()
@@ -365,7 +367,7 @@ class Shift:
     def _press(self, pressed: bool) -> None:
         if pressed:
             self._dispatcher.stop_starting()
-        else:
+        elif not self._stopping.is_set():
             self._dispatcher.resume_starting()
 
     # -- giving back

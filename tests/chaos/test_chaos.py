@@ -33,4 +33,7 @@ def test_a_plan_has_every_kind_of_fault_and_ends_healed(seed: int) -> None:
 def test_a_short_run_is_clean(tmp_path: Path) -> None:
     outcome = run(Settings(tmp_path, make_plan(1, SECONDS, 3, SHORT), lines=1_500))
     print(table(outcome))
-    assert outcome.clean, table(outcome)
+    # Whether every fault found something to hit depends on the machine, in so short a time: `make chaos` insists on it.
+    assert not outcome.report.found, table(outcome)
+    assert not outcome.problems, table(outcome)
+    assert outcome.report.seen["kill"], table(outcome)

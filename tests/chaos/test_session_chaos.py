@@ -39,4 +39,7 @@ def test_a_short_run_is_clean(tmp_path: Path) -> None:
     )
     outcome = run_sessions(settings)
     print(table(outcome, SECTIONS))
-    assert outcome.clean, table(outcome, SECTIONS)
+    # Whether every fault found something to hit depends on the machine, in so short a time: `make chaos` insists on it.
+    assert not outcome.report.found, table(outcome, SECTIONS)
+    assert not outcome.problems, table(outcome, SECTIONS)
+    assert outcome.report.seen["kill"], table(outcome, SECTIONS)

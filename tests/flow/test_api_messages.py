@@ -242,7 +242,7 @@ def test_missing_things_are_not_found(client: anthropic.Anthropic) -> None:
 
 def test_upstream_errors_are_results(database_18: str, tmp_path: Path) -> None:
     with fresh_server(tmp_path, database_18, mock=("--reject-rate", "0.5")) as (server, _):
-        client = anthropic.Anthropic(base_url=server.url, api_key="none")
+        client = server.closing(anthropic.Anthropic(base_url=server.url, api_key="none"))
         batch = client.messages.batches.create(requests=requests(40))
         done = ended(client, batch.id)
         results = list(client.messages.batches.results(batch.id))
@@ -258,7 +258,7 @@ def test_upstream_errors_are_results(database_18: str, tmp_path: Path) -> None:
 
 def test_cancel_and_the_rules_while_it_runs(database_18: str, tmp_path: Path) -> None:
     with fresh_server(tmp_path, database_18, mock=("--latency", "0.5s", "--capacity", "16")) as (server, mock):
-        client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+        client = server.closing(anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0))
         total = 3000
         batch = client.messages.batches.create(requests=requests(total))
         assert batch.request_counts.processing == total
@@ -304,12 +304,12 @@ def test_owners_and_both_headers(database_18: str, tmp_path: Path) -> None:
             server.ask("POST", "/v1/keys", {"owner": owner, "name": "n", "role": "user"}, key=admin).json["key"]
             for owner in ("alice", "bob")
         )
-        new = anthropic.Anthropic(base_url=server.url, api_key=alice, max_retries=0)
+        new = server.closing(anthropic.Anthropic(base_url=server.url, api_key=alice, max_retries=0))
         batch = new.messages.batches.create(requests=requests(1))
         ended(new, batch.id)
         old = server.ask("GET", f"/v1/messages/batches/{batch.id}", headers={"x-api-key": alice})
         assert old.status == 200
-        stranger = anthropic.Anthropic(base_url=server.url, api_key=bob, max_retries=0)
+        stranger = server.closing(anthropic.Anthropic(base_url=server.url, api_key=bob, max_retries=0))
         assert [found.id for found in stranger.messages.batches.list()] == []
         for call in (
             stranger.messages.batches.retrieve,
@@ -321,7 +321,7 @@ def test_owners_and_both_headers(database_18: str, tmp_path: Path) -> None:
                 call(batch.id)
             assert check_error(caught.value, "not_found_error") == f"No such MessageBatch object: {batch.id}"
         for key in ("wrong", alice + "x"):
-            nobody = anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0)
+            nobody = server.closing(anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0))
             with pytest.raises(anthropic.AuthenticationError) as refused:
                 nobody.messages.batches.list()
             check_error(refused.value, "authentication_error")
@@ -331,7 +331,7 @@ def test_owners_and_both_headers(database_18: str, tmp_path: Path) -> None:
 def test_limits_are_told_with_413(database_18: str, tmp_path: Path) -> None:
     env = {"PENSTOCK_MAX_MESSAGE_BATCH_BYTES": "20000", "PENSTOCK_MAX_MESSAGE_BATCH_REQUESTS": "10"}
     with fresh_server(tmp_path, database_18, env=env) as (server, _):
-        client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+        client = server.closing(anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0))
         client.messages.batches.create(requests=requests(10))
         with pytest.raises(anthropic.APIStatusError) as caught:
             client.messages.batches.create(requests=requests(11))
@@ -410,7 +410,7 @@ def test_results_url_below_a_path(database_18: str, tmp_path: Path) -> None:
     """The client puts it behind its base url, so it must not hold the prefix a second time."""
     with fresh_server(tmp_path, database_18, "--root-path", "/llm/batch") as (server, _):
         assert server.url.endswith("/llm/batch")
-        client = anthropic.Anthropic(base_url=server.url, api_key="none")
+        client = server.closing(anthropic.Anthropic(base_url=server.url, api_key="none"))
         batch = client.messages.batches.create(requests=requests(2))
         ended(client, batch.id)
         assert len(list(client.messages.batches.results(batch.id))) == 2

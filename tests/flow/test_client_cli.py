@@ -9,6 +9,8 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -179,18 +181,26 @@ def test_answers_stand_alone_on_standard_output(desk: Desk) -> None:
 # -- steering
 
 
-@pytest.fixture
-def slow(tmp_path: Path, database_18: str) -> Iterator[tuple[Desk, MockProcess]]:
+@dataclass(frozen=True, slots=True)
+class Slow:
     """A server of the test's own, whose upstream takes its time."""
+
+    desk: Desk
+    mock: MockProcess
+    server: ServerProcess
+
+
+@pytest.fixture
+def slow(tmp_path: Path, database_18: str) -> Iterator[Slow]:
     with (
         start_mock_process("--latency", "200ms", "--capacity", "4") as mock,
         served(tmp_path / "serve", "--base-url", mock.base_url, database=database_18) as server,
     ):
-        yield Desk(tmp_path, "--server", server.url), mock
+        yield Slow(Desk(tmp_path, "--server", server.url), mock, server)
 
 
-def test_all_is_well(slow: tuple[Desk, MockProcess]) -> None:
-    desk, _ = slow
+def test_all_is_well(slow: Slow) -> None:
+    desk = slow.desk
     write_requests(desk.directory / "good.jsonl", 20)
     (desk.directory / "answers.errors.jsonl").write_text("of another run\n")
     ended = desk("submit", "good.jsonl", "-o", "answers.jsonl").expect(0)
@@ -205,21 +215,23 @@ def test_all_is_well(slow: tuple[Desk, MockProcess]) -> None:
     desk("watch", name[-8:]).expect(0)
 
 
-def test_pause_resume_cancel_retry(slow: tuple[Desk, MockProcess]) -> None:
-    desk, mock = slow
+def test_pause_resume_cancel_retry(slow: Slow) -> None:
+    desk, mock = slow.desk, slow.mock
     write_requests(desk.directory / "in.jsonl", 200)
     name = desk.submit("in.jsonl")
     wait_until(lambda: call_count(mock) > 0, 30)
 
-    paused = desk("pause", name).expect(0)
+    with slow.server.frozen_workers():
+        paused = desk("pause", name).expect(0)
     assert f"{name}  paused: 200 requests" in paused.stdout
     assert f"penstock resume {name}" in paused.stderr
     assert "paused" in desk("watch", name).expect(4).stdout
     assert desk("ls", "--status", "paused", "--json").expect(0).summary["data"][0]["id"] == name
     desk("pause", name).expect(0)  # it is there already
 
-    assert f"{name}  in_progress" in desk("resume", name).expect(0).stdout
-    assert desk("cancel", name, "--json").expect(0).summary["cancelling_at"]
+    with slow.server.frozen_workers():
+        assert f"{name}  in_progress" in desk("resume", name).expect(0).stdout
+        assert desk("cancel", name, "--json").expect(0).summary["cancelling_at"]
     cancelled = desk("watch", name).expect(3)
     assert "cancelled after" in cancelled.stdout
     desk("cancel", name).refuses(1, "Cannot cancel a batch with status 'cancelled'", "penstock show")
@@ -248,17 +260,17 @@ def test_retry_of_some(desk: Desk, mock: MockProcess) -> None:
     assert call_count(mock) == calls + 2
 
 
-def test_results_so_far(slow: tuple[Desk, MockProcess]) -> None:
-    desk, mock = slow
+def test_results_so_far(slow: Slow) -> None:
+    desk = slow.desk
     write_requests(desk.directory / "in.jsonl", 100)
     name = desk.submit("in.jsonl")
-    wait_until(lambda: call_count(mock) > 20, 30)
-    wait_until(lambda: desk("show", name, "--json").summary["request_counts"]["completed"] > 0, 30)
-    ended = desk("export", name, "-o", "some.jsonl").expect(0)
-    assert "still under way" in ended.stderr
-    some = read_lines(desk.directory / "some.jsonl")
-    assert 0 < len(some) < 100
-    assert not desk("export", name, "-o", "some.jsonl", "--json").expect(0).summary["complete"]
+    wait_until(lambda: slow.server.ask("GET", f"/v1/batches/{name}").json["request_counts"]["completed"] > 0, 30)
+    with slow.server.frozen_workers():
+        ended = desk("export", name, "-o", "some.jsonl").expect(0)
+        assert "still under way" in ended.stderr
+        some = read_lines(desk.directory / "some.jsonl")
+        assert 0 < len(some) < 100
+        assert not desk("export", name, "-o", "some.jsonl", "--json").expect(0).summary["complete"]
 
 
 def test_watching_survives_a_restart_and_an_interrupt_leaves_the_batch(tmp_path: Path, database_18: str) -> None:
@@ -336,29 +348,33 @@ def test_the_environment_names_server_and_key(tmp_path: Path, database_18: str, 
         assert name not in here("ls").expect(0).stdout
 
 
-def test_a_bar_on_a_terminal(slow: tuple[Desk, MockProcess]) -> None:
-    desk, _ = slow
+def test_a_bar_on_a_terminal(slow: Slow) -> None:
+    desk = slow.desk
     write_requests(desk.directory / "in.jsonl", 12)
-    name = desk.submit("in.jsonl")
     leader, follower = pty.openpty()
     try:
-        with subprocess.Popen(
-            [*PENSTOCK, "watch", name, *desk.where],
-            cwd=desk.directory,
-            env=environment({"TERM": "xterm", "COLUMNS": "100"}),
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-        ) as process:
-            os.close(follower)
-            shown = b""
-            while True:
-                try:
-                    piece = os.read(leader, 65_536)
-                except OSError:  # the other end is closed
-                    break
-                shown += piece
-            assert process.wait(30) == 0
+        with ExitStack() as frozen:
+            frozen.enter_context(slow.server.frozen_workers())
+            name = desk.submit("in.jsonl")
+            with subprocess.Popen(
+                [*PENSTOCK, "watch", name, *desk.where],
+                cwd=desk.directory,
+                env=environment({"TERM": "xterm", "COLUMNS": "100"}),
+                stdin=follower,
+                stdout=follower,
+                stderr=follower,
+            ) as process:
+                os.close(follower)
+                shown = b""
+                while True:
+                    try:
+                        piece = os.read(leader, 65_536)
+                    except OSError:  # the other end is closed
+                        break
+                    shown += piece
+                    if b"in_progress" in shown:
+                        frozen.close()
+                assert process.wait(30) == 0
     finally:
         os.close(leader)
     assert b"in_progress" in shown

@@ -84,7 +84,7 @@ def test_a_server_is_flat(tmp_path: Path, database_18: str) -> None:
         with path.open("wb") as file:
             file.writelines(line % number for number in range(size // len(line)))
         with served(tmp_path, "--base-url", "http://127.0.0.1:9/v1", database=database_18, workers=0) as server:
-            client = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0)
+            client = server.closing(openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0))
             # A path would be read into memory as a whole, on this side.
             with path.open("rb") as file:
                 stored = client.files.create(file=file, purpose="batch")

@@ -88,19 +88,22 @@ def test_stopping_gives_back_what_was_not_called_and_charges_nothing(database: s
 def test_stopping_twice_cuts_calls_short_and_gives_them_back(database_18: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         batch_id = await make_batch(connection, [50])
-        started = asyncio.Event()
+        begun: list[int] = []
 
-        async def call(_: Item) -> Verdict:
-            started.set()
+        async def call(item: Item) -> Verdict:
+            begun.append(item.ordinal)
             await asyncio.Event().wait()
             return DONE
 
         worker = worker_of(pool, call)
         running = asyncio.create_task(worker.run())
-        await started.wait()
+        await until(pool, batch_id, lambda status: len(begun) == 8 and status.counts.in_flight > 8)
+        await until(pool, batch_id, lambda _: worker._dispatcher.waiting > 0)
         worker.stop()
         worker.stop()
-        await running
+        async with asyncio.timeout(60):
+            await running
+        assert len(begun) == 8, "what they made room for was not begun"
         status = await until(pool, batch_id, lambda _: True)
         assert (status.counts.completed, status.counts.in_flight, status.counts.pending) == (0, 0, 50)
         assert await one(connection, "SELECT count(*) FROM penstock.attempts") == (0,)

@@ -144,13 +144,28 @@ def fresh_database(server: str) -> Iterator[Session]:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def inform(session: Session, statistics: str) -> None:
-    """Statistics of tables that were analysed while they were empty: left as they are, or taken anew.
+_TABLES = "SELECT oid FROM pg_class WHERE relnamespace = 'penstock'::regnamespace"
+# The first time, before anything was analysed again.
+_REMEMBER_EMPTY = (
+    "CREATE TABLE IF NOT EXISTS public.analysed_empty AS"
+    f" SELECT oid AS relation, relpages, reltuples, relallvisible FROM pg_class WHERE oid IN ({_TABLES})"
+)
+_FORGET_ROWS = f"DELETE FROM pg_statistic WHERE starelid IN ({_TABLES})"
+_FORGET_SIZES = (
+    "UPDATE pg_class SET relpages = e.relpages, reltuples = e.reltuples, relallvisible = e.relallvisible"
+    "  FROM public.analysed_empty e WHERE pg_class.oid = e.relation"
+)
 
-    One database serves for both. The planner cannot unlearn, so it has to be misinformed first.
-    """
+
+def inform(session: Session, statistics: str) -> None:
+    """Statistics of tables that were analysed while they were empty: as they were then, or taken anew. One database
+    serves for both, in any order."""
+    session.execute(_REMEMBER_EMPTY)
     if statistics == "analysed":
         session.execute("ANALYZE")
+    else:
+        session.execute(_FORGET_ROWS)
+        session.execute(_FORGET_SIZES)
     ((known,),) = session.execute(
         "SELECT max(reltuples) FROM pg_class WHERE relnamespace = 'penstock'::regnamespace AND relkind = 'r'"
     )

@@ -86,7 +86,8 @@ _AGAIN = Again("busy", "try later", 1.0, True)
 
 
 def _check(plan: Plan, ordinals: int) -> None:
-    assert plan.rows_handled <= 40 * ordinals, str(plan)
+    # Some of it is what tests before this one have rolled back. A pass per row would be hundreds for each.
+    assert plan.rows_handled <= 50 * ordinals, str(plan)
     assert plan.buffers <= 50 * ordinals, str(plan)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from penstock.api.app import endpoints
-from penstock.api.endpoint import Endpoint, Nothing
+from penstock.api.endpoint import Endpoint, Nothing, Role
 from tests.support.batch_api import ENDPOINT, jsonl
 from tests.support.server import Answered
-from tests.support.tenants import TenantGround, digest_rows, form, furnish, sibling, tenant_ground
+from tests.support.tenants import TENANTS, TenantGround, digest_rows, form, furnish, sibling, tenant_ground
 
 VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 TABLES = (
@@ -58,7 +58,9 @@ class Furnished:
 
 @pytest.fixture(scope="module")
 def furnished(tmp_path_factory: pytest.TempPathFactory, server_18: str) -> Iterator[Furnished]:
-    with tenant_ground(tmp_path_factory.mktemp("tenants"), server_18) as ground:
+    # The last two own nothing, whatever the tests do.
+    tenants: dict[str, Role] = {**TENANTS, "carol": "user", "warden": "admin"}
+    with tenant_ground(tmp_path_factory.mktemp("tenants"), server_18, tenants=tenants) as ground:
         yield Furnished(ground, furnish(ground, "alice"))
 
 
@@ -142,14 +144,14 @@ LISTS = [endpoint for endpoint in LISTS if endpoint.method == "GET" and endpoint
 def test_lists_show_only_ones_own(furnished: Furnished, endpoint: Endpoint) -> None:
     ground = furnished.ground
     assert ground.ok("alice", "GET", endpoint.path)["data"]
-    nothing = ground.ask("bob", "GET", endpoint.path)
+    nothing = ground.ask("carol", "GET", endpoint.path)
     assert nothing.json["data"] == []
     assert nothing.json["first_id"] is nothing.json["last_id"] is None
     # An admin's lists are their own, too.
-    assert ground.ok("root", "GET", endpoint.path)["data"] == []
+    assert ground.ok("warden", "GET", endpoint.path)["data"] == []
     # Whoever says that they are somebody else is not believed.
     for query in ("owner=alice", "tenant_id=alice", "scope=all", "limit=100&owner=alice"):
-        assert ground.ask("bob", "GET", f"{endpoint.path}?{query}").json == nothing.json
+        assert ground.ask("carol", "GET", f"{endpoint.path}?{query}").json == nothing.json
     # Nor does somebody else's id as a cursor tell whether it is one.
     assert endpoint.query is not None
     cursors = {"after", "after_id", "before_id"} & set(endpoint.query.__struct_fields__)
@@ -157,7 +159,7 @@ def test_lists_show_only_ones_own(furnished: Furnished, endpoint: Endpoint) -> N
     for name in cursors:
         for kind, id_ in furnished.ids.items():
             theirs, nobodys = (
-                comparable(ground.ask("bob", "GET", f"{endpoint.path}?{name}={which}"), which)
+                comparable(ground.ask("carol", "GET", f"{endpoint.path}?{name}={which}"), which)
                 for which in (id_, sibling(id_))
             )
             assert theirs == nobodys, (name, kind)

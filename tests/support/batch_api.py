@@ -35,7 +35,7 @@ class Ground:
     database: str
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.server.base_url, api_key=key, max_retries=0)
+        return self.server.closing(openai.OpenAI(base_url=self.server.base_url, api_key=key, max_retries=0))
 
     def count(self, query: str) -> int:
         """The only number that a query answers."""

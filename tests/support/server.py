@@ -1,7 +1,7 @@
 """`penstock serve` as its users run it: a process of its own on a free loopback port.
 
     with served(tmp_path, "--base-url", mock.base_url, database=database_18) as server:
-        client = openai.OpenAI(base_url=server.base_url, api_key="none")
+        client = server.closing(openai.OpenAI(base_url=server.base_url, api_key="none"))
 
 Without `database` the server brings its own PostgreSQL under `tmp_path`.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -23,6 +23,8 @@ import psutil
 
 from tests.support.processes import Process, Processes
 from tests.support.wait import wait_until
+
+_Client = TypeVar("_Client", bound=AbstractContextManager[Any])
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
@@ -62,6 +64,15 @@ class ServerProcess:
         self._log_from = log_from
         self.url = ""
         """http://127.0.0.1:PORT, with what `--root-path` put behind it."""
+        self._clients = ExitStack()
+
+    def closing(self, client: _Client) -> _Client:
+        """A client of this server, which is closed with it. Left to itself it might leave its socket open."""
+        self._clients.enter_context(client)
+        return client
+
+    def close_clients(self) -> None:
+        self._clients.close()
 
     @property
     def base_url(self) -> str:
@@ -87,6 +98,18 @@ class ServerProcess:
             except psutil.NoSuchProcess:  # it has just ended
                 continue
         return found
+
+    @contextmanager
+    def frozen_workers(self) -> Iterator[None]:
+        """Its worker processes stand still for the length of the block: batches are served, and not worked on."""
+        workers = [psutil.Process(pid) for pid in self.worker_pids]
+        for worker in workers:
+            worker.suspend()
+        try:
+            yield
+        finally:
+            for worker in workers:
+                worker.resume()
 
     def ask(
         self,
@@ -174,7 +197,10 @@ def served(
         process = start_server(processes, directory, *args, database=database, workers=workers, env=env, name=name)
         server = ServerProcess(process, log_from)
         server.wait_ready()
-        yield server
+        try:
+            yield server
+        finally:
+            server.close_clients()
 
 
 def start_server(

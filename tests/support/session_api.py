@@ -55,7 +55,8 @@ class Place:
 def client(server: ServerProcess, session: str | None = None, **options: Any) -> openai.OpenAI:
     headers = None if session is None else {"X-Session-Id": session}
     options.setdefault("max_retries", 0)
-    return openai.OpenAI(base_url=server.base_url, api_key="the-callers-key", default_headers=headers, **options)
+    made = openai.OpenAI(base_url=server.base_url, api_key="the-callers-key", default_headers=headers, **options)
+    return server.closing(made)
 
 
 def asking(text: str, model: str = "small", endpoint: str = CHAT) -> dict[str, Any]:
