@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -64,13 +65,139 @@ def test_a_changed_migration_is_refused(empty: str) -> None:
         migrate(empty)
 
 
-def test_a_newer_database_is_refused(empty: str) -> None:
+def note_applied(conninfo: str, name: str) -> None:
+    """As if a newer Penstock had run this migration."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("INSERT INTO penstock.migrations VALUES (9999, %s, 'x')", [name])
+
+
+def test_old_code_goes_on_after_a_pre_step_it_does_not_know(empty: str) -> None:
     migrate(empty)
-    with psycopg.connect(empty, autocommit=True) as connection:
-        connection.execute("INSERT INTO penstock.migrations VALUES (9999, '9999_future_pre', 'x')")
+    note_applied(empty, "9999_future_pre")
     assert standing(empty).unknown == ["9999_future_pre"]
+    assert standing(empty).ready
+    assert migrate(empty) == []
+
+
+def test_old_code_is_refused_after_a_post_step_it_does_not_know(empty: str) -> None:
+    migrate(empty)
+    note_applied(empty, "9999_future_post")
+    assert not standing(empty).ready
     with pytest.raises(PenstockError, match="newer Penstock"):
         migrate(empty)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the migrations after ours: `steps(9000_words_pre="SELECT 1")`."""
+    ours = migrations.available()
+
+    def replace(**texts: str) -> None:
+        more = [Migration(int(name[1:5]), name[1:], name.rsplit("_", 1)[1], text) for name, text in texts.items()]
+        monkeypatch.setattr(migrations, "available", lambda: [*ours, *more])
+
+    return replace
+
+
+def names(applied: list[Migration]) -> list[str]:
+    return [migration.name for migration in applied]
+
+
+def test_post_steps_run_only_when_asked_for(empty: str, steps: Callable[..., None]) -> None:
+    migrate(empty)
+    steps(_9000_more_pre="SELECT 1", _9001_less_post="SELECT 1")
+    assert names(migrate(empty)) == ["9000_more_pre"]
+    assert standing(empty).ready
+    assert names(migrate(empty)) == []
+    assert names(migrate(empty, post=True)) == ["9001_less_post"]
+
+
+def test_a_new_database_has_no_old_code_to_wait_for(empty: str, steps: Callable[..., None]) -> None:
+    steps(_9000_more_pre="SELECT 1", _9001_less_post="SELECT 1")
+    assert names(migrate(empty))[-2:] == ["9000_more_pre", "9001_less_post"]
+
+
+def test_the_next_release_asks_for_the_post_steps_of_the_last(empty: str, steps: Callable[..., None]) -> None:
+    migrate(empty)
+    steps(_9000_less_post="SELECT 1", _9001_more_pre="SELECT 1")
+    with pytest.raises(PenstockError, match="9000_less_post") as caught:
+        migrate(empty)
+    assert "db migrate --post" in str(caught.value.hint)
+    assert names(migrate(empty, post=True)) == ["9000_less_post", "9001_more_pre"]
+
+
+INDEX = "-- transaction: off\nCREATE INDEX CONCURRENTLY IF NOT EXISTS files_named ON penstock.files (filename);\n"
+
+
+def index_is_valid(conninfo: str) -> bool:
+    with psycopg.connect(conninfo) as connection:
+        row = connection.execute(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = 'penstock.files_named'::regclass"
+        ).fetchone()
+    return row == (True,)
+
+
+def test_many_at_once_build_an_index_concurrently(empty: str, steps: Callable[..., None]) -> None:
+    migrate(empty)
+    steps(_9000_index_pre=INDEX)
+    with ThreadPoolExecutor(4) as threads:
+        applied = list(threads.map(migrate, [make_conninfo(empty, options="-c statement_timeout=60s")] * 4))
+    assert sorted(map(len, applied)) == [0, 0, 0, 1]
+    assert index_is_valid(empty)
+
+
+def test_an_index_whose_building_was_cut_short_is_built_again(empty: str, steps: Callable[..., None]) -> None:
+    migrate(empty)
+    steps(_9000_index_pre=INDEX)
+    with psycopg.connect(empty) as reader:
+        reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM penstock.files")
+        # It waits for the reader's snapshot, and is cut short.
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            migrate(make_conninfo(empty, options="-c statement_timeout=500ms"))
+    assert not index_is_valid(empty)
+    assert names(migrate(empty)) == ["9000_index_pre"]
+    assert index_is_valid(empty)
+
+
+def test_a_statement_outside_a_transaction_may_contain_semicolons(empty: str, steps: Callable[..., None]) -> None:
+    migrate(empty)
+    steps(_9000_function_pre="-- transaction: off\nDO $$ BEGIN\n  PERFORM 1;\n  PERFORM 2;\nEND $$;\n")
+    assert names(migrate(empty)) == ["9000_function_pre"]
+
+
+def test_a_step_that_waits_for_a_long_reader_lets_others_pass(empty: str, steps: Callable[..., None]) -> None:
+    migrate(empty)
+    steps(_9000_column_pre="ALTER TABLE penstock.lanes ADD COLUMN colour text")
+    waits: list[str] = []
+    waiting = threading.Event()
+
+    def on_wait(migration: Migration, holders: str) -> None:
+        waits.append(f"{migration.name}: {holders}")
+        waiting.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        with psycopg.connect(empty, application_name="analyst") as reader:
+            reader.execute("SELECT count(*) FROM penstock.lanes")
+            migrating = threads.submit(migrate, empty, on_wait=on_wait)
+            assert waiting.wait(30)
+            # Whoever works on the table meanwhile is kept for as long as one try of the migration, and no longer.
+            with psycopg.connect(empty, autocommit=True, options="-c statement_timeout=10s") as worker:
+                for _ in range(3):
+                    worker.execute("UPDATE penstock.lanes SET open = true WHERE id = 0")
+            assert not migrating.done()
+        assert names(migrating.result(60)) == ["9000_column_pre"]
+    assert any("9000_column_pre" in wait and "analyst" in wait for wait in waits)
+
+
+def test_a_step_that_waits_too_long_says_for_whom(empty: str, steps: Callable[..., None]) -> None:
+    migrate(empty)
+    steps(_9000_column_pre="ALTER TABLE penstock.lanes ADD COLUMN colour text")
+    with psycopg.connect(empty, application_name="analyst") as reader:
+        reader.execute("SELECT count(*) FROM penstock.lanes")
+        with pytest.raises(PenstockError, match=r"9000_column_pre .* in use by"):
+            migrate(empty, wait_s=0)
+    assert names(migrate(empty)) == ["9000_column_pre"]
 
 
 def test_a_failing_migration_leaves_no_trace_and_can_be_repeated(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,24 +70,39 @@ def db() -> None:
 
 @db.command("migrate")
 @database_options
+@click.option("--post", is_flag=True, help="Also remove what only older versions need; no such process may run.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
 def migrate_command(
     database_url: str | None,
     data_dir: Path | None,
     toml_path: Path | None,
     settings: tuple[str, ...],
+    post: bool,
     as_json: bool,
 ) -> None:
-    """Apply the migrations this version brings. Safe to repeat, and from several machines at once."""
-    from penstock.db.migrate import migrate
+    """Apply the migrations this version brings. Safe to repeat, and from several machines at once.
+
+    Processes of the version before go on working meanwhile and afterwards. Once none is left, --post removes what only
+    they needed.
+    """
+    from penstock.db.migrate import migrate, standing
 
     config = load_config(database_url, data_dir, toml_path, settings)
     with reached(config) as conninfo, _plain_errors():
-        applied = migrate(conninfo, on_step=lambda m: None if as_json else click.echo(f"applying {m.name}"))
+        applied = migrate(
+            conninfo,
+            post=post,
+            on_step=lambda m: None if as_json else click.echo(f"applying {m.name}"),
+            on_wait=lambda m, holders: click.echo(f"{m.name} waits: its tables are in use by {holders}", err=True),
+        )
+        left = [migration.name for migration in standing(conninfo).missing]
     if as_json:
-        _print_json({"applied": [migration.name for migration in applied]})
-    elif not applied:
+        _print_json({"applied": [migration.name for migration in applied], "left": left})
+        return
+    if not applied:
         click.echo("up to date")
+    for name in left:
+        click.echo(f"left     {name}  (once no older version runs: penstock db migrate --post)")
 
 
 @db.command("status")
@@ -100,7 +115,7 @@ def status_command(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show which migrations the database has. Changes nothing; exit code 1 if some are missing."""
+    """Show which migrations the database has. Changes nothing; exit code 1 if this version cannot work on it."""
     from penstock.db.migrate import standing
 
     config = load_config(database_url, data_dir, toml_path, settings)
@@ -123,10 +138,10 @@ def status_command(
         for migration in found.applied:
             click.echo(f"applied  {migration.name}")
         for migration in found.missing:
-            click.echo(f"missing  {migration.name}")
+            click.echo(f"{'missing' if migration.phase == 'pre' else 'left   '}  {migration.name}")
         for name in found.unknown:
             click.echo(f"unknown  {name}  (from a newer Penstock)")
-    if found.missing or found.unknown:
+    if not found.ready:
         raise SystemExit(ExitCode.OPERATIONAL)
 
 

@@ -1,15 +1,24 @@
 """Numbered migrations: run once each, in order, under a lock, and never changed afterwards.
 
-A file is named `NNNN_words_pre.sql` or `NNNN_words_post.sql`: *pre* runs before new code is deployed (old code
-must work on the schema it leaves), *post* once no old code runs any more. Each file is one transaction unless its
-first line is `-- transaction: off` (for CREATE INDEX CONCURRENTLY); such a file must be safe to run again.
+A file is named `NNNN_words_pre.sql` or `NNNN_words_post.sql`. *Pre* steps run before new code is deployed, and by
+themselves when a process starts: code from before them goes on working on the schema they leave, whether it knows them
+or not. *Post* steps take away what only that older code needs. They run when an operator says that none of it is left
+(`penstock db migrate --post`); only a database that has never seen Penstock gets them at once.
+
+Each file is one transaction, unless its first line is `-- transaction: off`. Such a file holds a single statement that
+PostgreSQL refuses inside a transaction (CREATE INDEX CONCURRENTLY IF NOT EXISTS), and is run again after a kill.
+
+No step waits long for a lock: whoever claims or settles would queue behind it. It gives up after a moment, lets them
+pass, and tries again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -20,6 +29,11 @@ from penstock.errors import PenstockError
 
 # One number for all of Penstock: two migrators of one database wait for each other.
 _LOCK_KEY = 0x50454E53544F434B
+_LOCK_POLL_S = 0.1
+
+# A statement that waits for a table's lock makes every later one wait behind it: so long, at most, and then a pause.
+_LOCK_TIMEOUT_MS = 500
+_LOCK_PAUSE_S = 1.0
 
 _NAME = re.compile(r"(\d{4})_\w+_(pre|post)\.sql")
 
@@ -30,6 +44,19 @@ CREATE TABLE IF NOT EXISTS penstock.migrations (
   checksum    text NOT NULL,
   applied_at  timestamptz NOT NULL DEFAULT now()
 );
+"""
+
+_INVALID_INDEXES = """
+SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+ WHERE c.relnamespace = 'penstock'::regnamespace AND NOT i.indisvalid
+"""
+
+_LONG_READERS = """
+SELECT pid, application_name, extract(epoch FROM now() - xact_start)::int FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid()
+   AND pid IN (SELECT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+                WHERE c.relnamespace = 'penstock'::regnamespace AND l.granted)
+ ORDER BY xact_start LIMIT 3
 """
 
 
@@ -60,7 +87,13 @@ class Standing:
 
     @property
     def ready(self) -> bool:
-        return not [m for m in self.missing if m.phase == "pre"] and not self.unknown
+        """Whether this version can work on it: nothing it needs is missing, and nothing it needs was taken away."""
+        return not [m for m in self.missing if m.phase == "pre"] and not self.too_new
+
+    @property
+    def too_new(self) -> list[str]:
+        """Steps of a newer Penstock that take away what older ones need."""
+        return [name for name in self.unknown if not name.endswith("_pre")]
 
 
 def available() -> list[Migration]:
@@ -82,24 +115,63 @@ def standing(conninfo: str) -> Standing:
         return _compare(rows)
 
 
-def migrate(conninfo: str, *, on_step: Callable[[Migration], None] = lambda _: None) -> list[Migration]:
-    """Bring the database up to this version. Safe to run from many processes at once, and again after a kill."""
-    with _connect(conninfo) as lock, _connect(conninfo) as connection:
-        # Held by a transaction that stays open meanwhile, on a connection of its own. A lock of the session would
-        # outlive us behind a pooler, which keeps the session.
-        lock.autocommit = False
-        lock.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
+def migrate(
+    conninfo: str,
+    *,
+    post: bool = False,
+    wait_s: float = 600.0,
+    on_step: Callable[[Migration], None] = lambda _: None,
+    on_wait: Callable[[Migration, str], None] = lambda _, __: None,
+) -> list[Migration]:
+    """Apply the pre steps this version brings, and with `post` the post steps too; returns what was applied.
+
+    Safe to run from many processes at once, and again after a kill. `on_wait` is told when a step has to wait for
+    others, and for whom; after `wait_s` of that it is given up.
+    """
+    with _locked(conninfo), _connect(conninfo) as connection:
         _bootstrap(connection)
-        found = _compare(_applied(connection))
-        if found.unknown:
+        rows = _applied(connection)
+        found = _compare(rows)
+        if found.too_new:
             raise PenstockError(
-                f"the database was migrated by a newer Penstock (it has {', '.join(found.unknown)})",
+                f"the database was migrated by a newer Penstock (it has {', '.join(found.too_new)})",
                 hint="Upgrade this Penstock, or point it at another database.",
             )
-        for migration in found.missing:
+        steps = found.missing if post or not rows else _pre_steps(found.missing)
+        for migration in steps:
             on_step(migration)
-            _apply(connection, migration)
-        return found.missing
+            _apply_patiently(connection, migration, wait_s, on_wait)
+        return steps
+
+
+def _pre_steps(missing: list[Migration]) -> list[Migration]:
+    """Those that may run while older code does."""
+    steps = [migration for migration in missing if migration.phase == "pre"]
+    left = [migration for migration in missing if migration.phase == "post"]
+    if steps and left and left[0].number < steps[-1].number:
+        raise PenstockError(
+            f"{left[0].name}, a step of an earlier release, has not been run on this database",
+            hint="Once no process of an older Penstock runs on it: penstock db migrate --post",
+        )
+    return steps
+
+
+@contextmanager
+def _locked(conninfo: str) -> Iterator[None]:
+    """One migrator at a time. The lock belongs to a transaction on a connection of its own: behind a pooler, a lock of
+    the session would outlive us. It is asked for again and again, since a statement that waits holds a snapshot, and
+    an index that is built concurrently waits for every snapshot to go."""
+    with _connect(conninfo) as lock:
+        while True:
+            with lock.transaction():
+                lock.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                # The number is part of the text: a statement with parameters leaves a portal behind, and its snapshot.
+                if lock.execute(sql.SQL("SELECT pg_try_advisory_xact_lock({})").format(_LOCK_KEY)).fetchone() == (
+                    True,
+                ):
+                    yield
+                    return
+            time.sleep(_LOCK_POLL_S)
 
 
 def _connect(conninfo: str) -> psycopg.Connection:
@@ -141,16 +213,43 @@ def _compare(rows: dict[int, tuple[str, str]]) -> Standing:
     )
 
 
+def _apply_patiently(
+    connection: psycopg.Connection, migration: Migration, wait_s: float, on_wait: Callable[[Migration, str], None]
+) -> None:
+    give_up_at = time.monotonic() + wait_s
+    while True:
+        try:
+            _apply(connection, migration)
+        except psycopg.errors.LockNotAvailable as error:
+            holders = _holders(connection)
+            if time.monotonic() > give_up_at:
+                raise PenstockError(
+                    f"{migration.name} could not be applied: its tables are in use by {holders}",
+                    hint="End that transaction, or run the migration again later. Nothing was changed.",
+                ) from error
+            on_wait(migration, holders)
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return
+
+
+def _holders(connection: psycopg.Connection) -> str:
+    rows = connection.execute(_LONG_READERS).fetchall()
+    return ", ".join(f"process {pid} ({name or 'unnamed'}) for {age_s} s" for pid, name, age_s in rows) or "others"
+
+
 def _apply(connection: psycopg.Connection, migration: Migration) -> None:
     note = sql.SQL("INSERT INTO penstock.migrations (number, name, checksum) VALUES ({}, {}, {})").format(
         migration.number, migration.name, migration.checksum
     )
     if migration.transactional:
         with connection.transaction():
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(_LOCK_TIMEOUT_MS))
             connection.execute(migration.text.encode())
             connection.execute(note)
     else:
-        for statement in migration.text.split(";\n"):
-            if statement.strip():
-                connection.execute(statement.encode())
+        # An index whose building was cut short is there, is no use, and IF NOT EXISTS would leave it so.
+        for (index,) in connection.execute(_INVALID_INDEXES).fetchall():
+            connection.execute(sql.SQL("DROP INDEX CONCURRENTLY penstock.{}").format(sql.Identifier(index)))
+        connection.execute(migration.text.encode())
         connection.execute(note)
