@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from penstock.config import DatabaseLimits
+from penstock.claim.heart import Heart
+from penstock.config import DatabaseLimits, LivenessLimits
 from penstock.db.pool import open_pool
+from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 FLOWS = ["batches", "fence", "settle_buffer", "worker"]
@@ -36,6 +41,30 @@ def test_the_flows_pass_behind_a_pooler(flows: list[str]) -> None:
     assert " passed" in run.stdout
 
 
+def test_nothing_is_set_in_sessions_that_others_get_next(pooler: str, database_18: str) -> None:
+    """A pool and a heart of ours leave the pooler's server connections as they found them. The pooler sees to the
+    application's name."""
+    behind = make_conninfo(pooler, dbname=conninfo_to_dict(database_18)["dbname"])
+    settings = (
+        b"SELECT name, setting FROM pg_settings WHERE source = 'session' AND name <> 'application_name' ORDER BY 1"
+    )
+
+    async def use_the_pooler() -> None:
+        pool = await open_pool(behind, DatabaseLimits(statement_timeout_s=7), planned_once=True)
+        async with pool.connection() as connection:
+            await connection.execute("SELECT 1")
+        await pool.close()
+
+    with psycopg.connect(behind, autocommit=True) as connection:
+        before = connection.execute(settings).fetchall()
+    asyncio.run(use_the_pooler())
+    heart = Heart(behind, uuid4(), LivenessLimits())
+    heart.start()
+    wait_until(lambda: heart.declared_dead, 30)
+    with psycopg.connect(behind, autocommit=True) as connection:
+        assert connection.execute(settings).fetchall() == before
+
+
 def test_a_pooler_is_noticed_and_nothing_is_prepared(pooler: str, server_18: str) -> None:
     async def thresholds() -> list[int | None]:
         found = []
@@ -45,8 +74,6 @@ def test_a_pooler_is_noticed_and_nothing_is_prepared(pooler: str, server_18: str
                 found.append(connection.prepare_threshold)
             await pool.close()
         return found
-
-    import asyncio
 
     behind, direct = asyncio.run(thresholds())
     assert behind is None

@@ -14,7 +14,7 @@ import psycopg
 
 from penstock.config import LivenessLimits
 from penstock.db import sql
-from penstock.db.pool import KEEPALIVE, SERVER_KEEPALIVE
+from penstock.db.pool import BACKEND_PID, KEEPALIVE, SERVER_KEEPALIVE, is_pooled
 
 _log = logging.getLogger("penstock.heart")
 _SQL = sql.load("penstock.claim", "claim.sql")
@@ -79,7 +79,8 @@ class Heart:
                     connect_timeout=max(2, int(self._limits.heartbeat_interval_s)),
                     **KEEPALIVE,
                 ) as connection:
-                    connection.execute("SELECT" + SERVER_KEEPALIVE)
+                    if not is_pooled(connection, connection.execute(BACKEND_PID).fetchone()):
+                        connection.execute("SELECT" + SERVER_KEEPALIVE)
                     self._beat_while(connection)
             except (psycopg.Error, OSError) as error:
                 _log.warning("heartbeat failed, trying again: %s", error)

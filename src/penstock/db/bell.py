@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 import psycopg
 from psycopg import sql
 
-from penstock.db.pool import KEEPALIVE, Connection
+from penstock.db.pool import BACKEND_PID, KEEPALIVE, Connection, is_pooled
 
 _log = logging.getLogger("penstock.bell")
 
@@ -77,7 +77,7 @@ class Bell:
                     **KEEPALIVE,
                 )
                 async with connection:
-                    if await self._is_pooled(connection):
+                    if is_pooled(connection, await (await connection.execute(BACKEND_PID)).fetchone()):
                         _log.info("the database is behind a pooler: no notices, polling alone")
                         return
                     backoff_s = _FIRST_BACKOFF_S
@@ -119,9 +119,3 @@ class Bell:
         """What a notice does, without one."""
         for hearer in tuple(self._hearers.get(channel, ())):
             hearer(payload)
-
-    @staticmethod
-    async def _is_pooled(connection: psycopg.AsyncConnection) -> bool:
-        """Whether somebody in between answers for the server."""
-        row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
-        return row is not None and row[0] != connection.info.backend_pid

@@ -32,11 +32,19 @@ KEEPALIVE: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 # The same at the server's end, which would keep the connection of a client that has vanished, and what it has
-# locked, for hours. Where the way leads through a pooler, this is between the pooler and the server.
+# locked, for hours.
 SERVER_KEEPALIVE = """
     set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
     set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '30s', false)
 """
+
+BACKEND_PID = "SELECT pg_backend_pid()"
+
+
+def is_pooled(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any], row: TupleRow | None) -> bool:
+    """Whether a pooler answers for the server: `row` is what BACKEND_PID gave on this connection."""
+    return row is not None and row[0] != connection.info.backend_pid
+
 
 # What nobody waits for may stay at hand for so long, and out of the pool for so long in all.
 _AT_HAND_S = 1.0
@@ -62,19 +70,17 @@ async def open_pool(
 
     async def configure(connection: Connection) -> None:
         arrays.register(connection)
-        milliseconds = int(limits.statement_timeout_s * 1000)
-        row = await (
-            await connection.execute(
-                "SELECT pg_backend_pid(), set_config('statement_timeout', %s, false), set_config('jit', 'off', false),"
-                + SERVER_KEEPALIVE,
-                [f"{milliseconds}ms"],
-            )
-        ).fetchone()
-        if row is not None and row[0] != connection.info.backend_pid:
-            # Somebody in between answers for the server: a pooler, which may give every transaction another
-            # server connection, where what was prepared on this one is not known.
+        if is_pooled(connection, await (await connection.execute(BACKEND_PID)).fetchone()):
+            # Every transaction may get another server connection. What was prepared on this one is not known there,
+            # and what is set on this one would be found by whichever client gets it next.
             connection.prepare_threshold = None
-        elif planned_once:
+            return
+        milliseconds = int(limits.statement_timeout_s * 1000)
+        await connection.execute(
+            "SELECT set_config('statement_timeout', %s, false), set_config('jit', 'off', false)," + SERVER_KEEPALIVE,
+            [f"{milliseconds}ms"],
+        )
+        if planned_once:
             await connection.execute("SET plan_cache_mode = force_generic_plan")
 
     kwargs: dict[str, Any] = {"autocommit": True, "application_name": name, "connect_timeout": 10, **KEEPALIVE}
