@@ -150,7 +150,7 @@ class _Bench:
         for lease in leases:
             for ordinal in claims.first_ordinals(lease.ranges, CLAIM):
                 outcome = Outcome(OutcomeState.COMPLETED, BODY, 200)
-                changes.outcomes.append((lease.id, ordinal, ordinal + 1, str(ordinal), outcome))
+                changes.outcomes.append((lease, ordinal, ordinal + 1, str(ordinal), outcome))
         await settle(self.connection, self.worker_id, changes)
 
 

@@ -83,7 +83,7 @@ def main() -> None:
     arguments.add_argument("--items", type=int, default=300_000)
     arguments.add_argument("--rounds", type=int, default=3)
     chosen = arguments.parse_args()
-    lease = Lease(1, 1, uuid4(), "m", "/v1/rows", 1, 1, 1, ((0, chosen.items),))
+    lease = Lease(1, 1, 1, uuid4(), "m", "/v1/rows", 1, 1, 1, ((0, chosen.items),))
     items = [Item(lease, line, line, str(line), b'{"a": 1}') for line in range(chosen.items)]
     print(f"{'function':20} {'items/s':>9} {'CPU us/item':>12} {'loop late, p95 ms':>18}")
     for function in FUNCTIONS:

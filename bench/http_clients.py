@@ -79,7 +79,7 @@ def serve(port: Queue[int]) -> None:
 async def measure(client: str, port: int, in_flight: int, requests: int) -> tuple[float, float]:
     """Requests per second, and microseconds of CPU for each."""
     limits = DispatchLimits(concurrency=in_flight)
-    lease = Lease(1, 1, uuid4(), "m", "/v1/chat/completions", 1, 1, 1, ((0, requests),))
+    lease = Lease(1, 1, 1, uuid4(), "m", "/v1/chat/completions", 1, 1, 1, ((0, requests),))
     items = [Item(lease, line, line, str(line), BODY) for line in range(requests)]
     base_url = f"http://127.0.0.1:{port}/v1"
     completed = 0

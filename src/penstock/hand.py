@@ -58,8 +58,9 @@ class Hand:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        # By the leases' nonces: after a restore two leases may have the same id.
         self._unread: dict[int, tuple[Lease, list[Range]]] = {}
-        self._items: dict[int, int] = {}
+        self._items: dict[int, tuple[Lease, int]] = {}
         self._suspects: set[int] = set()
         self._room = asyncio.Event()
         self.bytes = 0
@@ -69,20 +70,20 @@ class Hand:
 
     def take(self, lease: Lease) -> None:
         """A lease was claimed; none of its bodies is read yet."""
-        self._unread[lease.id] = (lease, list(lease.ranges))
+        self._unread[lease.nonce] = (lease, list(lease.ranges))
         self.lanes.add(lease.lane_id)
         if lease.suspect:
-            self._suspects.add(lease.id)
+            self._suspects.add(lease.nonce)
 
     def take_item(self, item: Item) -> None:
         """A lease on one item was claimed, and that is in memory already."""
-        self._items[item.lease.id] = 1
+        self._items[item.lease.nonce] = (item.lease, 1)
         self.bytes += len(item.raw)
         self.lanes.add(item.lease.lane_id)
 
     def unread(self, lease: Lease) -> list[Range]:
         """The ranges still to be read; empty when all are, or when they were given back."""
-        entry = self._unread.get(lease.id)
+        entry = self._unread.get(lease.nonce)
         return entry[1] if entry else []
 
     def read(self, lease: Lease, items: Collection[Item]) -> None:
@@ -90,24 +91,25 @@ class Hand:
         last = max(item.ordinal for item in items)
         left = beyond(self.unread(lease), last)
         if left:
-            self._unread[lease.id] = (lease, left)
+            self._unread[lease.nonce] = (lease, left)
         else:
-            del self._unread[lease.id]
-        self._items[lease.id] = self._items.get(lease.id, 0) + len(items)
+            del self._unread[lease.nonce]
+        _, count = self._items.get(lease.nonce, (lease, 0))
+        self._items[lease.nonce] = (lease, count + len(items))
         self.bytes += sum(len(item.raw) for item in items)
 
     def release(self, item: Item) -> None:
         """The item was decided or is given back."""
         self.bytes -= len(item.raw)
         self._room.set()
-        lease_id = item.lease.id
-        left = self._items[lease_id] - 1
-        if left:
-            self._items[lease_id] = left
+        nonce = item.lease.nonce
+        lease, count = self._items[nonce]
+        if count > 1:
+            self._items[nonce] = (lease, count - 1)
             return
-        del self._items[lease_id]
-        if lease_id not in self._unread:
-            self._forget(item.lease)
+        del self._items[nonce]
+        if nonce not in self._unread:
+            self._forget(lease)
 
     def all_unread(self) -> list[tuple[Lease, list[Range]]]:
         return list(self._unread.values())
@@ -121,21 +123,23 @@ class Hand:
 
     def drop(self, lease: Lease) -> list[Range]:
         """Take what is unread of one lease out of the book."""
-        _, ranges = self._unread.pop(lease.id, (lease, []))
-        if lease.id not in self._items:
+        _, ranges = self._unread.pop(lease.nonce, (lease, []))
+        if lease.nonce not in self._items:
             self._forget(lease)
         return ranges
 
     def _forget(self, lease: Lease) -> None:
-        self._suspects.discard(lease.id)
+        self._suspects.discard(lease.nonce)
         if lease.session:
             # It has one lease at a time, and there may be any number of sessions.
             self.lanes.discard(lease.lane_id)
 
     @property
-    def leases(self) -> list[int]:
-        """The ids of all leases of which anything is here."""
-        return list(self._unread.keys() | self._items.keys())
+    def leases(self) -> dict[int, Lease]:
+        """All leases of which anything is here, by their nonces."""
+        held = {nonce: lease for nonce, (lease, _) in self._unread.items()}
+        held.update((nonce, lease) for nonce, (lease, _) in self._items.items())
+        return held
 
     @property
     def holds_suspect(self) -> bool:

@@ -41,9 +41,11 @@ class BatchState(StrEnum):
 
 
 class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A numbered hold of one worker on some ordinals of one lane. The id is the fencing token."""
+    """A numbered hold of one worker on some ordinals of one lane. The nonce is the fencing token: it is random, so that
+    no restore can give it out again, as it can the id."""
 
     id: int
+    nonce: int
     lane_id: int
     batch_id: UUID
     route: str

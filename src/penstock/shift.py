@@ -86,7 +86,7 @@ class Shift:
         self._claiming: asyncio.Task[list[Lease]] | None = None
         self._door = Door()
         self._condemned: set[int] = set()
-        """Leases of what is to be failed, until it is."""
+        """The nonces of leases of what is to be failed, until it is."""
         self._hurried: list[str] = []
         """Routes of which something was taken back from the lost."""
         self._touched: set[UUID] = set()
@@ -310,7 +310,7 @@ class Shift:
                 # It may have been that claim's.
                 await asyncio.wait([self._claiming])
             for lease in found:
-                if lease.id not in self._known:
+                if lease.nonce not in self._known:
                     _log.warning("lease %d was claimed, but the answer was lost: giving it back", lease.id)
                     self.buffer.give_back(lease, lease.ranges)
 
@@ -393,10 +393,10 @@ class Shift:
                 my_turn = await take_turn(self._database, _ROUND_S)
                 async with self._door.closed():
                     given_up = await reclaim_lost(self._database, self.id, self._config, everywhere=my_turn)
-                    self._condemned.update(lease.id for lease in given_up)
+                    self._condemned.update(lease.nonce for lease in given_up)
                 for lease in given_up:
                     await self._supply.fail(lease)
-                    self._condemned.discard(lease.id)
+                    self._condemned.discard(lease.nonce)
                 await self._hurry_if_reclaimed()
                 if my_turn:
                     await end_batches(self._database)
@@ -413,20 +413,20 @@ class Shift:
 
     async def _report_progress(self) -> None:
         async with borrowed(self._database) as connection:
-            lost = await liveness.report_progress(connection, self.id, self._hand.leases)
+            lost = await liveness.report_progress(connection, self.id, list(self._hand.leases.values()))
         # What has left the hand meanwhile was settled, not lost.
-        lost &= set(self._hand.leases)
+        lost &= self._hand.leases.keys()
         if not lost:
             return
         _log.warning("%d leases were taken from this worker: dropping what waits of them", len(lost))
         waiting = self._dispatcher.take_back()
         for item in waiting:
-            if item.lease.id in lost:
+            if item.lease.nonce in lost:
                 self._hand.release(item)
         for lease, _ in self._hand.all_unread():
-            if lease.id in lost:
+            if lease.nonce in lost:
                 self._hand.drop(lease)
-        self._dispatcher.offer([item for item in waiting if item.lease.id not in lost])
+        self._dispatcher.offer([item for item in waiting if item.lease.nonce not in lost])
 
     async def _give_back_closed(self) -> None:
         """Return waiting items whose lane was paused or cancelled after their bodies were read."""

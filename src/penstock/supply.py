@@ -50,7 +50,7 @@ class Supply:
             async with borrowed(self._database) as connection:
                 items = await claims.read_heads(connection, page, max_bytes=self._hand.free_bytes)
             reached = 1 + page.index(items[-1].lease) if items else len(page)
-            self._offer_heads(page[:reached], {item.lease.id: item for item in items})
+            self._offer_heads(page[:reached], {item.lease.nonce: item for item in items})
             leases = leases[reached:]
 
     def _offer_heads(self, leases: list[Lease], items: dict[int, Item]) -> None:
@@ -58,7 +58,7 @@ class Supply:
         for lease in leases:
             if not self._hand.unread(lease):
                 continue
-            item = items.get(lease.id)
+            item = items.get(lease.nonce)
             if item is None:
                 # The session was closed since the claim.
                 self._buffer.give_back(lease, self._hand.drop(lease))
@@ -72,14 +72,16 @@ class Supply:
         self._dispatcher.offer(offered)
 
     async def fail(self, lease: Lease) -> None:
-        """Decide what was lost with its workers too often."""
+        """Decide what was lost with its workers too often. Also of a paused batch: given back, it would run again."""
         ranges: list[claims.Range] = list(lease.ranges)
         while ranges:
             async with borrowed(self._database) as connection:
                 if lease.session:
-                    items = await claims.read_heads(connection, [lease], max_bytes=1)
+                    items = await claims.read_heads(connection, [lease], max_bytes=1, closed_too=True)
                 else:
-                    items = await claims.read_bodies(connection, lease, ranges, max_rows=READ_ROWS, max_bytes=1)
+                    items = await claims.read_bodies(
+                        connection, lease, ranges, max_rows=READ_ROWS, max_bytes=1, closed_too=True
+                    )
             if not items:
                 self._buffer.give_back(lease, ranges)
                 return

@@ -122,7 +122,7 @@ def test_the_database_clock_jumps_ahead(database: str) -> None:
         lost = await liveness.reclaim(connection, later, LIMITS, stuck_s=1e9, now=jump)
         assert (lost.leases, lost.ordinals) == (1, 4)
 
-        late = Changes(outcomes=[(held.id, ordinal, ordinal + 1, "c", DONE) for ordinal in range(4)])
+        late = Changes(outcomes=[(held, ordinal, ordinal + 1, "c", DONE) for ordinal in range(4)])
         assert (await settle(connection, early, late)).fenced == 4
         # The clock is right again: what was reclaimed is due then, and not lost.
         await liveness.register(connection, later, "test")
@@ -131,7 +131,7 @@ def test_the_database_clock_jumps_ahead(database: str) -> None:
         )
         assert sum(lease.size for lease in again) == 6
         for lease in again:
-            rows = [(lease.id, o, o + 1, "c", DONE) for o in claims.first_ordinals(lease.ranges, 9)]
+            rows = [(lease, o, o + 1, "c", DONE) for o in claims.first_ordinals(lease.ranges, 9)]
             await settle(connection, later, Changes(outcomes=rows))
         assert await batches.finish(connection, batch)
         counts = (await batches.read_status(connection, batch)).counts

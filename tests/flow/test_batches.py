@@ -36,7 +36,7 @@ async def complete(connection: Connection, leases: list[Lease]) -> None:
     changes = Changes()
     for lease in leases:
         for ordinal in claims.first_ordinals(lease.ranges, 10_000):
-            changes.outcomes.append((lease.id, ordinal, ordinal, "c", Outcome(OutcomeState.COMPLETED, b"1", 200)))
+            changes.outcomes.append((lease, ordinal, ordinal, "c", Outcome(OutcomeState.COMPLETED, b"1", 200)))
     assert (await settle(connection, WORKER, changes)).fenced == 0
 
 

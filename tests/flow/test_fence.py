@@ -8,11 +8,13 @@ from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
-from penstock.model import Again, Lease, Outcome, OutcomeState
-from penstock.settle.write import Changes, Settled, settle
+from penstock.model import Again, Item, Lease, Outcome, OutcomeState
+from penstock.settle.write import Changes, Settled, applied, settle
 from penstock.work import batches
 from tests.support.db import one, with_connection
 from tests.support.engine import make_batch
+
+DONE = Outcome(OutcomeState.COMPLETED, b"1", 200)
 
 
 async def leased(connection: Connection, worker: UUID, want: int = 4) -> Lease:
@@ -22,7 +24,7 @@ async def leased(connection: Connection, worker: UUID, want: int = 4) -> Lease:
 
 async def complete(connection: Connection, worker: UUID, lease: Lease, *ordinals: int, body: bytes = b"1") -> Settled:
     outcome = Outcome(OutcomeState.COMPLETED, body, 200)
-    changes = Changes(outcomes=[(lease.id, ordinal, ordinal + 1, "c", outcome) for ordinal in ordinals])
+    changes = Changes(outcomes=[(lease, ordinal, ordinal + 1, "c", outcome) for ordinal in ordinals])
     return await settle(connection, worker, changes)
 
 
@@ -63,7 +65,7 @@ def test_a_zombie_changes_nothing_even_before_its_work_is_claimed_again(database
         lease = await leased(connection, zombie)
         await liveness.reclaim(connection, uuid4(), LivenessLimits(), stuck_s=1e6)
         assert (await complete(connection, zombie, lease, 0, 1, 2, 3)).fenced == 4
-        retry = Changes(agains=[(lease.id, 0, Again("code", "message", 1.0, True))])
+        retry = Changes(agains=[(lease, 0, Again("code", "message", 1.0, True))])
         assert (await settle(connection, zombie, retry)).fenced == 1
         back = Changes()
         back.give_back(lease, [(0, 4)])
@@ -114,7 +116,7 @@ def test_a_lane_of_width_one_waits_for_its_head(database: str) -> None:
         assert head.ranges == ((0, 1),)
         ask = claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=worker)
         assert await ask == []
-        retry = Changes(agains=[(head.id, 0, Again("code", "message", 60.0, True))])
+        retry = Changes(agains=[(head, 0, Again("code", "message", 60.0, True))])
         await settle(connection, worker, retry)
         ask = claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=worker)
         assert await ask == [], "a retry that waits its turn still blocks the lane"
@@ -123,5 +125,51 @@ def test_a_lane_of_width_one_waits_for_its_head(database: str) -> None:
         assert (again.ranges, again.attempt) == (((0, 1),), 2)
         await complete(connection, worker, again, 0)
         assert (await leased(connection, worker)).ranges == ((1, 2),)
+
+    with_connection(database, body)
+
+
+async def repeat_id(connection: Connection, lease: Lease) -> None:
+    """What a restore does: the lease is gone, and its id is the next that is given out."""
+    await connection.execute("DELETE FROM penstock.leases")
+    await connection.execute("UPDATE penstock.lanes SET next = 0, busy = 0")
+    await connection.execute(f"ALTER TABLE penstock.leases ALTER COLUMN id RESTART WITH {lease.id}".encode())
+
+
+def test_a_lease_from_before_a_restore_settles_nothing(database: str) -> None:
+    """The same worker, the same id: neither its outcomes nor its retries nor what it gives back count."""
+
+    async def body(connection: Connection) -> None:
+        await make_batch(connection, [4])
+        worker = uuid4()
+        await liveness.register(connection, worker, "test")
+        old = await leased(connection, worker)
+        await repeat_id(connection, old)
+        new = await leased(connection, worker)
+        assert (new.id, new.ranges) == (old.id, old.ranges)
+        assert await complete(connection, worker, old, 0, body=b'"old"') == Settled(0, 0, 0, 1)
+        retry = Changes(agains=[(old, 1, Again("code", "message", 1.0, True))])
+        retry.give_back(old, [(2, 4)])
+        assert await settle(connection, worker, retry) == Settled(0, 0, 0, 3)
+        assert await liveness.report_progress(connection, worker, [old, new]) == {old.nonce}
+        assert await claims.read_bodies(connection, old, old.ranges, max_rows=9, max_bytes=1_000) == []
+        # Both at once, as a buffer may hold them.
+        both = Changes(outcomes=[(lease, o, o + 1, "c", DONE) for lease in (old, new) for o in range(4)])
+        assert await settle(connection, worker, both) == Settled(4, 0, 0, 4)
+        assert await one(connection, "SELECT count(*), count(DISTINCT lease_nonce) FROM penstock.outcomes") == (4, 1)
+
+    with_connection(database, body)
+
+
+def test_what_was_applied_is_known_by_more_than_an_id(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        await make_batch(connection, [4])
+        worker = uuid4()
+        old = await leased(connection, worker)
+        await repeat_id(connection, old)
+        new = await leased(connection, worker)
+        await complete(connection, worker, new, 0, 1, 2, 3)
+        items = {lease: [Item(lease, ordinal, ordinal + 1, "c", b"") for ordinal in range(4)] for lease in (old, new)}
+        assert [await applied(connection, items[lease]) for lease in (old, new)] == [0, 4]
 
     with_connection(database, body)

@@ -82,7 +82,7 @@ def test_the_item_that_kills_its_workers_ends_up_alone_and_fails(database: str) 
             held = {ordinal: lease for lease in leases for ordinal in claims.first_ordinals(lease.ranges, 9)}
             if 5 not in held:
                 changes = Changes()
-                changes.outcomes = [(held[o].id, o, o + 1, "c", DONE) for o in held]
+                changes.outcomes = [(held[o], o, o + 1, "c", DONE) for o in held]
                 await settle(connection, worker, changes, now=now)
                 continue
             deaths += 1
@@ -91,7 +91,7 @@ def test_the_item_that_kills_its_workers_ends_up_alone_and_fails(database: str) 
             lost = await liveness.reclaim(connection, reclaimer, LIMITS, stuck_s=150, now=now)
             for lease in lost.given_up:
                 failed += claims.first_ordinals(lease.ranges, 9)
-                changes = Changes(outcomes=[(lease.id, 5, 6, "c", replace_failed())])
+                changes = Changes(outcomes=[(lease, 5, 6, "c", replace_failed())])
                 assert (await settle(connection, reclaimer, changes, now=now)).outcomes == 1
         assert failed == [5]
         counts = (await batches.read_status(connection, batch_id)).counts
@@ -124,11 +124,11 @@ def test_a_lease_its_live_worker_does_not_vouch_for_is_taken_back(database: str)
         late = NOW + timedelta(seconds=149)
         await connection.execute("UPDATE penstock.workers SET heartbeat_at = %s", [late])
         assert (await lose(connection, 149)).leases == 0
-        assert await liveness.report_progress(connection, worker, [vouched.id], now=late) == set()
+        assert await liveness.report_progress(connection, worker, [vouched], now=late) == set()
         lost = await lose(connection, 151)
         assert (lost.leases, lost.ordinals) == (1, 3)
         assert await one(connection, "SELECT id FROM penstock.leases") == (vouched.id,)
-        assert await liveness.report_progress(connection, worker, [vouched.id, stuck.id], now=late) == {stuck.id}
+        assert await liveness.report_progress(connection, worker, [vouched, stuck], now=late) == {stuck.nonce}
 
     with_connection(database, body)
 
@@ -139,7 +139,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again(database_18: str) -> None:
         worker = await registered(connection)
         (known,) = await take(connection, worker, 2)
         (unheard,) = await take(connection, worker, 3)
-        found = await claims.forgotten(connection, worker, [known.id])
+        found = await claims.forgotten(connection, worker, [known.nonce])
         assert [(lease.id, lease.ranges) for lease in found] == [(unheard.id, ((2, 5),))]
 
     with_connection(database_18, body)

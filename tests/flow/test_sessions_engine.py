@@ -254,7 +254,7 @@ def test_a_request_shows_how_far_it_is(database: str) -> None:
 
         await look("pending", 0)
         (item,) = await take_items(connection, WORKER)
-        assert (await look("processing", 1)).lease_id == item.lease.id
+        assert (await look("processing", 1)).lease_nonce == item.lease.nonce
         await end(connection, WORKER, [item], LATER)
         await look("pending", 1)
         assert await sessions.answered(connection, [first.request_id, second.request_id]) == []

@@ -201,10 +201,10 @@ class EngineMachine(RuleBasedStateMachine):
         changes = Changes()
         for ordinal, verdict in verdicts.items():
             if verdict in ("retry", "throttled"):
-                changes.agains.append((lease, ordinal, Again(verdict, "m", 10.0, verdict == "retry")))
+                changes.agains.append((held, ordinal, Again(verdict, "m", 10.0, verdict == "retry")))
             else:
                 body = f'"{lease}"'.encode()
-                changes.outcomes.append((lease, ordinal, 1, "c", Outcome(OutcomeState(verdict), body, 200)))
+                changes.outcomes.append((held, ordinal, 1, "c", Outcome(OutcomeState(verdict), body, 200)))
         who = as_worker or worker
         settled = self.wait(settle(self.db, who, changes, now=self.now))
         accepted = [o for o in chosen if who == worker and self.holds(held, o)]
@@ -267,7 +267,7 @@ class EngineMachine(RuleBasedStateMachine):
         condemned = {(lease.lane_id, lease.ranges[0][0]): lease for lease in lost.given_up}
         assert {place: lease.attempt for place, lease in condemned.items()} == doomed
         for (lane_id, ordinal), lease in condemned.items():
-            changes = Changes(outcomes=[(lease.id, ordinal, 1, "c", Outcome(OutcomeState.FAILED, b"0"))])
+            changes = Changes(outcomes=[(lease, ordinal, 1, "c", Outcome(OutcomeState.FAILED, b"0"))])
             assert self.wait(settle(self.db, self.reclaimer, changes, now=self.now)).outcomes == 1
             self.model.lanes[lane_id].state[ordinal] = ("settled", "failed", b"0")
 

@@ -65,10 +65,11 @@ def _measure_in(mode: Mode, session: Session, subject: Subject) -> dict[str, int
     leases = session.run(lambda connection: claim(connection, subject, CLAIM))
     first, rest = _halves(leases)
     whole = Changes([*first.outcomes, *rest.outcomes])
-    bounds = {"max_rows": CLAIM, "max_bytes": 1_000}
     operations: dict[str, Callable[[Connection], Awaitable[object]]] = {
         "claim": lambda connection: claim(connection, subject, CLAIM),
-        "read bodies": lambda connection: claims.read_bodies(connection, leases[0], leases[0].ranges, **bounds),
+        "read bodies": lambda connection: claims.read_bodies(
+            connection, leases[0], leases[0].ranges, max_rows=CLAIM, max_bytes=1_000
+        ),
         "settle in part": lambda connection: settle(connection, subject.worker, first),
         "settle": lambda connection: settle(connection, subject.worker, whole),
         "heartbeat": lambda connection: check_in(connection, subject.worker),

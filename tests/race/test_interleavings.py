@@ -61,12 +61,12 @@ async def claim(connection: Connection, scene: Scene) -> int:
 
 
 async def complete(connection: Connection, scene: Scene, outcome: Outcome = DONE) -> object:
-    rows = [(lease.id, ordinal, ordinal + 1, "c", outcome) for lease, ordinal in scene.held()]
+    rows = [(lease, ordinal, ordinal + 1, "c", outcome) for lease, ordinal in scene.held()]
     return await settle(connection, scene.holder, Changes(outcomes=rows))
 
 
 async def retry(connection: Connection, scene: Scene) -> object:
-    rows = [(lease.id, ordinal, Again("code", "message", 0.0, True)) for lease, ordinal in scene.held()]
+    rows = [(lease, ordinal, Again("code", "message", 0.0, True)) for lease, ordinal in scene.held()]
     return await settle(connection, scene.holder, Changes(agains=rows))
 
 
@@ -82,7 +82,7 @@ async def reclaim(connection: Connection, scene: Scene) -> object:
 
 
 async def vouch(connection: Connection, scene: Scene) -> object:
-    return await liveness.report_progress(connection, scene.holder, [lease.id for lease in scene.leases])
+    return await liveness.report_progress(connection, scene.holder, scene.leases)
 
 
 async def cancel(connection: Connection, scene: Scene) -> object:
@@ -169,7 +169,7 @@ async def paused(connection: Connection, scene: Scene) -> None:
     await running(connection, scene)
     await batches.pause(connection, scene.batch)
     (lease,) = scene.leases
-    stray = Changes(agains=[(lease.id, 0, Again("code", "message", 0.0, True))])
+    stray = Changes(agains=[(lease, 0, Again("code", "message", 0.0, True))])
     await settle(connection, scene.holder, stray)
 
 
@@ -506,9 +506,9 @@ class Sessions:
         ordinal = lease.ranges[0][0]
         changes = Changes()
         if fate == "completed":
-            changes.outcomes.append((lease.id, ordinal, ordinal + 1, "c", DONE))
+            changes.outcomes.append((lease, ordinal, ordinal + 1, "c", DONE))
         elif fate == "retried":
-            changes.agains.append((lease.id, ordinal, Again("code", "message", 0.0, True)))
+            changes.agains.append((lease, ordinal, Again("code", "message", 0.0, True)))
         else:
             changes.give_back(lease, lease.ranges)
         ended = next(self.moments)

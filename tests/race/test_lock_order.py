@@ -53,7 +53,7 @@ def some_leases(bustle: Bustle, dice: random.Random) -> list[Lease]:
 async def claim(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
     wants = dict.fromkeys(ROUTES, dice.randint(1, 6))
     for lease in await claims.claim(connection, pool="test", wants=wants, worker_id=bustle.worker, taper_floor=99):
-        bustle.leases[lease.id] = lease
+        bustle.leases[lease.nonce] = lease
 
 
 async def settle_some(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
@@ -63,16 +63,16 @@ async def settle_some(connection: Connection, bustle: Bustle, dice: random.Rando
         ordinals = claims.first_ordinals(lease.ranges, 99)
         for ordinal in dice.sample(ordinals, dice.randint(1, len(ordinals))):
             if dice.random() < 0.2:
-                changes.agains.append((lease.id, ordinal, Again("code", "message", 0.0, True)))
+                changes.agains.append((lease, ordinal, Again("code", "message", 0.0, True)))
             else:
-                changes.outcomes.append((lease.id, ordinal, ordinal + 1, "c", DONE))
+                changes.outcomes.append((lease, ordinal, ordinal + 1, "c", DONE))
     settled = await settle(connection, bustle.worker, changes)
     bustle.completed += settled.outcomes
     bustle.retried += settled.retries
 
 
 async def vouch(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
-    mine = [lease.id for lease in some_leases(bustle, dice)]
+    mine = some_leases(bustle, dice)
     for lost in await liveness.report_progress(connection, bustle.worker, mine):
         bustle.leases.pop(lost, None)
 
@@ -206,7 +206,7 @@ def test_settling_and_steering_take_lanes_in_the_same_order(database: str, steer
         await db.execute(
             f"UPDATE penstock.lanes SET priority = 1 WHERE id = (SELECT {pick}(id) FROM penstock.lanes)".encode()
         )
-        every = Changes(outcomes=[(lease.id, 0, 1, "c", DONE) for lease in leases])
+        every = Changes(outcomes=[(lease, 0, 1, "c", DONE) for lease in leases])
         play = await turns.play(
             (0, *waiters, 0, *waiters),
             [

@@ -33,9 +33,22 @@ def lease_check() -> None:
     _without("settle_if_leased", " AND worker_id IS NOT DISTINCT FROM %(worker)b::uuid")
 
 
+def nonce() -> None:
+    """Leases are told apart by their ids alone."""
+    columns = (
+        "(lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, reclaims, claimed_at, progressed_at)"
+    )
+    _without("claim_open", f"{columns}\n  SELECT id,", columns.replace("(", "(nonce, ") + "\n  SELECT 0, id,")
+    _without(
+        "claim_open",
+        "UNION ALL\n  SELECT lane_id, batch_id, %(pool)s",
+        "UNION ALL\n  SELECT 0, lane_id, batch_id, %(pool)s",
+    )
+
+
 def ordinal_check() -> None:
     """A lease may settle ordinals it no longer holds."""
-    _without("settle_if_leased", "ON h.id = f.lease_id AND h.ordinals @> f.ordinal", "ON h.id = f.lease_id")
+    _without("settle_if_leased", "ON h.nonce = f.nonce AND h.ordinals @> f.ordinal", "ON h.nonce = f.nonce")
 
 
 def counters_from_input() -> None:
@@ -94,6 +107,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
     variant.__name__: variant
     for variant in (
         lease_check,
+        nonce,
         ordinal_check,
         counters_from_input,
         head_guard,

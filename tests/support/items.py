@@ -17,7 +17,7 @@ def make_item(
     line: int = 1,
     route: str = "m",
 ) -> Item:
-    lease = Lease(7, 3, BATCH, route, url, 1, 1, attempt, ((line, line + 1),))
+    lease = Lease(7, 1, 3, BATCH, route, url, 1, 1, attempt, ((line, line + 1),))
     return Item(lease, line, line, f"id-{line}", raw)
 
 

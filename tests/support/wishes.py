@@ -72,7 +72,7 @@ async def answer(
                 else Outcome(state, error_code="bad", error_message=message)
             )
             # As the files of `make_file` are laid out if they have one lane.
-            changes.outcomes.append((lease.id, ordinal, ordinal + 1, f"{lease.source_lane}-{ordinal}", outcome))
+            changes.outcomes.append((lease, ordinal, ordinal + 1, f"{lease.source_lane}-{ordinal}", outcome))
     return await settle(connection, worker, changes, now=now)
 
 
@@ -82,7 +82,7 @@ async def defer(
     changes = Changes()
     for lease in leases:
         for ordinal in claims.first_ordinals(lease.ranges, 100_000):
-            changes.agains.append((lease.id, ordinal, Again("busy", message, delay_s, True)))
+            changes.agains.append((lease, ordinal, Again("busy", message, delay_s, True)))
     await settle(connection, WORKER, changes, now=now)
 
 

@@ -177,7 +177,7 @@ def test_messages_carry_what_anthropics_servers_look_for(own: dict[str, str], ve
         base = "http://127.0.0.1:9/v1"
         async with HttpProcessor(base, "k-123", DispatchLimits(), RetryLimits(), own, transport=transport) as processor:
             for endpoint in ("/v1/messages", "/v1/chat/completions"):
-                lease = Lease(1, 1, UUID(int=1), "m", endpoint, 1, 0, 1, ((0, 1),))
+                lease = Lease(1, 1, 1, UUID(int=1), "m", endpoint, 1, 0, 1, ((0, 1),))
                 await processor.call(Item(lease, 0, 1, "a", b"{}"))
 
     asyncio.run(scenario())

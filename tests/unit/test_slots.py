@@ -14,7 +14,7 @@ from penstock.model import Item, Lease, Outcome, OutcomeState, Verdict
 
 
 def items(name: str, count: int) -> list[Item]:
-    lease = Lease(1, 1, uuid4(), name, "/v1", 1, 0, 1, ((0, count),))
+    lease = Lease(1, 1, 1, uuid4(), name, "/v1", 1, 0, 1, ((0, count),))
     return [Item(lease, number, number + 1, f"{name}{number}", b"{}") for number in range(count)]
 
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 WITNESSES = {
     "lease_check": "tests/flow/test_fence.py::test_another_worker_cannot_settle[18]",
+    "nonce": "tests/flow/test_fence.py::test_a_lease_from_before_a_restore_settles_nothing[18]",
     "ordinal_check": "tests/flow/test_fence.py::test_an_ordinal_the_lease_no_longer_holds_is_refused[18]",
     "counters_from_input": "tests/flow/test_settle_buffer.py::test_results_of_a_lost_lease_are_refused[18]",
     "head_guard": "tests/flow/test_fence.py::test_a_lane_of_width_one_waits_for_its_head[18]",

@@ -255,7 +255,7 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
             head = waiter.take_piece()
             content_type = head.content.decode("latin-1") if head.number == HEAD else EVENT_STREAM
             headers = {"content-type": content_type, "x-session-request-id": submission.public_id, **_NO_BUFFERING}
-            return StreamingResponse(_relay(call, submission, waiter, head.lease_id, waiting), 200, headers)
+            return StreamingResponse(_relay(call, submission, waiter, head.lease_nonce, waiting), 200, headers)
     except BaseException:
         waiting.__exit__(None, None, None)
         raise
@@ -264,7 +264,7 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
 
 
 async def _relay(
-    call: Call[Any, Any], submission: Submission, waiter: Waiter, lease_id: int, waiting: Any
+    call: Call[Any, Any], submission: Submission, waiter: Waiter, lease_nonce: int, waiting: Any
 ) -> AsyncIterator[bytes]:
     """Pieces as they come, and the rest from the recorded answer. Pieces of one call only: never two mixed."""
     sent = 0
@@ -272,13 +272,13 @@ async def _relay(
         while True:
             while waiter.pieces:
                 piece = waiter.take_piece()
-                if piece.lease_id != lease_id:
+                if piece.lease_nonce != lease_nonce:
                     yield _error_event(call, _broken())
                     return
                 sent += len(piece.content)
                 yield piece.content
             if waiter.row is not None:
-                yield _rest(call, waiter.row, lease_id, sent)
+                yield _rest(call, waiter.row, lease_nonce, sent)
                 return
             if call.server.waiters.stopping.is_set():
                 yield _error_event(call, _broken())
@@ -292,12 +292,12 @@ async def _relay(
         waiting.__exit__(None, None, None)
 
 
-def _rest(call: Call[Any, Any], row: RequestRow, lease_id: int, sent: int) -> bytes:
+def _rest(call: Call[Any, Any], row: RequestRow, lease_nonce: int, sent: int) -> bytes:
     """What of a recorded answer has not been passed on yet."""
     if row.status != "completed":
         return _error_event(call, _failure(row))
     stored = _as_stream(row.response) if row.response is not None else None
-    if stored is None or row.lease_id != lease_id:
+    if stored is None or row.lease_nonce != lease_nonce:
         return _error_event(call, _broken())
     return stored.text.encode()[sent:]
 

@@ -43,17 +43,16 @@ async def claim(
 
 
 def as_lease(row: Sequence[Any]) -> Lease:
-    lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, reclaims, starts, stops, session = (
-        row
-    )
+    lease_id, nonce, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, reclaims, *rest = row
+    starts, stops, session = rest
     ranges = tuple(zip(starts, stops, strict=True))
-    return Lease(
-        lease_id, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, ranges, reclaims, session
-    )
+    place = (lane_id, batch_id, route, endpoint, source_id, source_lane)
+    return Lease(lease_id, nonce, *place, attempt, ranges, reclaims, session)
 
 
 async def forgotten(connection: Connection, worker_id: UUID, known: Iterable[int]) -> list[Lease]:
-    """Leases this worker holds in the database but never heard of: the answer to their claim was lost."""
+    """Leases this worker holds in the database but never heard of: the answer to their claim was lost. `known` are
+    nonces."""
     cursor = await connection.execute(_SQL["list_forgotten"], {"worker": worker_id, "known": list(known)})
     return [as_lease(row) for row in await cursor.fetchall()]
 
@@ -70,11 +69,21 @@ async def reclaimed_routes(connection: Connection, pool: str, *, now: Now = None
 
 
 async def read_bodies(
-    connection: Connection, lease: Lease, ranges: Sequence[Range], *, max_rows: int, max_bytes: int
+    connection: Connection,
+    lease: Lease,
+    ranges: Sequence[Range],
+    *,
+    max_rows: int,
+    max_bytes: int,
+    closed_too: bool = False,
 ) -> list[Item]:
-    """Read the first bodies of `ranges`, as many as the bounds allow. Nothing back: the lane was closed."""
+    """Read the first bodies of `ranges`, as many as the bounds allow. Nothing back: the lease was lost, or the lane was
+    closed and is not to be read then."""
     place = {
+        "lease": lease.id,
+        "nonce": lease.nonce,
         "lane_id": lease.lane_id,
+        "closed_too": closed_too,
         "source_id": lease.source_id,
         "source_lane": lease.source_lane,
         "rows": max_rows,
@@ -83,26 +92,32 @@ async def read_bodies(
     start, stop = ranges[0]
     if len(ranges) == 1 or stop - start >= max_rows:
         cursor = await connection.execute(
-            _SQL["read_range_if_open"], {**place, "start": start, "stop": stop}, binary=True
+            _SQL["read_range_if_leased"], {**place, "start": start, "stop": stop}, binary=True
         )
     else:
         ordinals = first_ordinals(ranges, max_rows)
-        cursor = await connection.execute(_SQL["read_some_if_open"], {**place, "ordinals": ordinals}, binary=True)
+        cursor = await connection.execute(_SQL["read_some_if_leased"], {**place, "ordinals": ordinals}, binary=True)
     return [Item(lease, *row) for row in await cursor.fetchall()]
 
 
-async def read_heads(connection: Connection, leases: Sequence[Lease], *, max_bytes: int) -> list[Item]:
+async def read_heads(
+    connection: Connection, leases: Sequence[Lease], *, max_bytes: int, closed_too: bool = False
+) -> list[Item]:
     """Read the one body of each of some sessions' leases, the first of them that the bound allows.
 
-    The items come in the leases' order. A lease before the last of them that got no item: its session was closed.
+    The items come in the leases' order. A lease before the last of them that got no item was lost, or its session was
+    closed and is not to be read then.
     """
     cursor = await connection.execute(
-        _SQL["read_heads_if_open"],
+        _SQL["read_heads_if_leased"],
         {
+            "leases": Int8Array([lease.id for lease in leases]),
+            "nonces": Int8Array([lease.nonce for lease in leases]),
             "lanes": Int8Array([lease.lane_id for lease in leases]),
             "sources": Int8Array([lease.source_id for lease in leases]),
             "ordinals": Int4Array([lease.ranges[0][0] for lease in leases]),
             "bytes": max_bytes,
+            "closed_too": closed_too,
         },
         binary=True,
     )

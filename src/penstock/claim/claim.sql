@@ -159,9 +159,9 @@ leased AS (
          range_agg(taken), attempt, reclaims, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM due_taken
    GROUP BY lane_id, batch_id, route, limited, attempt, reclaims, CASE WHEN suspect THEN id END
-  RETURNING id, lane_id, batch_id, route, ordinals, attempt, reclaims
+  RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims
 )
-SELECT leased.id, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id, place.source_lane,
+SELECT leased.id, leased.nonce, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id, place.source_lane,
        leased.attempt, leased.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(leased.ordinals) r) AS starts,
        ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops, place.session
@@ -170,21 +170,23 @@ SELECT leased.id, leased.lane_id, leased.batch_id, leased.route, place.endpoint,
         UNION
         SELECT id, endpoint, source_id, source_lane, session FROM due_lane) AS place ON place.id = leased.lane_id
 
--- name: read_range_if_open
--- Reads the bodies of one ordinal range, at least one and no more than a byte budget, unless the lane was closed.
+-- name: read_range_if_leased
+-- Reads the bodies of one ordinal range, at least one and no more than a byte budget, unless the lease is gone or, where
+-- that matters, the lane was closed.
 SELECT t.ordinal, t.line, t.custom_id, t.body
   FROM (SELECT ordinal, line, custom_id, body,
                sum(octet_length(body)) OVER (ORDER BY ordinal) - octet_length(body) AS before
           FROM penstock.templates
          WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s
            AND ordinal >= %(start)s AND ordinal < %(stop)s
-           AND EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open)
+           AND EXISTS (SELECT FROM penstock.leases WHERE id = %(lease)s AND nonce = %(nonce)s)
+           AND (%(closed_too)s::boolean OR EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open))
          ORDER BY ordinal
          LIMIT %(rows)s) AS t
  WHERE t.before < %(bytes)s
  ORDER BY t.ordinal
 
--- name: read_some_if_open
+-- name: read_some_if_leased
 -- Reads the bodies of scattered ordinals (retries), under the same bounds.
 -- The inner LIMIT makes it one probe per ordinal. With ordinal = ANY(...), servers before 17 walk the whole lane to
 -- have its rows in order.
@@ -197,21 +199,25 @@ SELECT t.ordinal, t.line, t.custom_id, t.body
              FROM penstock.templates
             WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s AND ordinal = wanted.ordinal
             LIMIT 1) AS t
-         WHERE EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open)
+         WHERE EXISTS (SELECT FROM penstock.leases WHERE id = %(lease)s AND nonce = %(nonce)s)
+           AND (%(closed_too)s::boolean OR EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open))
          ORDER BY t.ordinal
          LIMIT %(rows)s) AS t
  WHERE t.before < %(bytes)s
  ORDER BY t.ordinal
 
--- name: read_heads_if_open
+-- name: read_heads_if_leased
 -- Reads what sessions are to be asked next, many sessions at once, at least one and no more than a byte budget; none
--- whose lane was closed. The lane's own endpoint is that of the request after: each request knows its own.
+-- whose lease is gone or, where that matters, whose lane was closed. The lane's own endpoint is that of the request after: each request knows its own.
 SELECT t.n, t.ordinal, t.line, t.custom_id, t.body, t.id, t.endpoint, t.stream, t.waited, t.cancelled
   FROM (SELECT mine.n, mine.ordinal, t.line, t.custom_id, t.body, r.id, r.endpoint, r.stream, r.waited,
                r.cancelled_at IS NOT NULL AS cancelled,
                sum(octet_length(t.body)) OVER (ORDER BY mine.n) - octet_length(t.body) AS before
-          FROM unnest(%(lanes)b::int8[], %(sources)b::int8[], %(ordinals)b::int4[])
-               WITH ORDINALITY AS mine (lane_id, source_id, ordinal, n)
+          FROM unnest(%(leases)b::int8[], %(nonces)b::int8[], %(lanes)b::int8[], %(sources)b::int8[],
+                      %(ordinals)b::int4[])
+               WITH ORDINALITY AS mine (lease_id, nonce, lane_id, source_id, ordinal, n)
+         CROSS JOIN LATERAL (
+           SELECT FROM penstock.leases WHERE id = mine.lease_id AND nonce = mine.nonce LIMIT 1) AS held
          CROSS JOIN LATERAL (
            SELECT id, endpoint, stream, waited, cancelled_at FROM penstock.session_requests
             WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal
@@ -221,7 +227,7 @@ SELECT t.n, t.ordinal, t.line, t.custom_id, t.body, t.id, t.endpoint, t.stream, 
             WHERE source_id = mine.source_id AND source_lane = 0 AND ordinal = mine.ordinal
             LIMIT 1) AS t
          CROSS JOIN LATERAL (
-           SELECT FROM penstock.lanes WHERE id = mine.lane_id AND open LIMIT 1) AS l) AS t
+           SELECT FROM penstock.lanes WHERE id = mine.lane_id AND (open OR %(closed_too)s::boolean) LIMIT 1) AS l) AS t
  WHERE t.before < %(bytes)s
  ORDER BY t.n
 
@@ -363,11 +369,11 @@ condemned AS (
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM lost
    WHERE given_up
-  RETURNING id, lane_id, batch_id, route, ordinals, attempt, reclaims
+  RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims
 )
 SELECT (SELECT count(*) FROM lost)::int4 AS lost_leases,
        (SELECT coalesce(sum(size), 0) FROM lost)::int4 AS lost_ordinals,
-       c.id, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
+       c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
        ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session
   FROM (VALUES (1)) AS always (one)
@@ -379,22 +385,22 @@ SELECT (SELECT count(*) FROM lost)::int4 AS lost_leases,
 -- Answers with those it still holds. Locked in id order, as a settle does, so that the two cannot deadlock.
 WITH mine AS MATERIALIZED (
   SELECT id FROM penstock.leases
-   WHERE id = ANY (%(leases)s::int8[]) AND worker_id = %(worker)s
+   WHERE id = ANY (%(leases)s::int8[]) AND nonce = ANY (%(nonces)s::int8[]) AND worker_id = %(worker)s
    ORDER BY id
      FOR UPDATE
 )
 UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
  WHERE id = ANY (ARRAY(SELECT id FROM mine))
-RETURNING id
+RETURNING nonce
 
 -- name: list_forgotten
 -- Leases of this worker that it does not know: a claim whose answer was lost. For the rare moment after a failed claim.
-SELECT c.id, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
+SELECT c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
        ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session
   FROM penstock.leases c
   JOIN penstock.lanes l ON l.id = c.lane_id
- WHERE c.worker_id = %(worker)s AND c.id <> ALL (%(known)s::int8[])
+ WHERE c.worker_id = %(worker)s AND c.nonce <> ALL (%(known)s::int8[])
 
 -- name: remove_silent_workers
 -- Forgets workers that are silent past the grace or known to be gone, once nothing is leased to them. One that was cut

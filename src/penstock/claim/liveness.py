@@ -115,11 +115,12 @@ async def reclaim(
 
 
 async def report_progress(
-    connection: Connection, worker_id: UUID, leases: Sequence[int], *, now: Now = None
+    connection: Connection, worker_id: UUID, leases: Sequence[Lease], *, now: Now = None
 ) -> set[int]:
-    """Vouch for leases whose items this worker still has in hand; returns those that were taken from it."""
+    """Vouch for leases whose items this worker still has in hand; returns the nonces of those that it has lost."""
     if not leases:
         return set()
-    parameters = {"worker": worker_id, "leases": list(leases), "now": now}
+    ids, nonces = [lease.id for lease in leases], [lease.nonce for lease in leases]
+    parameters = {"worker": worker_id, "leases": ids, "nonces": nonces, "now": now}
     cursor = await connection.execute(_SQL["report_progress"], parameters)
-    return set(leases) - {lease_id for (lease_id,) in await cursor.fetchall()}
+    return set(nonces) - {nonce for (nonce,) in await cursor.fetchall()}

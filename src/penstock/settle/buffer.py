@@ -83,8 +83,8 @@ class Results:
 
     def key(self, entry: Result) -> Hashable:
         if isinstance(entry, Decided):
-            return (entry.item.lease.id, entry.item.ordinal)
-        return entry.lease.id
+            return (entry.item.lease.nonce, entry.item.ordinal)
+        return entry.lease.nonce
 
     def merge(self, earlier: Result, later: Result) -> Result:
         if isinstance(earlier, GivenBack) and isinstance(later, GivenBack):
@@ -179,8 +179,8 @@ class SettleBuffer(Coalescer[Result]):
 
     @property
     def leases(self) -> set[int]:
-        """The ids of all leases of which something waits to be written."""
-        return {_lease_of(entry).id for entry in self.unwritten}
+        """The nonces of all leases of which something waits to be written."""
+        return {_lease_of(entry).nonce for entry in self.unwritten}
 
     def put(self, entry: Result) -> None:
         if _lease_of(entry).suspect:

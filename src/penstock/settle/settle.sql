@@ -3,52 +3,54 @@
 -- journal that followers of the batch read; and tells those who wait for a session's answers, once for all.
 -- Only ordinals that a lease of this worker still holds are written; the others were fenced and change nothing.
 -- Counters come from the rows written: an outcome that exists already would fail the statement. Leases are locked in
--- id order, so two settles cannot deadlock.
+-- id order, so two settles cannot deadlock. A lease is known by its nonce: its id finds the row, and may have been given
+-- out again after a restore.
 -- Rows are addressed by id = ANY(...), which stays an index probe however many dead versions surround them, and what
--- belongs to them is found in arrays sorted by id (width_bucket halves its way there). Joins in its place depend on
+-- belongs to them is found in arrays sorted by nonce (width_bucket halves its way there). Joins in its place depend on
 -- estimates: for a thousand sessions they became loops within loops. The worker is compared in a way that no index
 -- serves: the one over workers leads past everything this one ever held.
 WITH held AS MATERIALIZED (
-  SELECT id, lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims,
-         ordinals - (%(gone)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])] AS remaining,
-         ordinals * (%(completed)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])] AS completed,
-         ordinals * (%(others)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])] AS others
+  SELECT id, nonce, lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims,
+         ordinals - (%(gone)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS remaining,
+         ordinals * (%(completed)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS completed,
+         ordinals * (%(others)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS others
     FROM penstock.leases
    WHERE id = ANY (%(leases)b::int8[]) AND worker_id IS NOT DISTINCT FROM %(worker)b::uuid
+     AND nonce = (%(nonces)b::int8[])[width_bucket(nonce, %(nonces)b::int8[])]
    ORDER BY id
      FOR UPDATE
 ),
 -- Numbers that every row has are looked up by the row's number where they are needed: each array to unnest would be
 -- copied twice on the way.
 final AS MATERIALIZED (
-  SELECT h.lane_id, h.batch_id, h.limited, h.attempt AS attempts, f.*
-    FROM unnest(%(f_lease)b::int8[], %(f_ordinal)b::int4[], %(f_state)b::text[], %(f_status)b::int4[],
+  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.limited, h.attempt AS attempts, f.*
+    FROM unnest(%(f_nonce)b::int8[], %(f_ordinal)b::int4[], %(f_state)b::text[], %(f_status)b::int4[],
                 %(f_custom_id)b::text[], %(f_request_id)b::text[], %(f_error_code)b::text[],
                 %(f_error_message)b::text[], %(f_response)b::bytea[])
          WITH ORDINALITY
-         AS f (lease_id, ordinal, state, status_code, custom_id, request_id, error_code, error_message, response, n)
-    JOIN held h ON h.id = f.lease_id AND h.ordinals @> f.ordinal
+         AS f (nonce, ordinal, state, status_code, custom_id, request_id, error_code, error_message, response, n)
+    JOIN held h ON h.nonce = f.nonce AND h.ordinals @> f.ordinal
 ),
 again AS MATERIALIZED (
-  SELECT h.lane_id, h.batch_id, h.pool, h.route, h.limited, h.attempt, h.reclaims, a.*,
+  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.pool, h.route, h.limited, h.attempt, h.reclaims, a.*,
          coalesce(%(now)s::timestamptz, now()) + make_interval(secs => a.delay_s) AS due_at
-    FROM unnest(%(a_lease)b::int8[], %(a_ordinal)b::int4[], %(a_status)b::int4[], %(a_code)b::text[],
+    FROM unnest(%(a_nonce)b::int8[], %(a_ordinal)b::int4[], %(a_status)b::int4[], %(a_code)b::text[],
                 %(a_message)b::text[], %(a_delay_s)b::float8[], %(a_counted)b::bool[], %(a_duration_ms)b::int4[])
-         AS a (lease_id, ordinal, status_code, code, message, delay_s, counted, duration_ms)
-    JOIN held h ON h.id = a.lease_id AND h.ordinals @> a.ordinal
+         AS a (nonce, ordinal, status_code, code, message, delay_s, counted, duration_ms)
+    JOIN held h ON h.nonce = a.nonce AND h.ordinals @> a.ordinal
 ),
 back AS MATERIALIZED (
   SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.pool, h.route, h.limited, h.attempt, h.reclaims,
          h.ordinals * b.ordinals AS ordinals
-    FROM unnest(%(b_lease)b::int8[], %(b_ordinals)s::int4multirange[]) AS b (lease_id, ordinals)
-    JOIN held h ON h.id = b.lease_id AND h.ordinals && b.ordinals
+    FROM unnest(%(b_nonce)b::int8[], %(b_ordinals)s::int4multirange[]) AS b (nonce, ordinals)
+    JOIN held h ON h.nonce = b.nonce AND h.ordinals && b.ordinals
 ),
 written AS (
   INSERT INTO penstock.outcomes
-    (lane_id, ordinal, line, state, status_code, attempts, lease_id, finished_at, custom_id, request_id,
+    (lane_id, ordinal, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id, request_id,
      error_code, error_message, response)
   SELECT lane_id, ordinal, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts, lease_id,
-         coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
+         nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
     FROM final
 ),
 deferred AS (
@@ -64,13 +66,13 @@ deferred AS (
 ),
 noted AS (
   INSERT INTO penstock.attempts
-    (lane_id, ordinal, attempt, lease_id, worker_id, ended_at, duration_ms, counted, status_code, error_code,
-     error_message, not_before)
-  SELECT lane_id, ordinal, attempt, lease_id, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()), duration_ms,
-         counted, status_code, code, message, due_at
+    (lane_id, ordinal, attempt, lease_id, lease_nonce, worker_id, ended_at, duration_ms, counted, status_code,
+     error_code, error_message, not_before)
+  SELECT lane_id, ordinal, attempt, lease_id, nonce, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
+         duration_ms, counted, status_code, code, message, due_at
     FROM again
   UNION ALL
-  SELECT lane_id, ordinal, attempts, lease_id, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
+  SELECT lane_id, ordinal, attempts, lease_id, nonce, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
          (%(f_duration_ms)b::int4[])[n], true, status_code, coalesce(error_code, state), coalesce(error_message, ''), NULL
     FROM final
    -- What was cancelled before it was sent is no attempt.
@@ -78,7 +80,7 @@ noted AS (
 ),
 shrunk AS (
   UPDATE penstock.leases
-     SET ordinals = ordinals - (%(gone)s::int4multirange[])[width_bucket(id, %(leases)b::int8[])],
+     SET ordinals = ordinals - (%(gone)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])],
          progressed_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = ANY (ARRAY(SELECT id FROM held WHERE NOT isempty(remaining)))
 ),
@@ -164,13 +166,15 @@ SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
 WITH held AS (
   DELETE FROM penstock.leases
    WHERE id = %(lease)s
-     AND (worker_id = %(worker)b::uuid AND ordinals = int4multirange(int4range(%(ordinal)s, %(ordinal)s + 1))) IS TRUE
+     AND (nonce = %(nonce)s AND worker_id = %(worker)b::uuid
+          AND ordinals = int4multirange(int4range(%(ordinal)s, %(ordinal)s + 1))) IS TRUE
   RETURNING lane_id, attempt
 ),
 written AS (
   INSERT INTO penstock.outcomes
-    (lane_id, ordinal, line, state, status_code, attempts, lease_id, finished_at, custom_id, request_id, response)
-  SELECT lane_id, %(ordinal)s, %(line)s, 'completed', %(status)s::int4, attempt, %(lease)s,
+    (lane_id, ordinal, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id, request_id,
+     response)
+  SELECT lane_id, %(ordinal)s, %(line)s, 'completed', %(status)s::int4, attempt, %(lease)s, %(nonce)s,
          coalesce(%(now)s::timestamptz, now()), %(custom_id)s, %(request_id)s::text, %(response)b::bytea
     FROM held
 ),
@@ -275,8 +279,8 @@ SELECT (SELECT count(*) FROM gone)::int4, (SELECT count(pg_notify('penstock_work
 -- How many of some items were recorded under the very lease they carry: tells a settle that was applied, although its
 -- answer was lost, from one that was fenced.
 SELECT count(*)
-  FROM unnest(%(leases)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[]) AS mine (lease_id, lane_id, ordinal)
+  FROM unnest(%(nonces)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[]) AS mine (nonce, lane_id, ordinal)
  WHERE EXISTS (SELECT FROM penstock.outcomes o
-                WHERE o.lane_id = mine.lane_id AND o.ordinal = mine.ordinal AND o.lease_id = mine.lease_id)
+                WHERE o.lane_id = mine.lane_id AND o.ordinal = mine.ordinal AND o.lease_nonce = mine.nonce)
     OR EXISTS (SELECT FROM penstock.attempts a
-                WHERE a.lane_id = mine.lane_id AND a.ordinal = mine.ordinal AND a.lease_id = mine.lease_id)
+                WHERE a.lane_id = mine.lane_id AND a.ordinal = mine.ordinal AND a.lease_nonce = mine.nonce)

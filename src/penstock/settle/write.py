@@ -26,11 +26,11 @@ _UNKNOWN = datetime.min.replace(tzinfo=UTC)
 class Changes:
     """Rows for one settle: decided items, items to run again, ordinals given back untouched."""
 
-    outcomes: list[tuple[int, int, int, str, Outcome]] = field(default_factory=list)
+    outcomes: list[tuple[Lease, int, int, str, Outcome]] = field(default_factory=list)
     """(lease, ordinal, line, custom_id, outcome)"""
-    agains: list[tuple[int, int, Again]] = field(default_factory=list)
-    backs: dict[int, list[Range]] = field(default_factory=dict)
-    """Ordinal ranges by lease."""
+    agains: list[tuple[Lease, int, Again]] = field(default_factory=list)
+    backs: dict[int, tuple[Lease, list[Range]]] = field(default_factory=dict)
+    """Ordinal ranges by their lease's nonce."""
     waited: set[int] = field(default_factory=set)
     """Sessions' lanes whose answers somebody waits for."""
     answers: int = 0
@@ -38,33 +38,33 @@ class Changes:
 
     def decide(self, item: Item, verdict: Outcome | Again) -> None:
         if isinstance(verdict, Outcome):
-            self.outcomes.append((item.lease.id, item.ordinal, item.line, item.custom_id, verdict))
+            self.outcomes.append((item.lease, item.ordinal, item.line, item.custom_id, verdict))
             if item.waited:
                 self.waited.add(item.lease.lane_id)
             self.answers += item.lease.session and verdict.state is OutcomeState.COMPLETED
         else:
-            self.agains.append((item.lease.id, item.ordinal, verdict))
+            self.agains.append((item.lease, item.ordinal, verdict))
 
     def give_back(self, lease: Lease, ranges: Iterable[Range]) -> None:
-        self.backs.setdefault(lease.id, []).extend(ranges)
+        self.backs.setdefault(lease.nonce, (lease, []))[1].extend(ranges)
 
     def decided_first(self) -> None:
         """What is both decided and given back in these changes stays decided."""
         if not self.backs:
             return
-        decided: dict[int, set[int]] = {lease_id: set() for lease_id in self.backs}
+        decided: dict[int, set[int]] = {nonce: set() for nonce in self.backs}
         settled = [(row[0], row[1]) for row in self.outcomes] + [(row[0], row[1]) for row in self.agains]
-        for lease_id, ordinal in settled:
-            if lease_id in decided:
-                decided[lease_id].add(ordinal)
-        left = {lease_id: _without(ranges, decided[lease_id]) for lease_id, ranges in self.backs.items()}
-        self.backs = {lease_id: ranges for lease_id, ranges in left.items() if ranges}
+        for lease, ordinal in settled:
+            if lease.nonce in decided:
+                decided[lease.nonce].add(ordinal)
+        left = {nonce: (lease, _without(ranges, decided[nonce])) for nonce, (lease, ranges) in self.backs.items()}
+        self.backs = {nonce: (lease, ranges) for nonce, (lease, ranges) in left.items() if ranges}
 
     def ordinals(self) -> int:
         """How many ordinals this settles."""
         if not self.backs:
             return len(self.outcomes) + len(self.agains)
-        back = sum(stop - start for ranges in self.backs.values() for start, stop in joined(ranges))
+        back = sum(stop - start for _, ranges in self.backs.values() for start, stop in joined(ranges))
         return len(self.outcomes) + len(self.agains) + back
 
 
@@ -121,9 +121,10 @@ async def settle(
 async def _settle_answer(
     connection: Connection, worker_id: UUID, changes: Changes, ring: str | None, now: Now
 ) -> Settled:
-    ((lease_id, ordinal, line, custom_id, outcome),) = changes.outcomes
+    ((lease, ordinal, line, custom_id, outcome),) = changes.outcomes
     parameters = {
-        "lease": lease_id,
+        "lease": lease.id,
+        "nonce": lease.nonce,
         "worker": worker_id,
         "ordinal": ordinal,
         "line": line,
@@ -157,7 +158,7 @@ async def applied(connection: Connection, items: Sequence[Item]) -> int:
     cursor = await connection.execute(
         _SQL["count_applied"],
         {
-            "leases": Int8Array([item.lease.id for item in items]),
+            "nonces": Int8Array([item.lease.nonce for item in items]),
             "lanes": Int8Array([item.lease.lane_id for item in items]),
             "ordinals": Int4Array([item.ordinal for item in items]),
         },
@@ -174,11 +175,12 @@ def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object
     return {
         "worker": worker_id,
         "now": now,
-        "leases": Int8Array(list(parts)),
-        "gone": [part.gone for part in parts.values()],
-        "completed": [part.completed for part in parts.values()],
-        "others": [part.others for part in parts.values()],
-        "f_lease": Int8Array([row[0] for row in finals]),
+        "leases": Int8Array([part.lease.id for part in parts]),
+        "nonces": Int8Array([part.lease.nonce for part in parts]),
+        "gone": [part.gone for part in parts],
+        "completed": [part.completed for part in parts],
+        "others": [part.others for part in parts],
+        "f_nonce": Int8Array([row[0].nonce for row in finals]),
         "f_ordinal": Int4Array([row[1] for row in finals]),
         "f_line": Int4Array([row[2] for row in finals]),
         "f_custom_id": TextArray([row[3] for row in finals]),
@@ -191,7 +193,7 @@ def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object
         "f_response": ByteaArray([outcome.body for outcome in decided]),
         "f_bytes": Int4Array([openai_bytes(line, custom_id, outcome) for _, _, line, custom_id, outcome in finals]),
         **_tokens(decided),
-        "a_lease": Int8Array([row[0] for row in changes.agains]),
+        "a_nonce": Int8Array([row[0].nonce for row in changes.agains]),
         "a_ordinal": Int4Array([row[1] for row in changes.agains]),
         "a_status": Int4Array([again.status_code for again in agains]),
         "a_code": TextArray([again.error_code for again in agains]),
@@ -199,8 +201,8 @@ def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object
         "a_delay_s": Float8Array([again.delay_s for again in agains]),
         "a_counted": BoolArray([again.counts for again in agains]),
         "a_duration_ms": Int4Array([again.duration_ms for again in agains]),
-        "b_lease": Int8Array(list(changes.backs)),
-        "b_ordinals": [as_multirange(ranges) for ranges in changes.backs.values()],
+        "b_nonce": Int8Array(list(changes.backs)),
+        "b_ordinals": [as_multirange(ranges) for _, ranges in changes.backs.values()],
     }
 
 
@@ -228,33 +230,46 @@ def _sums(values: list[int]) -> Int4Array:
     return Int4Array(values if any(values) else [])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Part:
-    """What leaves one lease, as multiranges: all of it, what was completed, what was decided otherwise."""
+    """What leaves one lease: completed, decided otherwise, not decided."""
 
-    gone: str
-    completed: str
-    others: str
+    lease: Lease
+    good: list[Range] = field(default_factory=list)
+    bad: list[Range] = field(default_factory=list)
+    undecided: list[Range] = field(default_factory=list)
+
+    @property
+    def gone(self) -> str:
+        return as_multirange([*self.good, *self.bad, *self.undecided])
+
+    @property
+    def completed(self) -> str:
+        return as_multirange(self.good)
+
+    @property
+    def others(self) -> str:
+        return as_multirange(self.bad)
 
 
-def _parts(changes: Changes) -> dict[int, _Part]:
-    """By lease in ascending id."""
-    completed: dict[int, list[Range]] = {}
-    others: dict[int, list[Range]] = {}
-    undecided: dict[int, list[Range]] = {}
-    for lease_id, ordinal, _, _, outcome in changes.outcomes:
-        ranges = completed if outcome.state is OutcomeState.COMPLETED else others
-        ranges.setdefault(lease_id, []).append((ordinal, ordinal + 1))
-    for lease_id, ordinal, _ in changes.agains:
-        undecided.setdefault(lease_id, []).append((ordinal, ordinal + 1))
-    for lease_id, back in changes.backs.items():
-        undecided.setdefault(lease_id, []).extend(back)
+def _parts(changes: Changes) -> list[_Part]:
+    """By lease, in the order of their nonces."""
     parts: dict[int, _Part] = {}
-    for lease_id in sorted({*completed, *others, *undecided}):
-        good, bad = joined(completed.get(lease_id, ())), joined(others.get(lease_id, ()))
-        gone = [*good, *bad, *undecided.get(lease_id, ())]
-        parts[lease_id] = _Part(as_multirange(gone), as_multirange(good), as_multirange(bad))
-    return parts
+
+    def part(lease: Lease) -> _Part:
+        found = parts.get(lease.nonce)
+        if found is None:
+            found = parts[lease.nonce] = _Part(lease)
+        return found
+
+    for lease, ordinal, _, _, outcome in changes.outcomes:
+        decided = part(lease)
+        (decided.good if outcome.state is OutcomeState.COMPLETED else decided.bad).append((ordinal, ordinal + 1))
+    for lease, ordinal, _ in changes.agains:
+        part(lease).undecided.append((ordinal, ordinal + 1))
+    for lease, ranges in changes.backs.values():
+        part(lease).undecided.extend(ranges)
+    return [parts[nonce] for nonce in sorted(parts)]
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:

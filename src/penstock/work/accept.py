@@ -120,7 +120,7 @@ class Stored(msgspec.Struct, frozen=True):
             accepted_at=accepted.accepted_at,
             completed_at=at,
             fingerprint=request.fingerprint,
-            lease_id=item.lease.id,
+            lease_nonce=item.lease.nonce,
         )
 
 
@@ -208,8 +208,8 @@ async def _accept_one(connection: Connection, request: NewRequest, taker: Taker,
         return None
     if row is None:
         return None
-    session_id, lane_id, ordinal, wait_timeout_s, lease_id, at = row
-    lease = _lease(lease_id, request, session_id, lane_id, ordinal)
+    session_id, lane_id, ordinal, wait_timeout_s, lease_id, nonce, at = row
+    lease = _lease(lease_id, nonce, request, session_id, lane_id, ordinal)
     return Accepted(request.id, session_id, lane_id, ordinal, wait_timeout_s, at, lease)
 
 
@@ -248,11 +248,11 @@ async def _accept(
     known = [existing for verdict, _, _, _, existing, *_ in rows if verdict == "existing"]
     existing_rows = {row.id: row for row in await read_requests(connection, known)} if known else {}
     acceptances: list[Acceptance | None] = []
-    for request, (verdict, session_id, lane_id, ordinal, existing, wait_timeout_s, lease_id, at, _) in zip(
+    for request, (verdict, session_id, lane_id, ordinal, existing, wait_timeout_s, lease_id, nonce, at, _) in zip(
         requests, rows, strict=True
     ):
         if verdict == "accepted":
-            lease = None if lease_id is None else _lease(lease_id, request, session_id, lane_id, ordinal)
+            lease = None if lease_id is None else _lease(lease_id, nonce, request, session_id, lane_id, ordinal)
             acceptances.append(Accepted(request.id, session_id, lane_id, ordinal, wait_timeout_s, at, lease))
         elif verdict == "existing" and existing in existing_rows:
             acceptances.append(Existing(existing_rows[existing], lane_id, wait_timeout_s))
@@ -263,9 +263,10 @@ async def _accept(
     return acceptances
 
 
-def _lease(lease_id: int, request: NewRequest, session_id: UUID, lane_id: int, ordinal: int) -> Lease:
+def _lease(lease_id: int, nonce: int, request: NewRequest, session_id: UUID, lane_id: int, ordinal: int) -> Lease:
     ranges = ((ordinal, ordinal + 1),)
-    return Lease(lease_id, lane_id, session_id, request.route, request.endpoint, -lane_id, 0, 1, ranges, session=True)
+    place = (lane_id, session_id, request.route, request.endpoint, -lane_id, 0)
+    return Lease(lease_id, nonce, *place, 1, ranges, session=True)
 
 
 def _parameters(requests: Sequence[NewRequest], takers: Mapping[str, Taker]) -> dict[str, object]:

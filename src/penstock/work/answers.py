@@ -36,7 +36,7 @@ class RequestRow(msgspec.Struct, frozen=True, gc=False):
     completed_at: datetime | None
     """When it was decided, one way or the other."""
     fingerprint: bytes | None
-    lease_id: int | None
+    lease_nonce: int | None
     """Under which it was answered, or is being worked on."""
 
 

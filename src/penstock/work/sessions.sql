@@ -145,10 +145,11 @@ leased AS (
          (%(k_worker)s::uuid[])[kind], int4multirange(int4range(ordinal, ordinal + 1)), 1,
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM begun
-  RETURNING id, lane_id
+  RETURNING id, nonce, lane_id
 ),
 begins AS MATERIALIZED (
-  SELECT coalesce(array_agg(lane_id ORDER BY lane_id), '{}') AS lanes, array_agg(id ORDER BY lane_id) AS leases
+  SELECT coalesce(array_agg(lane_id ORDER BY lane_id), '{}') AS lanes, array_agg(id ORDER BY lane_id) AS leases,
+         array_agg(nonce ORDER BY lane_id) AS nonces
     FROM leased
 ),
 -- The first request of an empty queue is what the lane asks for next.
@@ -212,6 +213,7 @@ SELECT verdict, session_id, lane_id, ordinal, existing, wait_timeout_s,
        CASE WHEN verdict = 'accepted' AND ordinal = next
                  AND begins.lanes[width_bucket(lane_id, begins.lanes)] = lane_id
             THEN begins.leases[width_bucket(lane_id, begins.lanes)] END,
+       begins.nonces[width_bucket(lane_id, begins.lanes)],
        coalesce(%(now)s::timestamptz, now()), (SELECT count(*) FROM rung)
   FROM judged
  CROSS JOIN begins
@@ -257,9 +259,9 @@ leased AS (
   SELECT id, batch_id, %(pool)s, %(route)s, true, %(worker)s::uuid, int4multirange(int4range(ordinal, ordinal + 1)), 1,
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM lane
-  RETURNING id
+  RETURNING id, nonce
 )
-SELECT lane.batch_id, lane.id, lane.ordinal, place.wait_timeout_s, leased.id, coalesce(%(now)s::timestamptz, now())
+SELECT lane.batch_id, lane.id, lane.ordinal, place.wait_timeout_s, leased.id, leased.nonce, coalesce(%(now)s::timestamptz, now())
   FROM lane, leased, place
 
 -- name: find_stored
@@ -291,7 +293,7 @@ SELECT id FROM penstock.lanes
 -- name: read_request
 -- One request of a session, as far as it has come.
 SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status, status_code, response, error_code,
-       error_message, attempts, accepted_at, completed_at, fingerprint, lease_id
+       error_message, attempts, accepted_at, completed_at, fingerprint, lease_nonce
   FROM penstock.session_answers
  WHERE id = %(id)s AND session_deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
    AND session_key = %(key)s
@@ -299,7 +301,7 @@ SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status
 -- name: read_some_requests
 -- Requests by their ids, whatever has become of them.
 SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status, status_code, response, error_code,
-       error_message, attempts, accepted_at, completed_at, fingerprint, lease_id
+       error_message, attempts, accepted_at, completed_at, fingerprint, lease_nonce
   FROM penstock.session_answers
  WHERE id = ANY (%(ids)s::uuid[])
 
@@ -309,7 +311,7 @@ SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream,
        CASE WHEN completed_at IS NULL THEN 'cancelled' ELSE status END, status_code, response,
        CASE WHEN completed_at IS NULL THEN 'session_deleted' ELSE error_code END,
        CASE WHEN completed_at IS NULL THEN 'Its session was deleted.' ELSE error_message END,
-       attempts, accepted_at, coalesce(completed_at, session_deleted_at), fingerprint, lease_id
+       attempts, accepted_at, coalesce(completed_at, session_deleted_at), fingerprint, lease_nonce
   FROM penstock.session_answers
  WHERE id = ANY (%(ids)s::uuid[]) AND (completed_at IS NOT NULL OR session_deleted_at IS NOT NULL)
 
@@ -364,7 +366,7 @@ place AS MATERIALIZED (
     LIMIT %(limit)s::int4)
 )
 SELECT a.id, a.session_id, a.session_key, a.ordinal + 1, a.endpoint, a.route, a.stream, a.status, a.status_code,
-       a.response, a.error_code, a.error_message, a.attempts, a.accepted_at, a.completed_at, a.fingerprint, a.lease_id
+       a.response, a.error_code, a.error_message, a.attempts, a.accepted_at, a.completed_at, a.fingerprint, a.lease_nonce
   FROM place
  CROSS JOIN LATERAL (
    SELECT * FROM penstock.session_answers

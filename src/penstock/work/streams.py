@@ -22,7 +22,7 @@ from penstock.db import sql
 from penstock.db.arrays import ByteaArray, Int4Array, Int8Array
 from penstock.db.bell import lanes_payload
 from penstock.db.pool import Connection, Pool, borrowed
-from penstock.model import Item
+from penstock.model import Item, Lease
 
 _log = logging.getLogger("penstock.streams")
 
@@ -51,6 +51,7 @@ class Place(NamedTuple):
 
 class Piece(NamedTuple):
     lease_id: int
+    lease_nonce: int
     number: int
     content: bytes
 
@@ -68,16 +69,15 @@ async def read_after(connection: Connection, places: Sequence[Place]) -> list[li
         binary=True,
     )
     found: list[list[Piece]] = [[] for _ in places]
-    for number, lease_id, piece, content in await cursor.fetchall():
-        found[number - 1].append(Piece(lease_id, piece, bytes(content)))
+    for number, lease_id, nonce, piece, content in await cursor.fetchall():
+        found[number - 1].append(Piece(lease_id, nonce, piece, bytes(content)))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     request_id: UUID
-    lane_id: int
-    lease_id: int
+    lease: Lease
     piece: int
     content: bytes
 
@@ -88,8 +88,7 @@ class Stream:
 
     writer: StreamWriter
     request_id: UUID
-    lane_id: int
-    lease_id: int
+    lease: Lease
     number: int = HEAD
     unwritten: list[bytes] = field(default_factory=list)
 
@@ -108,7 +107,7 @@ class Stream:
         rows = []
         for part in parts:
             if part or self.number == HEAD:
-                rows.append(_Row(self.request_id, self.lane_id, self.lease_id, self.number, part))
+                rows.append(_Row(self.request_id, self.lease, self.number, part))
                 self.number += 1
         return rows
 
@@ -127,7 +126,7 @@ class StreamWriter:
         """An answer has begun to come. Only items of sessions have readers."""
         if item.session_request_id is None:
             raise ValueError("this item has no reader")
-        stream = Stream(self, item.session_request_id, item.lease.lane_id, item.lease.id)
+        stream = Stream(self, item.session_request_id, item.lease)
         stream.put(content_type.encode())
         return stream
 
@@ -177,10 +176,11 @@ class StreamWriter:
                 _SQL["append_pieces_if_leased"],
                 {
                     "requests": [row.request_id for row in rows],
-                    "leases": Int8Array([row.lease_id for row in rows]),
+                    "leases": Int8Array([row.lease.id for row in rows]),
+                    "nonces": Int8Array([row.lease.nonce for row in rows]),
                     "pieces": Int4Array([row.piece for row in rows]),
                     "bytes": ByteaArray([row.content for row in rows]),
-                    "lanes": lanes_payload(row.lane_id for row in rows),
+                    "lanes": lanes_payload(row.lease.lane_id for row in rows),
                 },
             )
 

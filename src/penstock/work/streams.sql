@@ -4,14 +4,14 @@
 -- Stores pieces and tells those who wait, in one statement. Pieces of a lease that was taken back are not stored: what
 -- its worker still reads is nobody's answer. Storing the same piece again changes nothing.
 WITH live AS MATERIALIZED (
-  SELECT id FROM penstock.leases WHERE id = ANY (%(leases)b::int8[])
+  SELECT nonce FROM penstock.leases WHERE id = ANY (%(leases)b::int8[])
 ),
 stored AS (
-  INSERT INTO penstock.session_stream (request_id, lease_id, piece, bytes)
-  SELECT p.request_id, p.lease_id, p.piece, p.bytes
-    FROM unnest(%(requests)s::uuid[], %(leases)b::int8[], %(pieces)b::int4[], %(bytes)b::bytea[])
-         AS p (request_id, lease_id, piece, bytes)
-   WHERE p.lease_id IN (SELECT id FROM live)
+  INSERT INTO penstock.session_stream (request_id, lease_id, lease_nonce, piece, bytes)
+  SELECT p.request_id, p.lease_id, p.nonce, p.piece, p.bytes
+    FROM unnest(%(requests)s::uuid[], %(leases)b::int8[], %(nonces)b::int8[], %(pieces)b::int4[], %(bytes)b::bytea[])
+         AS p (request_id, lease_id, nonce, piece, bytes)
+   WHERE p.nonce IN (SELECT nonce FROM live)
   ON CONFLICT DO NOTHING
   RETURNING lease_id
 )
@@ -20,11 +20,11 @@ SELECT pg_notify('penstock_answers', %(lanes)s) WHERE EXISTS (SELECT FROM stored
 -- name: read_pieces_after
 -- What has come of each stream since the place its reader knows; n tells the readers apart. A new lease comes after
 -- the one before it: the call was begun anew.
-SELECT w.n::int4, s.lease_id, s.piece, s.bytes
+SELECT w.n::int4, s.lease_id, s.lease_nonce, s.piece, s.bytes
   FROM unnest(%(requests)s::uuid[], %(leases)b::int8[], %(pieces)b::int4[])
        WITH ORDINALITY AS w (request_id, lease_id, piece, n)
  CROSS JOIN LATERAL (
-   SELECT s.lease_id, s.piece, s.bytes
+   SELECT s.lease_id, s.lease_nonce, s.piece, s.bytes
      FROM penstock.session_stream s
     WHERE s.request_id = w.request_id AND (s.lease_id, s.piece) > (w.lease_id, w.piece)
     ORDER BY s.lease_id, s.piece
