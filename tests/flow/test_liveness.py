@@ -257,3 +257,26 @@ class TestWorker:
             assert await one(connection, "SELECT count(*) FROM penstock.outcomes") == (20,)
 
         self.run(database_18, body)
+
+    def test_what_must_not_run_twice_fails_also_while_its_batch_is_paused(self, database_18: str) -> None:
+        async def body(pool: Pool, connection: Connection) -> None:
+            batch_id = await make_batch(connection, [4])
+            await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=uuid4(), taper_floor=4)
+            assert await batches.pause(connection, batch_id)
+            called: list[int] = []
+
+            async def call(item: Item) -> Verdict:
+                called.append(item.ordinal)
+                return DONE
+
+            config = replace(QUICK, liveness=replace(QUICK.liveness, reclaim_action="fail"))
+            worker = Worker(config, pool, "test", CoroutineDispatcher(each(call), 4, RetryLimits()))
+            running = asyncio.create_task(worker.run())
+            await until(pool, batch_id, lambda status: status.counts.failed == 4)
+            await batches.resume(connection, batch_id)
+            await until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
+            worker.stop()
+            await running
+            assert called == []
+
+        self.run(database_18, body)
