@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+import psycopg
+from psycopg.pq import TransactionStatus
+
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 
+_log = logging.getLogger("penstock.housekeeping")
 _SQL = sql.load("penstock", "ending.sql")
 
 
 async def finish(connection: Connection, batches: Iterable[UUID], *, now: Now = None) -> set[UUID]:
-    """End those of some batches that are over; returns them."""
-    cursor = await connection.execute(_SQL["finish_if_over"], {"ids": list(batches), "now": now})
+    """End those of some batches that are over; returns them.
+
+    A batch whose figures the schema refuses is logged and left as it is; the others end all the same.
+    """
+    ids = list(batches)
+    try:
+        cursor = await connection.execute(_SQL["finish_if_over"], {"ids": ids, "now": now})
+    except psycopg.IntegrityError as error:
+        if connection.info.transaction_status != TransactionStatus.IDLE:
+            raise  # in the caller's transaction, which cannot go on
+        if len(ids) == 1:
+            _log.error("batch %s cannot end, its figures contradict each other: %s", ids[0], error)
+            return set()
+        half = len(ids) // 2
+        return await finish(connection, ids[:half], now=now) | await finish(connection, ids[half:], now=now)
     return {batch_id for (batch_id,) in await cursor.fetchall()}
 
 

@@ -57,9 +57,14 @@ frozen AS (
   DELETE FROM penstock.progress WHERE batch_id = ANY (ARRAY(SELECT id FROM ended))
 ),
 -- Kept for whoever wants the batch to go on after all.
-parked AS (
-  UPDATE penstock.deferrals SET held = true
+waiting AS MATERIALIZED (
+  SELECT id FROM penstock.deferrals
    WHERE batch_id = ANY (ARRAY(SELECT id FROM ended WHERE state <> 'completed')) AND NOT held
+   ORDER BY id
+     FOR UPDATE
+),
+parked AS (
+  UPDATE penstock.deferrals SET held = true WHERE id = ANY (ARRAY(SELECT id FROM waiting))
 ),
 results AS (
   INSERT INTO penstock.files

@@ -139,3 +139,42 @@ def test_the_database_clock_jumps_ahead(database: str) -> None:
         assert await one(connection, "SELECT count(*), count(DISTINCT lease_id) FROM penstock.outcomes") == (6, 2)
 
     with_connection(database, body)
+
+
+def test_the_database_s_clock_set_back_an_hour(database: str) -> None:
+    """R28: housekeeping and reclaims go on; a lost worker is missed after its grace, on the clock as it is now."""
+
+    async def body(connection: Connection) -> None:
+        await make_batch(connection, [4])
+        lost, keeper = uuid4(), uuid4()
+        before = datetime.now(UTC)
+        after = before - timedelta(hours=1)
+        assert await batches.take_turn(connection, "round", 0.75, now=before)
+        await liveness.register(connection, lost, "test", now=before)
+        await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=lost, taper_floor=4, now=before)
+
+        assert await batches.take_turn(connection, "round", 0.75, now=after)
+        assert not await batches.take_turn(connection, "round", 0.75, now=after + timedelta(seconds=0.1))
+        assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=after)).leases == 0
+        within = after + timedelta(seconds=LIMITS.heartbeat_grace_s - 1)
+        assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=within)).leases == 0
+        past = after + timedelta(seconds=LIMITS.heartbeat_grace_s + 1)
+        assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=past)).ordinals == 4
+
+    with_connection(database, body)
+
+
+def test_a_lease_without_progress_is_missed_after_the_clock_was_set_back(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        await make_batch(connection, [4])
+        worker, keeper = uuid4(), uuid4()
+        before = datetime.now(UTC)
+        after = before - timedelta(hours=1)
+        await liveness.register(connection, worker, "test", now=before)
+        await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=worker, taper_floor=4, now=before)
+        assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=after)).leases == 0
+        late = after + timedelta(seconds=151)
+        await connection.execute("UPDATE penstock.workers SET heartbeat_at = %s", [late])
+        assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=late)).ordinals == 4
+
+    with_connection(database, body)

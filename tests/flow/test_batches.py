@@ -503,3 +503,33 @@ def test_one_worker_at_a_time_has_the_turn(database: str) -> None:
             assert await batches.take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
 
     with_connection(database, body)
+
+
+def test_a_batch_that_cannot_end_does_not_keep_others_from_it(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(connection: Connection) -> None:
+        made = [await make_batch(connection, [2]) for _ in range(5)]
+        for batch_id in made:
+            await batches.cancel(connection, batch_id)
+        # More results than inputs: the schema refuses such an end.
+        await connection.execute("INSERT INTO penstock.progress (batch_id, completed) VALUES (%s, 3)", [made[3]])
+        assert await batches.finish_all(connection, made) == {*made} - {made[3]}
+        assert await batches.finish_all(connection, made) == set()
+
+    with_connection(database, body)
+    assert "cannot end" in caplog.text
+
+
+def test_folding_keeps_up_with_any_number_of_deltas(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        few, many = [await make_batch(connection, [10_000]) for _ in range(2)]
+        for batch_id, deltas in ((few, 3), (many, 4_321)):
+            await connection.execute(
+                "INSERT INTO penstock.progress (batch_id, completed, output_bytes)"
+                " SELECT %s, 1, 10 FROM generate_series(1, %s)",
+                [batch_id, deltas],
+            )
+        await batches.tidy(connection, few, many)
+        rows = await connection.execute("SELECT batch_id, completed, output_bytes FROM penstock.progress")
+        assert sorted(await rows.fetchall()) == sorted([(few, 3, 30), (many, 4_321, 43_210)])
+
+    with_connection(database, body)

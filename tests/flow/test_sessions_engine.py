@@ -437,6 +437,24 @@ def test_a_dead_head_can_block_its_session_until_somebody_decides(database: str,
     with_connection(database, body)
 
 
+def test_a_dead_head_is_found_behind_what_was_cancelled_after_it(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        await sessions.put_session(connection, OWNER, "a", on_dead_head="block")
+        _, second, third, _ = await send(connection, "a", "a", "a", "a")
+        await end(connection, WORKER, await take_items(connection, WORKER), DEAD)
+        for cancelled in (second, third):
+            assert await sessions.cancel_request(connection, OWNER, "a", cancelled.request_id)
+        await pass_over(connection, [second.session_id])
+        assert await sessions.resume_session(connection, OWNER, "a", retry_head=True)
+        lines = []
+        while items := await take_items(connection, WORKER):
+            lines += [item.line for item in items]
+            await end(connection, WORKER, items)
+        assert lines == [1, 4]
+
+    with_connection(database, body)
+
+
 def test_a_cancelled_head_does_not_block(database: str) -> None:
     async def body(connection: Connection) -> None:
         await sessions.put_session(connection, OWNER, "a", on_dead_head="block")

@@ -226,3 +226,42 @@ def test_settling_and_steering_take_lanes_in_the_same_order(database: str, steer
                 await turns.observer.execute("DELETE FROM penstock.lanes")
 
     asyncio.run(run())
+
+
+async def in_order_of_the_table(connection: Connection, statement: Awaitable[_T]) -> _T:
+    await connection.execute("SET LOCAL enable_indexscan = off; SET LOCAL enable_bitmapscan = off")
+    return await statement
+
+
+@pytest.mark.parametrize("waiters", [(1, 2), (2, 1)])
+def test_steering_and_housekeeping_do_not_wait_for_each_other_s_deferrals(
+    database: str, waiters: tuple[int, int]
+) -> None:
+    """One goes by the table, in which the first deferral lies last, the other by the index."""
+
+    async def run() -> None:
+        async with interleaver(database, 3) as turns:
+            db, worker = turns.observer, uuid4()
+            batch = await make_batch(db, [2])
+            for ordinal in range(2):
+                (lease,) = await claims.claim(db, pool="test", wants={"model-0": 1}, worker_id=worker)
+                await settle(db, worker, Changes(agains=[(lease, ordinal, Again("code", "message", 0.0, True))]))
+            await db.execute(
+                "UPDATE penstock.deferrals SET due_at = now() WHERE id = (SELECT min(id) FROM penstock.deferrals)"
+            )
+            # As a statement finds it that began before the batch was resumed: its deferrals are to be held.
+            await db.execute("UPDATE penstock.lanes SET open = false")
+            play = await turns.play(
+                (0, *waiters, 0, *waiters),
+                [
+                    lambda connection: connection.execute(
+                        "SELECT FROM penstock.deferrals ORDER BY id DESC LIMIT 1 FOR UPDATE"
+                    ),
+                    lambda connection: in_order_of_the_table(connection, batches.pause(connection, batch)),
+                    lambda connection: through_indexes(connection, batches.tidy(connection, batch)),
+                ],
+            )
+            assert play.answers[1] is True
+            assert not play.was_blocked(2), "housekeeping waits for nobody"
+
+    asyncio.run(run())

@@ -234,7 +234,8 @@ SELECT t.n, t.ordinal, t.line, t.custom_id, t.body, t.id, t.endpoint, t.stream, 
 -- name: closed_lanes
 -- Which of some lanes are closed now, or gone with their batch.
 SELECT id FROM unnest(%(lanes)s::int8[]) AS mine (id)
- WHERE id <> ALL (ARRAY(SELECT id FROM penstock.lanes WHERE id = ANY (%(lanes)s::int8[]) AND open))
+EXCEPT
+SELECT id FROM penstock.lanes WHERE id = ANY (%(lanes)s::int8[]) AND open
 
 -- name: routes_with_work
 -- Lists the routes of a pool that have anything to claim now or later, one index probe per route.
@@ -401,6 +402,25 @@ SELECT c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l
   FROM penstock.leases c
   JOIN penstock.lanes l ON l.id = c.lane_id
  WHERE c.worker_id = %(worker)s AND c.nonce <> ALL (%(known)s::int8[])
+
+-- name: forget_the_future
+-- After the database's clock was set back: what was stamped ahead of it counts from now. A worker that lives checks in
+-- again within its interval; without this, one that died would be missed only when the clock has caught up.
+WITH beaten AS (
+  UPDATE penstock.workers SET heartbeat_at = coalesce(%(now)s::timestamptz, now())
+   WHERE id = ANY (ARRAY(
+     SELECT id FROM penstock.workers WHERE heartbeat_at > coalesce(%(now)s::timestamptz, now()) FOR UPDATE SKIP LOCKED))
+  RETURNING id
+),
+progressed AS (
+  UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
+   WHERE id = ANY (ARRAY(
+     SELECT id FROM penstock.leases
+      WHERE progressed_at > coalesce(%(now)s::timestamptz, now()) AND %(look_for_stuck)s::boolean
+        FOR UPDATE SKIP LOCKED))
+  RETURNING id
+)
+SELECT (SELECT count(*) FROM beaten), (SELECT count(*) FROM progressed)
 
 -- name: remove_silent_workers
 -- Forgets workers that are silent past the grace or known to be gone, once nothing is leased to them. One that was cut

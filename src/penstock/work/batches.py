@@ -50,8 +50,10 @@ __all__ = [
 
 _SQL = sql.load("penstock.work", "work.sql")
 
-# A fold touches at most this many deltas of a batch, so that it stays a short statement however far behind it is.
+# A fold touches at most this many deltas of a batch, so that it stays a short statement however far behind it is; and
+# there are at most so many folds in a round.
 _FOLD_LIMIT = 1_000
+_FOLDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,12 @@ async def still_unfinished(connection: Connection, batches: Collection[UUID]) ->
 
 async def tidy(connection: Connection, *batches: UUID) -> None:
     """Fold the counters of some batches, and hold deferrals that slipped past a pause."""
-    await connection.execute(_SQL["fold_progress"], {"ids": list(batches), "limit": _FOLD_LIMIT})
+    behind = list(batches)
+    for _ in range(_FOLDS):
+        cursor = await connection.execute(_SQL["fold_progress"], {"ids": behind, "limit": _FOLD_LIMIT})
+        behind = [batch_id for (batch_id,) in await cursor.fetchall() if batch_id is not None]
+        if not behind:
+            break
     await connection.execute(_SQL["hold_strays"], {"ids": list(batches)})
 
 

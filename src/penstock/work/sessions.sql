@@ -460,11 +460,15 @@ SELECT id FROM penstock.lanes
 
 -- name: resume_if_held
 -- Lets a blocked session go on, if asked to with its dead head once more. The lane is locked by this transaction, and
--- nothing of it is in flight.
+-- nothing of it is in flight. Requests after the head that were cancelled have been passed over meanwhile.
 WITH dead AS (
   DELETE FROM penstock.outcomes
    WHERE %(retry_head)s::boolean AND lane_id = %(lane)s
-     AND ordinal = (SELECT next - 1 FROM penstock.lanes WHERE id = %(lane)s) AND state IN ('failed', 'not_found')
+     AND ordinal = (SELECT ordinal FROM penstock.outcomes
+                     WHERE lane_id = %(lane)s AND NOT (state = 'skipped' AND error_code IS NOT DISTINCT FROM 'cancelled')
+                     ORDER BY ordinal DESC
+                     LIMIT 1)
+     AND state IN ('failed', 'not_found')
   RETURNING ordinal
 ),
 deferred AS (

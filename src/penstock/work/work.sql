@@ -249,8 +249,8 @@ SELECT batch.id, p.pool, f.route, f.endpoint, f.source_id, f.source_lane, f.tota
 RETURNING id
 
 -- name: pause_if_running
--- Closes the lanes and holds the deferrals. What is in flight finishes. Whoever needs several lanes and waits for them
--- takes them in id order: steering here, and settles that make room.
+-- Closes the lanes and holds the deferrals. What is in flight finishes. Statements that wait for several lanes take them
+-- in id order (steering, and settles that make room), and after these deferrals, in id order too.
 WITH batch AS (
   UPDATE penstock.batches SET paused_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = %(id)s
@@ -263,8 +263,14 @@ lane AS MATERIALIZED (
 closed AS (
   UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
+waiting AS MATERIALIZED (
+  SELECT id FROM penstock.deferrals
+   WHERE batch_id = %(id)s AND NOT held AND EXISTS (SELECT FROM batch)
+   ORDER BY id
+     FOR UPDATE
+),
 parked AS (
-  UPDATE penstock.deferrals SET held = true WHERE batch_id = %(id)s AND NOT held AND EXISTS (SELECT FROM batch)
+  UPDATE penstock.deferrals SET held = true WHERE id = ANY (ARRAY(SELECT id FROM waiting))
 )
 SELECT id FROM batch
 
@@ -282,8 +288,14 @@ lane AS MATERIALIZED (
 opened AS (
   UPDATE penstock.lanes SET open = true WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
+parked AS MATERIALIZED (
+  SELECT id FROM penstock.deferrals
+   WHERE batch_id = %(id)s AND held AND EXISTS (SELECT FROM batch)
+   ORDER BY id
+     FOR UPDATE
+),
 released AS (
-  UPDATE penstock.deferrals SET held = false WHERE batch_id = %(id)s AND held AND EXISTS (SELECT FROM batch)
+  UPDATE penstock.deferrals SET held = false WHERE id = ANY (ARRAY(SELECT id FROM parked))
 )
 SELECT id FROM batch
 
@@ -302,8 +314,14 @@ lane AS MATERIALIZED (
 closed AS (
   UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
+waiting AS MATERIALIZED (
+  SELECT id FROM penstock.deferrals
+   WHERE batch_id = %(id)s AND NOT held AND EXISTS (SELECT FROM batch)
+   ORDER BY id
+     FOR UPDATE
+),
 parked AS (
-  UPDATE penstock.deferrals SET held = true WHERE batch_id = %(id)s AND NOT held AND EXISTS (SELECT FROM batch)
+  UPDATE penstock.deferrals SET held = true WHERE id = ANY (ARRAY(SELECT id FROM waiting))
 )
 SELECT id FROM batch
 
@@ -325,15 +343,19 @@ RETURNING id
 -- name: hold_strays
 -- Holds deferrals that were written while their batch was being paused or cancelled, and releases those that were held
 -- while it was being resumed: this very statement may do that, since it waits for nobody and believes its snapshot.
+-- Deferrals that a statement holds are left for the next round.
 UPDATE penstock.deferrals SET held = NOT held
  WHERE id = ANY (ARRAY(
-   SELECT d.id
-     FROM penstock.lanes l
-    CROSS JOIN LATERAL (
-      SELECT id FROM penstock.deferrals
-       WHERE batch_id = l.batch_id AND held = l.open AND lane_id = l.id
-      OFFSET 0) AS d
-    WHERE l.batch_id = ANY (%(ids)s::uuid[])))
+   SELECT id FROM penstock.deferrals
+    WHERE id = ANY (ARRAY(
+            SELECT d.id
+              FROM penstock.lanes l
+             CROSS JOIN LATERAL (
+               SELECT id FROM penstock.deferrals
+                WHERE batch_id = l.batch_id AND held = l.open AND lane_id = l.id
+               OFFSET 0) AS d
+             WHERE l.batch_id = ANY (%(ids)s::uuid[])))
+      FOR UPDATE SKIP LOCKED))
 
 -- name: list_unfinished
 -- Batches that were started and have not ended, for the housekeeping round: the next some of them.
@@ -350,8 +372,9 @@ SELECT id FROM penstock.batches
    AND (state IN ('in_progress', 'paused', 'cancelling') AND deleted_at IS NULL) IS TRUE
 
 -- name: fold_progress
--- Sums the deltas of some batches into one row each, where there are several. Deltas that a settle or another fold holds
--- are left for the next time. Rows here are never updated, so that their place holds still.
+-- Sums the deltas of some batches into one row each, where there are several, so many of each at the most; returns the
+-- batches that may have more. Deltas that a settle or another fold holds are left for the next time. Rows here are never
+-- updated, so that their place holds still.
 WITH seen AS MATERIALIZED (
   SELECT p.place, b.id
     FROM unnest(%(ids)s::uuid[]) AS b (id)
@@ -367,6 +390,9 @@ folded AS (
   DELETE FROM penstock.progress WHERE ctid = ANY (ARRAY(SELECT place FROM seen))
   RETURNING batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens,
             cached_tokens, output_tokens, reasoning_tokens
+),
+behind AS MATERIALIZED (
+  SELECT id FROM seen GROUP BY id HAVING count(*) >= %(limit)s
 )
 INSERT INTO penstock.progress
   (batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens,
@@ -375,14 +401,17 @@ SELECT batch_id, sum(completed), sum(failed), sum(not_found), sum(skipped), sum(
        sum(error_bytes), sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens)
   FROM folded
  GROUP BY batch_id
+RETURNING CASE WHEN batch_id IN (SELECT id FROM behind) THEN batch_id END
 
 -- name: take_turn_if_due
--- Takes the turn at a duty that one process does for all, unless somebody has had it within the interval.
+-- Takes the turn at a duty that one process does for all, unless one has had it within the interval. A time in the future
+-- was written before the clock was set back, and says nothing.
 UPDATE penstock.duties SET done_at = coalesce(%(now)s::timestamptz, now())
  WHERE name = (
    SELECT name FROM penstock.duties
     WHERE name = %(name)s
-      AND done_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(every_s)s)
+      AND (done_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(every_s)s)
+           OR done_at > coalesce(%(now)s::timestamptz, now()))
       FOR UPDATE SKIP LOCKED)
 RETURNING name
 
@@ -431,8 +460,11 @@ lanes AS (
   UPDATE penstock.lanes SET open = true, deadline = (SELECT deadline FROM opened)
    WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
+parked AS MATERIALIZED (
+  SELECT id FROM penstock.deferrals WHERE batch_id = (SELECT id FROM batch) AND held ORDER BY id FOR UPDATE
+),
 released AS (
-  UPDATE penstock.deferrals SET held = false WHERE batch_id = (SELECT id FROM batch) AND held
+  UPDATE penstock.deferrals SET held = false WHERE id = ANY (ARRAY(SELECT id FROM parked))
 ),
 unpublished AS (
   DELETE FROM penstock.files WHERE batch_id = (SELECT id FROM batch) AND kind <> 'input'
