@@ -30,7 +30,7 @@ from penstock.db.leader import Leader
 from penstock.db.pool import Pool, borrowed
 from penstock.deliver import sinks, webhooks
 from penstock.erase import erase
-from penstock.housekeeping import end_batches, take_turn
+from penstock.housekeeping import BatchKeeper, take_turn
 from penstock.intake import parts, sweep
 from penstock.providers import POOL, Providers
 from penstock.tasks import cancelled
@@ -111,6 +111,7 @@ class Caretaker:
         self._sender = webhooks.sender_for(config)
         self._unserved_since: dict[str, float] = {}
         self._retired_to = _FIRST
+        self._batch_keeper = BatchKeeper(database)
 
     def wake(self, name: str) -> None:
         """There is something to do for this duty: do not wait for its time."""
@@ -221,7 +222,7 @@ class Caretaker:
     async def _end(self) -> bool:
         """Batches end in time even where no worker is left to end them."""
         if await take_turn(self._database, _END_EVERY_S):
-            await end_batches(self._database)
+            await self._batch_keeper.round()
         return False
 
     async def _expire(self) -> bool:

@@ -19,6 +19,9 @@ _EARLY = 0.75
 # Finding what is stuck reads every lease, and takes its time anyway.
 _STUCK_EVERY_S = 10.0
 _BATCHES_AT_ONCE = 500
+_WALK_AT_ONCE = 50
+# A retry that misses a pause was being written when it was made: no statement takes longer than its time limit.
+_STEERED_WITHIN_S = 120.0
 
 
 async def take_turn(database: Pool, round_s: float) -> bool:
@@ -47,18 +50,32 @@ async def reclaim_lost(database: Pool, worker_id: UUID, config: Config, *, every
     return lost.given_up
 
 
-async def end_batches(database: Pool) -> None:
-    """End batches for which there is nothing left to do, whoever worked on them, and keep the others tidy."""
-    async with borrowed(database) as connection:
-        last: UUID | None = None
-        while some := await batches.unfinished(connection, after=last, limit=_BATCHES_AT_ONCE):
-            await batches.tidy(connection, *some)
-            await batches.finish_all(connection, some)
-            last = some[-1]
+class BatchKeeper:
+    """Ends batches for which there is nothing left to do, whichever workers they had, and keeps the others tidy.
+
+    A round looks at batches that have changed since the last. As no such mark is beyond doubt (a process may be killed
+    between taking note and acting on it), it also walks through all that are open, a few at a time.
+    """
+
+    def __init__(self, database: Pool) -> None:
+        self._database = database
+        self._walked_to: UUID | None = None
+
+    async def round(self) -> None:
+        async with borrowed(self._database) as connection:
+            changed = await batches.changed(connection, limit=_BATCHES_AT_ONCE)
+            await batches.fold(connection, changed)
+            steered = await batches.steered(connection, _STEERED_WITHIN_S, limit=_BATCHES_AT_ONCE)
+            if steered:
+                await batches.hold_strays(connection, steered)
+            closing = await batches.closing(connection, limit=_BATCHES_AT_ONCE)
+            walked = await batches.unfinished(connection, after=self._walked_to, limit=_WALK_AT_ONCE)
+            self._walked_to = walked[-1] if len(walked) == _WALK_AT_ONCE else None
+            if some := {*changed, *closing, *walked}:
+                await batches.finish_all(connection, some)
 
 
-async def finish_touched(database: Pool, touched: Collection[UUID]) -> set[UUID]:
-    """End those of some batches that are over; returns those that are not."""
+async def finish_touched(database: Pool, touched: Collection[UUID]) -> None:
+    """End those of some batches that are over."""
     async with borrowed(database) as connection:
         await batches.finish_all(connection, touched)
-        return await batches.still_unfinished(connection, touched)

@@ -27,7 +27,7 @@ from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
 from penstock.hand import Door, Hand, Handing
-from penstock.housekeeping import end_batches, finish_touched, reclaim_lost, take_turn
+from penstock.housekeeping import BatchKeeper, finish_touched, reclaim_lost, take_turn
 from penstock.model import Again, Halt, Item, Lease, Outcome, Verdict
 from penstock.providers import is_session_pool
 from penstock.routes import Routes
@@ -90,6 +90,7 @@ class Shift:
         self._hurried: list[str] = []
         """Routes of which something was taken back from the lost."""
         self._touched: set[UUID] = set()
+        self._batch_keeper = BatchKeeper(database)
         self._loop = asyncio.get_running_loop()
         self._heart = Heart(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
 
@@ -399,7 +400,7 @@ class Shift:
                     self._condemned.discard(lease.nonce)
                 await self._hurry_if_reclaimed()
                 if my_turn:
-                    await end_batches(self._database)
+                    await self._batch_keeper.round()
                 if monotonic() < self._doubts_until:
                     await self._find_forgotten()
                 await self._give_back_closed()
@@ -442,8 +443,10 @@ class Shift:
         self._dispatcher.offer([item for item in waiting if item.lease.lane_id not in closed])
 
     async def _finish_touched(self) -> None:
-        """Nothing to claim: batches this worker had a hand in may be over."""
+        """Nothing to claim: batches this worker had a hand in may be over. One that is not will be ended by the worker
+        that settles the rest of it."""
         if not self._touched or self._hand.leases or len(self.buffer):
             return
         self._hand.lanes.clear()
-        self._touched = await finish_touched(self._database, self._touched)
+        touched, self._touched = self._touched, set()
+        await finish_touched(self._database, touched)

@@ -12,11 +12,12 @@ from penstock.claim import gates
 from penstock.db.pool import Connection, Now
 from penstock.erase import erase
 from penstock.errors import PenstockError
+from penstock.housekeeping import BatchKeeper
 from penstock.model import BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
-from tests.support.db import connected, one, with_connection
-from tests.support.engine import make_batch, make_file
+from tests.support.db import connected, one, pooled, with_connection
+from tests.support.engine import make_batch, make_file, tidy
 from tests.support.wishes import answer, ask_for, make_wish
 from tests.support.wishes import take as wished
 
@@ -122,7 +123,7 @@ def test_a_deferral_written_during_a_pause_is_not_claimed(database_18: str) -> N
         back.give_back(held[0], [(0, 3)])
         await settle(connection, WORKER, back)
         assert await take(connection, 3) == []
-        await batches.tidy(connection, batch_id)
+        await tidy(connection, batch_id)
         assert await one(connection, "SELECT held FROM penstock.deferrals") == (True,)
         assert await batches.resume(connection, batch_id)
         assert len(await take(connection, 3)) == 1
@@ -382,9 +383,8 @@ class TestEnding:
             await answer(connection, await wished(connection, 40))
             over = await batches.finish_all(connection, made)
             assert len(over) == 20
-            assert await batches.still_unfinished(connection, made) == set(made) - over
             assert await batches.finish_all(connection, made) == set()
-            await batches.tidy(connection, *made)
+            await tidy(connection, *made)
 
         with_connection(database, body)
 
@@ -528,8 +528,48 @@ def test_folding_keeps_up_with_any_number_of_deltas(database: str) -> None:
                 " SELECT %s, 1, 10 FROM generate_series(1, %s)",
                 [batch_id, deltas],
             )
-        await batches.tidy(connection, few, many)
+        await tidy(connection, few, many)
         rows = await connection.execute("SELECT batch_id, completed, output_bytes FROM penstock.progress")
         assert sorted(await rows.fetchall()) == sorted([(few, 3, 30), (many, 4_321, 43_210)])
 
     with_connection(database, body)
+
+
+def test_a_round_looks_at_what_has_changed(database: str) -> None:
+    """Of many open batches, those that ended, were cancelled, expired or steered; the rest only now and then."""
+
+    async def body(connection: Connection) -> None:
+        now = datetime.now(UTC)
+        for _ in range(3):
+            await make_batch(connection, [2])
+        done, cancelled, paused = [await make_batch(connection, [1]) for _ in range(3)]
+        late = await create(connection, await make_file(connection, [1]), deadline=now - timedelta(seconds=1))
+        assert await batches.changed(connection, limit=9) == []
+        await batches.cancel(connection, cancelled)
+        await batches.pause(connection, paused)
+        await connection.execute("INSERT INTO penstock.progress (batch_id, completed) VALUES (%s, 1)", [done])
+        assert await batches.changed(connection, limit=9) == [done]
+        assert set(await batches.closing(connection, limit=9)) == {cancelled, late}
+        assert set(await batches.steered(connection, 60, limit=9)) == {cancelled, paused}
+        await tidy(connection, done)
+        assert await batches.changed(connection, limit=9) == [], "it was folded, if into itself"
+
+    with_connection(database, body)
+
+
+def test_every_open_batch_is_looked_at_in_the_end(database: str) -> None:
+    """One that is over and left no mark of it, as after a kill between a fold and the end."""
+
+    async def run() -> None:
+        async with pooled(database) as pool, connected(database) as connection:
+            made = [await make_batch(connection, [1]) for _ in range(120)]
+            over = made[100]
+            await connection.execute(
+                "INSERT INTO penstock.progress (batch_id, completed, folded) VALUES (%s, 1, true)", [over]
+            )
+            keeper = BatchKeeper(pool)
+            for _ in range(3):
+                await keeper.round()
+            assert (await batches.read_status(connection, over)).state is BatchState.COMPLETED
+
+    asyncio.run(run())

@@ -32,7 +32,7 @@ from penstock.erase import erase
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
-from tests.support.engine import make_batch
+from tests.support.engine import make_batch, tidy
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=4)
@@ -307,7 +307,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.model.states[batch] = BatchState.COMPLETED if whole else BatchState.CANCELLED
 
     def _tidy(self, batch: UUID, before: BatchState) -> None:
-        self.wait(batches.tidy(self.db, batch))
+        self.wait(tidy(self.db, batch))
         assert self.wait(batches.read_status(self.db, batch)).state is before
 
     @precondition(lambda self: self.model.states)

@@ -11,8 +11,8 @@ from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.model import Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.plan.crowd import Subject, check_in, claim, fresh_database, make_subject
+from tests.support.engine import tidy
 from tests.support.plans import Mode, Session
 
 CLAIM = 4
@@ -47,7 +47,7 @@ def _work(session: Session, subject: Subject, cycles: int) -> None:
         for part in _halves(session.run(lambda connection: claim(connection, subject, CLAIM))):
             _settle(session, subject, part)
         if cycle % FOLD_EVERY == 0:
-            session.run(lambda connection: batches.tidy(connection, subject.batch))
+            session.run(lambda connection: tidy(connection, subject.batch))
             session.run(lambda connection: check_in(connection, subject.worker))
 
 

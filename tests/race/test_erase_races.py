@@ -39,7 +39,7 @@ from tests.race.test_interleavings import (
 )
 from tests.race.test_lock_order import LOOPS, Bustle, loop, prepare
 from tests.support.db import connected, one
-from tests.support.engine import make_file
+from tests.support.engine import make_file, tidy
 from tests.support.interleave import Interleaver, Order, Statement, interleaver, named, orders, orders_of_twins
 
 SETTINGS: tuple[Setting, ...] = (running, last_item, some_failed, over, paused, cancelling, one_at_a_time)
@@ -102,7 +102,7 @@ class Ruins(Stage):
         settled = await complete(self.db, scene)
         assert settled.outcomes == 0  # type: ignore[attr-defined]
         await liveness.reclaim(self.db, uuid4(), LIMITS, stuck_s=1e6, gone=[scene.holder, scene.claimer])
-        await batches.tidy(self.db, scene.batch)
+        await tidy(self.db, scene.batch)
         await batches.finish(self.db, scene.batch)
 
     async def _nothing_is_left(self, scene: Scene, lanes: list[object]) -> None:

@@ -22,7 +22,7 @@ from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, settle
 from penstock.work import batches
 from tests.support.db import connected
-from tests.support.engine import make_batch, make_file
+from tests.support.engine import make_batch, make_file, tidy
 from tests.support.interleave import Interleaver, Order, Play, Statement, interleaver, named, orders, orders_of_twins
 
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
@@ -204,7 +204,7 @@ class Stage:
             play = await self._turns.play(order, [_bound(move, scene) for move in moves])
             self._note(names, play)
             self._nothing_is_claimed_of_the_closed(setting, moves, play)
-            await batches.tidy(self.db, scene.batch)
+            await tidy(self.db, scene.batch)
             await self.check(scene, tidied=True)
         except BaseException as error:
             error.add_note(f"{setting.__name__}: {named(order, names)}")
@@ -271,7 +271,7 @@ class Stage:
         for _ in range(4):
             gone = [scene.holder, scene.claimer]
             await liveness.reclaim(self.db, worker, LIMITS, stuck_s=1e6, gone=gone)
-            await batches.tidy(self.db, scene.batch)
+            await tidy(self.db, scene.batch)
             mine = Scene(scene.pool, scene.batch, worker, leases=await take(self.db, scene, worker))
             # The others are not registered, so what this worker claims must be settled before the next reclaim.
             await complete(self.db, mine)

@@ -21,7 +21,7 @@ from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
 from tests.support.db import connected
-from tests.support.engine import make_batch
+from tests.support.engine import make_batch, tidy
 from tests.support.interleave import Interleaver, interleaver
 
 _T = TypeVar("_T")
@@ -84,7 +84,7 @@ async def steer(connection: Connection, bustle: Bustle, dice: random.Random) -> 
 
 async def keep_house(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
     batch = dice.choice(bustle.batches)
-    await batches.tidy(connection, batch)
+    await tidy(connection, batch)
     await batches.finish(connection, batch)
 
 
@@ -258,7 +258,7 @@ def test_steering_and_housekeeping_do_not_wait_for_each_other_s_deferrals(
                         "SELECT FROM penstock.deferrals ORDER BY id DESC LIMIT 1 FOR UPDATE"
                     ),
                     lambda connection: in_order_of_the_table(connection, batches.pause(connection, batch)),
-                    lambda connection: through_indexes(connection, batches.tidy(connection, batch)),
+                    lambda connection: through_indexes(connection, tidy(connection, batch)),
                 ],
             )
             assert play.answers[1] is True

@@ -60,3 +60,9 @@ async def until(pool: Pool, batch_id: UUID, condition: Callable[[batches.Status]
             if condition(status):
                 return status
             await asyncio.sleep(0.01)
+
+
+async def tidy(connection: Connection, *ids: UUID) -> None:
+    """What a round of housekeeping does for some batches, but for ending them."""
+    await batches.fold(connection, ids)
+    await batches.hold_strays(connection, ids)

@@ -28,11 +28,15 @@ __all__ = [
     "Which",
     "batch_of_result",
     "cancel",
+    "changed",
+    "closing",
     "create_batch",
     "find_by_key",
     "finish",
     "finish_all",
+    "fold",
     "get_batch",
+    "hold_strays",
     "list_batches",
     "pause",
     "read_status",
@@ -40,9 +44,8 @@ __all__ = [
     "request_batch",
     "resume",
     "retry_batch",
-    "still_unfinished",
+    "steered",
     "take_turn",
-    "tidy",
     "unfinished",
     "unvalidated",
     "validate_batch",
@@ -162,20 +165,36 @@ async def unfinished(connection: Connection, *, after: UUID | None = None, limit
     return [batch_id for (batch_id,) in await cursor.fetchall()]
 
 
-async def still_unfinished(connection: Connection, batches: Collection[UUID]) -> set[UUID]:
-    """Those of some batches that have not ended."""
-    cursor = await connection.execute(_SQL["list_unfinished_of"], {"ids": list(batches)})
-    return {batch_id for (batch_id,) in await cursor.fetchall()}
+async def changed(connection: Connection, *, limit: int) -> list[UUID]:
+    """Batches whose figures have moved since the last fold."""
+    cursor = await connection.execute(_SQL["list_changed"], {"limit": limit})
+    return [batch_id for (batch_id,) in await cursor.fetchall()]
 
 
-async def tidy(connection: Connection, *batches: UUID) -> None:
-    """Fold the counters of some batches, and hold deferrals that slipped past a pause."""
+async def closing(connection: Connection, *, limit: int, now: Now = None) -> list[UUID]:
+    """Batches that are past their deadline or being cancelled, and have not ended."""
+    cursor = await connection.execute(_SQL["list_closing"], {"limit": limit, "now": now})
+    return [batch_id for (batch_id,) in await cursor.fetchall()]
+
+
+async def steered(connection: Connection, within_s: float, *, limit: int, now: Now = None) -> list[UUID]:
+    """Batches that were paused, resumed, cancelled or reopened within so many seconds."""
+    cursor = await connection.execute(_SQL["list_steered"], {"within_s": within_s, "limit": limit, "now": now})
+    return [batch_id for (batch_id,) in await cursor.fetchall()]
+
+
+async def fold(connection: Connection, batches: Collection[UUID]) -> None:
+    """Sum up the counters of some batches."""
     behind = list(batches)
     for _ in range(_FOLDS):
-        cursor = await connection.execute(_SQL["fold_progress"], {"ids": behind, "limit": _FOLD_LIMIT})
-        behind = [batch_id for (batch_id,) in await cursor.fetchall() if batch_id is not None]
         if not behind:
             break
+        cursor = await connection.execute(_SQL["fold_progress"], {"ids": behind, "limit": _FOLD_LIMIT})
+        behind = [batch_id for (batch_id,) in await cursor.fetchall() if batch_id is not None]
+
+
+async def hold_strays(connection: Connection, batches: Collection[UUID]) -> None:
+    """Hold deferrals of some batches that slipped past a pause, and release those that slipped past a resume."""
     await connection.execute(_SQL["hold_strays"], {"ids": list(batches)})
 
 

@@ -252,7 +252,8 @@ RETURNING id
 -- Closes the lanes and holds the deferrals. What is in flight finishes. Statements that wait for several lanes take them
 -- in id order (steering, and settles that make room), and after these deferrals, in id order too.
 WITH batch AS (
-  UPDATE penstock.batches SET paused_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.batches
+     SET paused_at = coalesce(%(now)s::timestamptz, now()), steered_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = %(id)s
      AND (state = 'in_progress' AND deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
   RETURNING id
@@ -277,7 +278,7 @@ SELECT id FROM batch
 -- name: resume_if_paused
 -- Opens the lanes again and releases the deferrals.
 WITH batch AS (
-  UPDATE penstock.batches SET paused_at = NULL
+  UPDATE penstock.batches SET paused_at = NULL, steered_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = %(id)s
      AND (state = 'paused' AND deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
   RETURNING id
@@ -302,7 +303,8 @@ SELECT id FROM batch
 -- name: cancel_if_unfinished
 -- Stamps the batch and closes its lanes, whatever the number of lines. What is in flight finishes and is kept.
 WITH batch AS (
-  UPDATE penstock.batches SET cancelling_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.batches
+     SET cancelling_at = coalesce(%(now)s::timestamptz, now()), steered_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = %(id)s
      AND (state IN ('validating', 'in_progress', 'paused') AND deleted_at IS NULL
           AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
@@ -365,14 +367,35 @@ SELECT id FROM penstock.batches
  ORDER BY id
  LIMIT %(limit)s
 
--- name: list_unfinished_of
--- Those of some batches that have not ended.
+-- name: list_changed
+-- Batches with deltas that no fold has seen: one probe for each.
+WITH RECURSIVE changed AS (
+  (SELECT batch_id FROM penstock.progress WHERE NOT folded ORDER BY batch_id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT p.batch_id FROM penstock.progress p
+           WHERE NOT p.folded AND p.batch_id > c.batch_id ORDER BY p.batch_id LIMIT 1)
+    FROM changed c WHERE c.batch_id IS NOT NULL
+)
+SELECT batch_id FROM changed WHERE batch_id IS NOT NULL LIMIT %(limit)s
+
+-- name: list_closing
+-- Batches that are to end although inputs are left: past their deadline, or being cancelled. The earliest first.
 SELECT id FROM penstock.batches
- WHERE id = ANY (%(ids)s::uuid[])
-   AND (state IN ('in_progress', 'paused', 'cancelling') AND deleted_at IS NULL) IS TRUE
+ WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL
+   AND (cancelling_at IS NOT NULL OR deadline < 'infinity')
+   AND CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END <= coalesce(%(now)s::timestamptz, now())
+   AND deleted_at IS NULL AND state <> 'validating'
+ ORDER BY CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END
+ LIMIT %(limit)s
+
+-- name: list_steered
+-- Batches that were paused, resumed, cancelled or reopened within the last seconds, or, by a clock since set back, later.
+SELECT id FROM penstock.batches
+ WHERE steered_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(within_s)s) AND deleted_at IS NULL
+ LIMIT %(limit)s
 
 -- name: fold_progress
--- Sums the deltas of some batches into one row each, where there are several, so many of each at the most; returns the
+-- Sums the deltas of some batches into one row each, where there are new ones, so many of each at the most; returns the
 -- batches that may have more. Deltas that a settle or another fold holds are left for the next time. Rows here are never
 -- updated, so that their place holds still.
 WITH seen AS MATERIALIZED (
@@ -384,7 +407,7 @@ WITH seen AS MATERIALIZED (
       ORDER BY id
       LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED) AS p
-   WHERE (SELECT count(*) FROM (SELECT FROM penstock.progress WHERE batch_id = b.id LIMIT 2) AS two) > 1
+   WHERE EXISTS (SELECT FROM penstock.progress WHERE batch_id = b.id AND NOT folded)
 ),
 folded AS (
   DELETE FROM penstock.progress WHERE ctid = ANY (ARRAY(SELECT place FROM seen))
@@ -395,9 +418,9 @@ behind AS MATERIALIZED (
   SELECT id FROM seen GROUP BY id HAVING count(*) >= %(limit)s
 )
 INSERT INTO penstock.progress
-  (batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens,
-   output_tokens, reasoning_tokens)
-SELECT batch_id, sum(completed), sum(failed), sum(not_found), sum(skipped), sum(retried), sum(output_bytes),
+  (batch_id, folded, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens,
+   cached_tokens, output_tokens, reasoning_tokens)
+SELECT batch_id, true, sum(completed), sum(failed), sum(not_found), sum(skipped), sum(retried), sum(output_bytes),
        sum(error_bytes), sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens)
   FROM folded
  GROUP BY batch_id
@@ -445,7 +468,7 @@ seeded AS (
 ),
 opened AS (
   UPDATE penstock.batches b
-     SET reruns = reruns + 1,
+     SET reruns = reruns + 1, steered_at = coalesce(%(now)s::timestamptz, now()),
          completed_at = NULL, cancelled_at = NULL, expired_at = NULL, cancelling_at = NULL, paused_at = NULL,
          completed = NULL, failed = NULL, not_found = NULL, skipped = NULL, retried = NULL, output_bytes = NULL,
          error_bytes = NULL, input_tokens = NULL, cached_tokens = NULL, output_tokens = NULL, reasoning_tokens = NULL,
