@@ -22,18 +22,22 @@ _BUDGET_BYTES = 1 << 20
 _PER_ENTRY = 10
 
 _JOURNAL = (
-    # One entry for ten lines, numbered from 1, of a transaction long past.
-    "INSERT INTO penstock.journal (batch_id, xact, lane_id, completed, others, written_at)"
-    " SELECT %(batch)s, '3', %(lane)s,"
+    # One entry for ten lines, all of them numbered.
+    "INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at, outputs_before, errors_before)"
+    " SELECT %(batch)s, %(lane)s,"
     "        int4multirange(int4range(n * %(per)s + 1, (n + 1) * %(per)s)),"
     "        int4multirange(int4range(n * %(per)s, n * %(per)s + 1)),"
-    "        (SELECT finished_at FROM penstock.outcomes WHERE lane_id = %(lane)s LIMIT 1)"
+    "        (SELECT finished_at FROM penstock.outcomes WHERE lane_id = %(lane)s LIMIT 1), n * (%(per)s - 1), n"
     "   FROM generate_series(0, %(half)s / %(per)s - 1) AS n"
+)
+_HEAD = (
+    "INSERT INTO penstock.journal_heads (batch_id, outputs, errors)"
+    " SELECT batch_id, sum(completed_count), sum(others_count) FROM penstock.journal GROUP BY batch_id"
 )
 _OTHERS = (
     # Batches that must not matter, in the same tables.
-    "INSERT INTO penstock.journal (batch_id, xact, lane_id, completed, others, written_at)"
-    " SELECT gen_random_uuid(), '3', 0, '{[0,1)}', '{}', now()"
+    "INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)"
+    " SELECT gen_random_uuid(), 0, '{[0,1)}', '{}', now()"
     "   FROM generate_series(0, %(half)s / %(per)s - 1) AS n"
 )
 
@@ -60,6 +64,7 @@ def built(any_server: str) -> Iterator[tuple[Journalled, Journalled]]:
             values = {"batch": subject.batch, "lane": subject.lane, "half": lines // 2, "per": _PER_ENTRY}
             session.execute(_JOURNAL, values)
             session.execute(_OTHERS, values)
+            session.execute(_HEAD)
             ((written_at,),) = session.execute("SELECT min(finished_at) FROM penstock.outcomes")
             made.append(Journalled(session, subject, written_at))
         small, large = made
@@ -106,23 +111,26 @@ async def outcomes_at(at: Journalled, connection: Connection) -> None:
     await rows_of(connection, "read_outcomes_at", values, _PAGE)
 
 
-async def journal_entries(at: Journalled, connection: Connection) -> None:
+async def journal_outputs(at: Journalled, connection: Connection) -> None:
     """From the middle: a page of them, and none of what is before."""
-    middle = at.subject.lines // 4 // _PER_ENTRY
-    values = {"batch": at.subject.batch, "completed": True, "xact": "3", "id": middle}
-    await rows_of(connection, "read_journal", {**values, "rows": 20, "ordinals": _PAGE}, 10)
+    values = {"batch": at.subject.batch, "offset": at.subject.lines // 4, "rows": 20, "lines": _PAGE}
+    await rows_of(connection, "read_journal_outputs", values, 10)
+
+
+async def journal_errors(at: Journalled, connection: Connection) -> None:
+    values = {"batch": at.subject.batch, "offset": at.subject.lines // 4 // _PER_ENTRY, "rows": 20, "lines": _PAGE}
+    await rows_of(connection, "read_journal_errors", values, 10)
 
 
 async def journal_end(at: Journalled, connection: Connection) -> None:
     """Nothing new: what a poller asks again and again."""
-    end = at.subject.lines // 2 // _PER_ENTRY
-    values = {"batch": at.subject.batch, "completed": True, "xact": "3", "id": end}
-    await rows_of(connection, "read_journal", {**values, "rows": 500, "ordinals": 2_000})
+    values = {"batch": at.subject.batch, "offset": at.subject.lines, "rows": 500, "lines": 2_000}
+    await rows_of(connection, "read_journal_outputs", values, 0)
 
 
-async def journal_place_near(at: Journalled, connection: Connection) -> None:
-    values = {"batch": at.subject.batch, "completed": True, "offset": 50}
-    await rows_of(connection, "find_in_journal", values)
+async def journal_numbers(at: Journalled, connection: Connection) -> None:
+    """Nothing to number, beside batches that nobody follows."""
+    await rows_of(connection, "number_journal", {"batch": at.subject.batch, "limit": 500})
 
 
 async def keys_written(at: Journalled, connection: Connection) -> None:
@@ -187,8 +195,8 @@ async def lanes_with_inputs(at: Journalled, connection: Connection) -> None:
 
 
 _PAGES: list[Operation] = [
-    *(keys, keys_not_completed, keys_missing, outcomes_at, journal_entries, journal_end, keys_written),
-    *(journal_place_near, lines, merged, attempts, undecided, ended, lanes_with_inputs),
+    *(keys, keys_not_completed, keys_missing, outcomes_at, journal_outputs, journal_errors, journal_end),
+    *(journal_numbers, keys_written, lines, merged, attempts, undecided, ended, lanes_with_inputs),
 ]
 
 

@@ -296,45 +296,23 @@ async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response
     """Results in the order in which they were recorded, up to the last one there is now."""
     database, batch, which = call.server.database, found.batch, found.which
     counts = batch.counts
-    recorded = counts.completed if which == "output" else counts.failed + counts.not_found + counts.skipped
-    end = max(offset, await _readable(call, found, recorded))
-    start = await follow.place_at(database, batch.id, which, offset)
-    whole = batch.state.terminal and end >= (recorded if which == "output" else counts.total - counts.completed)
+    async with borrowed(database) as connection:
+        end = max(offset, await follow.number_lines(connection, batch.id, which))
+    # Lines that were never run are in no journal.
+    run = counts.completed + counts.failed + counts.not_found + counts.skipped
+    whole = batch.state.terminal and (which == "output" or run == counts.total)
 
     async def lines() -> AsyncIterator[bytes]:
-        place = start
-        while place.offset < end:
+        place = offset
+        while place < end:
             page = await follow.journal_page(database, batch.id, which, place, _PAGE_BYTES)
             if not page.lines:
                 return
             yield b"".join(line for line, after in zip(page.lines, page.offsets, strict=True) if after <= end)
-            place = page.place
+            place = page.after
 
     headers = {"x-incomplete": "false" if whole else "true", "x-last-line": str(end)}
     return await download(lines(), found.filename, headers)
-
-
-async def _readable(call: Call[Any, Any], found: _Result, recorded: int) -> int:
-    """A number of lines that can all be read now: what the figures say, or a little less while others are writing."""
-    if found.batch.state.terminal and found.which == "output":
-        return recorded
-    step = 1
-    while recorded > 0 and not await _is_readable(call, found, recorded):
-        recorded -= step
-        step *= 2
-    # Errors that were run again have left the figures, but keep their numbers.
-    step = 1
-    while await _is_readable(call, found, max(recorded, 0) + step):
-        recorded = max(recorded, 0) + step
-        step *= 2
-    return max(recorded, 0)
-
-
-async def _is_readable(call: Call[Any, Any], found: _Result, number: int) -> bool:
-    database, batch_id = call.server.database, found.batch.id
-    if number == 1:
-        return bool((await follow.journal_page(database, batch_id, found.which, follow.Place(), 1)).lines)
-    return (await follow.place_at(database, batch_id, found.which, number - 1)).xact > 0
 
 
 async def download(

@@ -29,7 +29,7 @@ from penstock.api.batches import find_batch
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.multipart import invalid
 from penstock.db.pool import Pool, borrowed
-from penstock.export.follow import Page, Place, journal_page, place_at
+from penstock.export.follow import Page, journal_page
 from penstock.model import public_id
 from penstock.work import batches
 from penstock.work.batches import Batch
@@ -58,8 +58,8 @@ class _Block:
     """Some results in a row, as they are sent."""
 
     events: bytes
-    place: Place
-    """After the last of them."""
+    after: int
+    """The number of the line after the last of them."""
 
 
 class _Results:
@@ -72,45 +72,45 @@ class _Results:
         self._kept: OrderedDict[int, _Block] = OrderedDict()
         self._kept_bytes = 0
         self._reads: dict[int, asyncio.Task[_Block | None]] = {}
-        self.edge: Place | None = None
-        """The last place that a reader has come to; before it there is nothing unread."""
+        self.edge: int | None = None
+        """The last number that a reader has come to; before it there is nothing unread."""
 
-    async def after(self, place: Place) -> _Block | None:
-        """The block that begins at a place, None if nothing is there yet."""
-        block = self._kept.get(place.offset)
+    async def after(self, offset: int) -> _Block | None:
+        """The block that begins with the line of a number, None if nothing is there yet."""
+        block = self._kept.get(offset)
         if block is not None:
-            self._kept.move_to_end(place.offset)
+            self._kept.move_to_end(offset)
             return block
-        reading = self._reads.get(place.offset)
+        reading = self._reads.get(offset)
         if reading is None:
-            reading = self._reads[place.offset] = asyncio.create_task(self._read(place))
+            reading = self._reads[offset] = asyncio.create_task(self._read(offset))
             reading.add_done_callback(_heard)
         # A reader who leaves does not take the read from the others.
         return await asyncio.shield(reading)
 
-    async def _read(self, place: Place) -> _Block | None:
+    async def _read(self, offset: int) -> _Block | None:
         try:
-            page = await journal_page(self._database, self._batch_id, "output", place, _PAGE_BYTES)
+            page = await journal_page(self._database, self._batch_id, "output", offset, _PAGE_BYTES)
         finally:
-            del self._reads[place.offset]
+            del self._reads[offset]
         if not page.lines:
             return None
-        block = _Block(_result_events(page), page.place)
-        self._kept[place.offset] = block
+        block = _Block(_result_events(page), page.after)
+        self._kept[offset] = block
         self._kept_bytes += len(block.events)
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
             self._kept_bytes -= len(self._kept.popitem(last=False)[1].events)
         return block
 
-    def reached(self, place: Place) -> None:
-        if self.edge is None or place.offset > self.edge.offset:
-            self.edge = place
+    def reached(self, offset: int) -> None:
+        if self.edge is None or offset > self.edge:
+            self.edge = offset
 
     async def advance(self) -> bool:
         """Read on from the edge, for all who wait there; whether there was anything."""
         moved = False
         while self.edge is not None and (block := await self.after(self.edge)) is not None:
-            self.reached(block.place)
+            self.reached(block.after)
             moved = True
         return moved
 
@@ -315,11 +315,8 @@ class EventsQuery(msgspec.Struct):
 async def batch_events(call: Call[EventsQuery, None]) -> Response:
     """The batch as it runs, at most once a second; with `results=true` every result too, in order of completion."""
     batch = await find_batch(call, call.id("batch", "batch_id"))
-    place: Place | None = None
-    if call.query.results:
-        place = await place_at(call.server.database, batch.id, "output", _offset(call))
     return StreamingResponse(
-        _stream(call.server.hub, batch, place),
+        _stream(call.server.hub, batch, _offset(call) if call.query.results else None),
         media_type="text/event-stream",
         # Proxies that gather an answer before passing it on would hold every event back.
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
@@ -333,11 +330,11 @@ def _offset(call: Call[EventsQuery, None]) -> int:
     return int(text)
 
 
-async def _stream(hub: Hub, batch: Batch, place: Place | None) -> AsyncIterator[bytes]:
+async def _stream(hub: Hub, batch: Batch, offset: int | None) -> AsyncIterator[bytes]:
     with hub.watching(batch) as watch:
         yield b"retry: 2000\n\n" + watch.event
         version = watch.version
-        with _Reader(watch, place) as reader:
+        with _Reader(watch, offset) as reader:
             while not watch.stopping:
                 changed, ended = watch.changed, watch.ended
                 if watch.version != version and not ended:
@@ -358,40 +355,40 @@ async def _stream(hub: Hub, batch: Batch, place: Place | None) -> AsyncIterator[
 class _Reader:
     """One reader's place in the results of a batch; none at all for those who do not want them."""
 
-    def __init__(self, watch: Watch, place: Place | None) -> None:
+    def __init__(self, watch: Watch, offset: int | None) -> None:
         self._watch = watch
-        self._place = place
-        self.complete = place is None
+        self._offset = offset
+        self.complete = offset is None
         """Whether there is nothing more to come."""
 
     def __enter__(self) -> Self:
-        self._watch.result_readers += self._place is not None
+        self._watch.result_readers += self._offset is not None
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watch.result_readers -= self._place is not None
+        self._watch.result_readers -= self._offset is not None
 
     async def read(self, ended: bool) -> AsyncIterator[bytes]:
         """Everything up to now."""
         results = self._watch.results
-        while self._place is not None and not self._watch.stopping:
-            if results.edge is not None and self._place.offset >= results.edge.offset and not ended:
+        while self._offset is not None and not self._watch.stopping:
+            if results.edge is not None and self._offset >= results.edge and not ended:
                 return
             try:
-                block = await results.after(self._place)
+                block = await results.after(self._offset)
             except _FAULTS:
                 return
             if block is None:
-                results.reached(self._place)
+                results.reached(self._offset)
                 self.complete = ended
                 return
-            self._place = block.place
+            self._offset = block.after
             for at in range(0, len(block.events), _SEND_BYTES):
                 yield block.events[at : at + _SEND_BYTES]
 
 
 def _result_events(page: Page) -> bytes:
-    """Lines as events; each event's id is the place after it."""
+    """Lines as events; each event's id is the number of the line after it."""
     return b"".join(
         b"id: %d\nevent: result\ndata: %b\n\n" % (after, line.rstrip(b"\n"))
         for line, after in zip(page.lines, page.offsets, strict=True)

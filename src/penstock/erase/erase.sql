@@ -561,6 +561,10 @@ no_file_lane AS (
 no_delta AS (
   DELETE FROM penstock.progress WHERE batch_id = (SELECT object_id FROM free WHERE kind IN ('batch', 'message_batch'))
 ),
+no_head AS (
+  DELETE FROM penstock.journal_heads
+   WHERE batch_id = (SELECT object_id FROM free WHERE kind IN ('batch', 'message_batch'))
+),
 no_lane AS (
   DELETE FROM penstock.lanes WHERE id = ANY (ARRAY(SELECT lane.id FROM lane, free))
 ),

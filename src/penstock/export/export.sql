@@ -97,41 +97,81 @@ SELECT w.n, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.e
      LIMIT 1) AS o
  ORDER BY w.n
 
--- name: read_journal
--- A batch's journal from a place on, in the order of commit, until it names enough ordinals. Only transactions older
--- than all that still run are read, so that none can commit behind the place; of an ended batch every one is there.
-SELECT j.xact::text, j.id, j.lane_id, j.ordinals::text, j.count, j.written_at
-  FROM (SELECT xact, id, lane_id, written_at,
-               CASE WHEN %(completed)s THEN completed ELSE others END AS ordinals,
-               CASE WHEN %(completed)s THEN completed_count ELSE others_count END AS count,
-               sum(CASE WHEN %(completed)s THEN completed_count ELSE others_count END)
-                 OVER (ORDER BY xact, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-          FROM penstock.journal
-         WHERE batch_id = %(batch)s AND (xact, id) >= (%(xact)s::text::xid8, %(id)s::int8)
-           AND xact < coalesce(
-             (SELECT '18446744073709551615'::xid8 FROM penstock.batches
-               WHERE id = %(batch)s AND state IN ('completed', 'cancelled', 'expired')),
-             pg_snapshot_xmin(pg_current_snapshot()))
-         ORDER BY xact, id
-         LIMIT %(rows)s) AS j
- WHERE coalesce(j.before, 0) < %(ordinals)s
- ORDER BY j.xact, j.id
+-- name: begin_journal
+-- Makes the row that counts the numbers given to a batch's lines.
+INSERT INTO penstock.journal_heads (batch_id) VALUES (%(batch)s) ON CONFLICT DO NOTHING
 
--- name: find_in_journal
--- Where in the journal the line of a number is: counted from the start, since a place cannot be known otherwise.
-SELECT j.xact::text, j.id, j.before::int8
-  FROM (SELECT xact, id, CASE WHEN %(completed)s THEN completed_count ELSE others_count END AS count,
-               coalesce(sum(CASE WHEN %(completed)s THEN completed_count ELSE others_count END)
-                 OVER (ORDER BY xact, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+-- name: number_journal
+-- Gives the lines of a batch's journal entries their numbers, if the entries have none yet: after all that have one, some
+-- entries at a time. Returns how many lines have one then, and whether to ask again: there may be more entries, or this
+-- statement has waited for another whose numbers its snapshot does not show.
+WITH seen AS MATERIALIZED (
+  SELECT outputs, errors FROM penstock.journal_heads WHERE batch_id = %(batch)s
+),
+head AS MATERIALIZED (
+  SELECT outputs, errors FROM penstock.journal_heads WHERE batch_id = %(batch)s FOR UPDATE
+),
+fresh AS MATERIALIZED (
+  SELECT f.xact, f.id, f.completed_count, f.others_count,
+         head.outputs + sum(f.completed_count) OVER entries - f.completed_count AS outputs_before,
+         head.errors + sum(f.others_count) OVER entries - f.others_count AS errors_before
+    FROM head
+    JOIN seen ON seen.outputs = head.outputs AND seen.errors = head.errors
+   CROSS JOIN (
+     SELECT xact, id, completed_count, others_count FROM penstock.journal
+      WHERE batch_id = %(batch)s AND outputs_before IS NULL
+      ORDER BY xact, id
+      LIMIT %(limit)s) AS f
+  WINDOW entries AS (ORDER BY f.xact, f.id)
+),
+numbered AS (
+  UPDATE penstock.journal j SET outputs_before = f.outputs_before, errors_before = f.errors_before
+    FROM fresh f
+   WHERE j.batch_id = %(batch)s AND j.xact = f.xact AND j.id = f.id
+),
+moved AS (
+  UPDATE penstock.journal_heads
+     SET outputs = outputs + (SELECT sum(completed_count) FROM fresh),
+         errors = errors + (SELECT sum(others_count) FROM fresh)
+   WHERE batch_id = %(batch)s AND EXISTS (SELECT FROM fresh)
+)
+SELECT head.outputs + coalesce((SELECT sum(completed_count) FROM fresh), 0) AS outputs,
+       head.errors + coalesce((SELECT sum(others_count) FROM fresh), 0) AS errors,
+       (SELECT count(*) FROM fresh) = %(limit)s
+         OR NOT EXISTS (SELECT FROM seen WHERE seen.outputs = head.outputs AND seen.errors = head.errors) AS more
+  FROM head
+
+-- name: read_journal_outputs
+-- The journal entries with completed lines from a number on, until they have enough of them.
+SELECT j.lane_id, j.completed::text, j.outputs_before, j.written_at
+  FROM (SELECT lane_id, completed, outputs_before, completed_count, written_at
           FROM penstock.journal
-         WHERE batch_id = %(batch)s
-           AND xact < coalesce(
-             (SELECT '18446744073709551615'::xid8 FROM penstock.batches
-               WHERE id = %(batch)s AND state IN ('completed', 'cancelled', 'expired')),
-             pg_snapshot_xmin(pg_current_snapshot()))
-         ORDER BY xact, id) AS j
- WHERE j.before + j.count > %(offset)s
- LIMIT 1
+         WHERE batch_id = %(batch)s AND completed_count > 0
+           AND outputs_before >= (
+             SELECT outputs_before FROM penstock.journal
+              WHERE batch_id = %(batch)s AND completed_count > 0 AND outputs_before <= %(offset)s
+              ORDER BY outputs_before DESC
+              LIMIT 1)
+         ORDER BY outputs_before
+         LIMIT %(rows)s) AS j
+ WHERE j.outputs_before + j.completed_count > %(offset)s AND j.outputs_before < %(offset)s::int8 + %(lines)s
+ ORDER BY j.outputs_before
+
+-- name: read_journal_errors
+-- The same of lines that were decided otherwise.
+SELECT j.lane_id, j.others::text, j.errors_before, j.written_at
+  FROM (SELECT lane_id, others, errors_before, others_count, written_at
+          FROM penstock.journal
+         WHERE batch_id = %(batch)s AND others_count > 0
+           AND errors_before >= (
+             SELECT errors_before FROM penstock.journal
+              WHERE batch_id = %(batch)s AND others_count > 0 AND errors_before <= %(offset)s
+              ORDER BY errors_before DESC
+              LIMIT 1)
+         ORDER BY errors_before
+         LIMIT %(rows)s) AS j
+ WHERE j.errors_before + j.others_count > %(offset)s AND j.errors_before < %(offset)s::int8 + %(lines)s
+ ORDER BY j.errors_before
 
 -- name: read_keys_written
 -- The outcomes that some journal entries speak of and that are still the ones they were written as: what ran again

@@ -1,6 +1,7 @@
 """The results of a running batch in the order in which they were decided, from any place on.
 
-A line's number in that order never changes. Errors that were run again keep their numbers and are passed over.
+A line is known by its number in that order, counted from 0, which never changes. Results that were run again since keep
+their numbers and are passed over.
 """
 
 from __future__ import annotations
@@ -28,32 +29,21 @@ _RANGE = re.compile(r"\[(\d+),(\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Before which line a reader stands: `index` lines after the start of journal entry (xact, id)."""
-
-    xact: int = 0
-    id: int = 0
-    index: int = 0
-    offset: int = 0
-    """The line's number: how many are before it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Page:
     """Lines in the order of their being decided. None at all: there are no more for now."""
 
     lines: list[bytes]
     offsets: list[int]
-    """For each line, the offset to go on from after it."""
-    place: Place
+    """For each line, the number of the one after it."""
+    after: int
+    """The number to read on from."""
 
 
 class _Entry(NamedTuple):
-    xact: str
-    id: int
     lane_id: int
     ordinals: str
-    lines: int
+    before: int
+    """The number of its first line."""
     written_at: datetime
 
 
@@ -66,84 +56,67 @@ class _Stretch(NamedTuple):
     offset: int
 
 
-async def place_at(database: Pool, batch_id: UUID, which: Which, offset: int) -> Place:
-    """Where to read on for lines from number `offset` on. Its cost grows with the offset; a Place's does not."""
-    if offset <= 0:
-        return Place()
-    async with borrowed(database) as connection:
-        cursor = await connection.execute(
-            _SQL["find_in_journal"], {"batch": batch_id, "completed": which == "output", "offset": offset}
-        )
+async def number_lines(connection: Connection, batch_id: UUID, which: Which) -> int:
+    """Give every line that is recorded its number; how many there are."""
+    while True:
+        cursor = await connection.execute(_SQL["number_journal"], {"batch": batch_id, "limit": _ENTRIES})
         row = await cursor.fetchone()
-    if row is None:  # not decided yet: so many are passed over as they come
-        return Place(index=offset, offset=offset)
-    xact, entry_id, before = row
-    return Place(int(xact), entry_id, offset - before, offset)
+        if row is None:
+            await connection.execute(_SQL["begin_journal"], {"batch": batch_id})
+            continue
+        outputs, errors, more = row
+        if not more:
+            return int(outputs if which == "output" else errors)
 
 
-async def journal_page(database: Pool, batch_id: UUID, which: Which, place: Place, max_bytes: int) -> Page:
-    """The next lines from a place on: at least one if there is one, and about as many as `max_bytes` hold."""
+async def journal_page(database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int) -> Page:
+    """The lines from a number on: at least one if there is one, and about as many as `max_bytes` hold."""
+    numbered = False
     while True:
         async with borrowed(database) as connection:
-            entries = await _entries(connection, batch_id, which, place)
-            stretches, after = _stretches(entries, place)
+            entries = await _entries(connection, batch_id, which, offset)
+            if not entries and not numbered:
+                numbered = True
+                if await number_lines(connection, batch_id, which) > offset:
+                    entries = await _entries(connection, batch_id, which, offset)
+            stretches, after = _stretches(entries, offset)
             keys = await _keys(connection, which, stretches)
             page, cut = _cut(keys, max_bytes)
             results = await read_results(connection, [(stretch.entry.lane_id, ordinal) for stretch, ordinal in page])
         if cut:
             stretch, ordinal = page[-1]
-            after = _place_after(stretch, ordinal)
+            after = stretch.offset + ordinal - stretch.start + 1
         lines: list[bytes] = []
         offsets: list[int] = []
         for (stretch, ordinal), result in zip(page, results, strict=True):
             if result is not None:
                 lines.append(openai_line(batch_id, result))
                 offsets.append(stretch.offset + ordinal - stretch.start + 1)
-        if lines or after == place:
+        if lines or after == offset:
             return Page(lines, offsets, after)
-        place = after
+        offset, numbered = after, False
 
 
-async def _entries(connection: Connection, batch_id: UUID, which: Which, place: Place) -> list[_Entry]:
-    cursor = await connection.execute(
-        _SQL["read_journal"],
-        {
-            "batch": batch_id,
-            "completed": which == "output",
-            "xact": str(place.xact),
-            "id": place.id,
-            "rows": _ENTRIES,
-            "ordinals": _ORDINALS + place.index,
-        },
-    )
+async def _entries(connection: Connection, batch_id: UUID, which: Which, offset: int) -> list[_Entry]:
+    statement = _SQL["read_journal_outputs" if which == "output" else "read_journal_errors"]
+    parameters = {"batch": batch_id, "offset": offset, "rows": _ENTRIES, "lines": _ORDINALS}
+    cursor = await connection.execute(statement, parameters)
     return [_Entry._make(row) for row in await cursor.fetchall()]
 
 
-def _stretches(entries: Sequence[_Entry], place: Place) -> tuple[list[_Stretch], Place]:
-    """What to read of these entries, and the place after it."""
+def _stretches(entries: Sequence[_Entry], offset: int) -> tuple[list[_Stretch], int]:
+    """What to read of these entries, the first lines of the first not included, and the number after it."""
     stretches: list[_Stretch] = []
-    offset = place.offset
-    skip, left = place.index, _ORDINALS
-    after = place
+    left = _ORDINALS
     for entry in entries:
-        if skip >= entry.lines > 0 or entry.lines == 0:
-            skip -= entry.lines
-            after = Place(int(entry.xact), entry.id, entry.lines + skip, offset)
-            continue
-        done = skip
-        for start, stop in _without_first(_ranges(entry.ordinals), skip):
+        for start, stop in _without_first(_ranges(entry.ordinals), offset - entry.before):
             stop = min(stop, start + left)
             stretches.append(_Stretch(entry, start, stop, offset))
             offset += stop - start
             left -= stop - start
-            done += stop - start
             if left == 0:
-                break
-        after = Place(int(entry.xact), entry.id, done, offset)
-        skip = 0
-        if left == 0:
-            break
-    return stretches, after
+                return stretches, offset
+    return stretches, offset
 
 
 def _ranges(text: str) -> Iterator[tuple[int, int]]:
@@ -188,10 +161,3 @@ def _cut(keys: Sequence[tuple[_Stretch, int, int]], max_bytes: int) -> tuple[lis
             return page, True
         page.append((stretch, ordinal))
     return page, False
-
-
-def _place_after(stretch: _Stretch, ordinal: int) -> Place:
-    """The place after one line."""
-    entry = stretch.entry
-    before = sum(min(stop, ordinal + 1) - start for start, stop in _ranges(entry.ordinals) if start <= ordinal)
-    return Place(int(entry.xact), entry.id, before, stretch.offset + ordinal - stretch.start + 1)

@@ -74,7 +74,7 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
                            coalesce(%(now)s::timestamptz, now()) AS at
                       FROM penstock.journal
                      WHERE batch_id = b.id AND b.state = 'in_progress'
-                     ORDER BY xact DESC, id DESC
+                     ORDER BY id DESC
                      LIMIT 100) AS latest) AS lately
      GROUP BY at) AS j ON true
  WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
@@ -158,7 +158,7 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
                            coalesce(%(now)s::timestamptz, now()) AS at
                       FROM penstock.journal
                      WHERE batch_id = b.id AND b.state = 'in_progress'
-                     ORDER BY xact DESC, id DESC
+                     ORDER BY id DESC
                      LIMIT 100) AS latest) AS lately
      GROUP BY at) AS j ON true
  WHERE b.id = ANY (ARRAY(SELECT id FROM chosen))
@@ -524,8 +524,8 @@ SELECT o.custom_id, o.line
    OFFSET 0) AS o
 
 -- name: rerun_failures
--- Turns failures of one lane back into work: their outcomes go, their ordinals are deferred and due, the figures and the
--- journal forget them. The batch is locked by this transaction, and nothing but a rerun takes an outcome back. A batch
+-- Turns failures of one lane back into work: their outcomes go, their ordinals are deferred and due, and the figures
+-- forget them. In the journal they keep their numbers. The batch is locked by this transaction, and nothing but a rerun takes an outcome back. A batch
 -- that was reopened is marked already: a second update in one transaction would look at the file once more, for the
 -- foreign key's sake, and that may be held by a deletion which waits for the batch.
 -- Outcomes are looked up one by one: with ordinal = ANY(...), servers before 17 may walk the whole lane.
@@ -559,9 +559,5 @@ counted AS (
          -count(*) FILTER (WHERE state = 'skipped'), -%(bytes)s::int8
     FROM gone
   HAVING count(*) > 0
-),
-unfollowed AS (
-  UPDATE penstock.journal SET others = others - (SELECT ordinals FROM again)
-   WHERE batch_id = %(id)s AND lane_id = %(lane)s AND others && (SELECT ordinals FROM again)
 )
 SELECT count(*)::int4 FROM gone
