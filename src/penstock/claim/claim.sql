@@ -161,8 +161,8 @@ leased AS (
    GROUP BY lane_id, batch_id, route, limited, attempt, reclaims, CASE WHEN suspect THEN id END
   RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims
 )
-SELECT leased.id, leased.nonce, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id, place.source_lane,
-       leased.attempt, leased.reclaims,
+SELECT leased.id, leased.nonce, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id,
+       place.source_lane, leased.attempt, leased.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(leased.ordinals) r) AS starts,
        ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops, place.session
   FROM leased
@@ -208,7 +208,8 @@ SELECT t.ordinal, t.line, t.custom_id, t.body
 
 -- name: read_heads_if_leased
 -- Reads what sessions are to be asked next, many sessions at once, at least one and no more than a byte budget; none
--- whose lease is gone or, where that matters, whose lane was closed. The lane's own endpoint is that of the request after: each request knows its own.
+-- whose lease is gone or, where that matters, whose lane was closed. The lane's own endpoint is that of the request
+-- after: each request knows its own.
 SELECT t.n, t.ordinal, t.line, t.custom_id, t.body, t.id, t.endpoint, t.stream, t.waited, t.cancelled
   FROM (SELECT mine.n, mine.ordinal, t.line, t.custom_id, t.body, r.id, r.endpoint, r.stream, r.waited,
                r.cancelled_at IS NOT NULL AS cancelled,
