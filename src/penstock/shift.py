@@ -132,8 +132,7 @@ class Shift:
 
     def stop(self) -> None:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
-        # At once, and not when the loops have been told: a call that is cut short makes room for the next.
-        self._dispatcher.stop_starting()
+        self._dispatcher.stop_starting()  # at once: a call that is cut short makes room for the next
         if self._stopping.is_set():
             self._give_back_all(self._dispatcher.abort())
         self._heart.drain()
@@ -443,8 +442,7 @@ class Shift:
         self._dispatcher.offer([item for item in waiting if item.lease.lane_id not in closed])
 
     async def _finish_touched(self) -> None:
-        """Nothing to claim: batches this worker had a hand in may be over. One that is not will be ended by the worker
-        that settles the rest of it."""
+        """Nothing to claim: batches this worker had a hand in may be over. The rest ends with the last to settle it."""
         if not self._touched or self._hand.leases or len(self.buffer):
             return
         self._hand.lanes.clear()

@@ -133,10 +133,11 @@ class TestZombie:
     """R2: a worker is stopped for longer than the grace and continued when others have its work."""
 
     def stopped(self, bench: Bench) -> Process:
-        """A worker that stands still with its calls in flight; their answers come while it does."""
-        late = bench.upstream("late", taking(1))
+        """A worker that stands still with its calls in flight, and as many items waiting; answers come meanwhile."""
+        late = bench.upstream("late", taking(3))
         worker = bench.worker("zombie", late, QUICK_LIVENESS)
         wait_until(lambda: in_flight(late) == CONCURRENCY, DEADLINE_S)
+        bench.until(f"SELECT (sum(size) = {2 * CONCURRENCY})::int FROM penstock.leases")
         worker.stop()
         assert bench.ask("SELECT count(*) FROM penstock.outcomes") == 0
         return worker

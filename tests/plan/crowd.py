@@ -48,6 +48,7 @@ _NEIGHBOURS = (
     " SELECT b.id, %(pool)s, %(route)s, '/v1', f.source_id, n, n, 1"
     "   FROM penstock.batches b JOIN penstock.files f ON f.id = b.file_id, generate_series(0, 1) AS n",
     "INSERT INTO penstock.progress (batch_id) SELECT id FROM penstock.batches, generate_series(1, 5)",
+    "INSERT INTO penstock.journal_heads (batch_id) SELECT id FROM penstock.batches ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)"
     " SELECT id, 0, '{[0,1)}', '{}', now() FROM penstock.batches, generate_series(1, 5)",
     "INSERT INTO penstock.sessions (id, owner, key, lane_id, created_at)"
