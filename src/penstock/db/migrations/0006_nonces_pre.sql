@@ -1,7 +1,7 @@
 -- Leases that no restore can give out again. An id comes from a sequence, which goes back with the data: after a restore,
 -- or on a standby that had not seen the last of the primary, the same id is given out for other work while a worker
 -- still holds the old lease. The nonce is random, and compared wherever a lease is trusted.
--- Two tables are written anew here, both small: what is in flight. Code from before leaves the nonce to the default.
+-- One small table is written anew for it, that of what is in flight. Code from before leaves the nonce to the default.
 ALTER TABLE penstock.leases
   ADD COLUMN nonce int8 NOT NULL DEFAULT hashtextextended(gen_random_uuid()::text, 0);
 ALTER TABLE penstock.outcomes ADD COLUMN lease_nonce int8;

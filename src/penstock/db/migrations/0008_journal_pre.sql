@@ -12,7 +12,7 @@ CREATE INDEX journal_errors ON penstock.journal (batch_id, errors_before)
 -- A batch's latest entries, for its pace.
 CREATE INDEX journal_latest ON penstock.journal (batch_id, id);
 
--- How many lines of a batch have their numbers. Whoever gives more of them locks this row.
+-- How many lines of a batch have their numbers. A reader that gives more of them locks this row.
 CREATE TABLE penstock.journal_heads (
   batch_id  uuid PRIMARY KEY,
   outputs   int8 NOT NULL DEFAULT 0,
