@@ -69,7 +69,7 @@ def test_the_output_of_a_running_batch_can_be_read_on(ground: Ground, client: op
 
 
 def test_a_running_output_is_a_file_that_cannot_be_deleted(ground: Ground, client: openai.OpenAI) -> None:
-    batch = until(client, submit(client, jsonl(400)).id, "in_progress")
+    batch = until(client, submit(client, jsonl(10_000)).id, "in_progress")
     assert batch.output_file_id is not None
     answer = ground.server.ask("GET", f"/v1/files/{batch.output_file_id}/content")
     assert answer.headers["x-incomplete"] == "true"
@@ -79,7 +79,8 @@ def test_a_running_output_is_a_file_that_cannot_be_deleted(ground: Ground, clien
         client.files.delete(batch.output_file_id)
     assert error.value.response.headers["x-should-retry"] == "false"
     wait_until(lambda: ground.server.ask("GET", f"/v1/files/{batch.output_file_id}/content").content, 30)
-    client.batches.cancel(batch.id)
+    with ground.server.frozen_workers():
+        assert client.batches.cancel(batch.id).status == "cancelling"
     until(client, batch.id, "cancelled")
     client.files.delete(batch.output_file_id)
     with pytest.raises(openai.NotFoundError):
