@@ -25,26 +25,24 @@ INSERT = "INSERT INTO notes"
 
 
 @pytest.fixture
-def direct(server: str) -> Iterator[psycopg.Connection]:
+def direct(database: str) -> Iterator[psycopg.Connection]:
     """A connection past the proxy, and an empty table to write to."""
-    with psycopg.connect(server, autocommit=True) as connection:
-        wait_until(lambda: idle(connection), DEADLINE_S)
+    with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("CREATE TABLE notes (id int, body text)")
         yield connection
-        connection.execute("DROP TABLE notes")
 
 
 @pytest.fixture
-def proxy(server: str) -> Iterator[PostgresProxy]:
-    with PostgresProxy(server) as proxy:
+def proxy(database: str) -> Iterator[PostgresProxy]:
+    with PostgresProxy(database) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def address(direct: psycopg.Connection, proxy: PostgresProxy, server: str) -> str:
-    """The server by way of the proxy."""
+def address(direct: psycopg.Connection, proxy: PostgresProxy, database: str) -> str:
+    """The database by way of the proxy."""
     del direct
-    return proxy.proxied(server)
+    return proxy.proxied(database)
 
 
 def ids(direct: psycopg.Connection) -> list[int]:
@@ -82,10 +80,10 @@ def armed(trigger: Trigger) -> bool:
     return trigger.armed and trigger.fired == 0
 
 
-def test_the_proxy_is_not_noticed(address: str, proxy: PostgresProxy, server: str) -> None:
+def test_the_proxy_is_not_noticed(address: str, proxy: PostgresProxy, database: str) -> None:
     with psycopg.connect(address) as connection:
         assert connection.info.host == "127.0.0.1"
-        assert connection.info.dbname == conninfo_to_dict(server)["dbname"]
+        assert connection.info.dbname == conninfo_to_dict(database)["dbname"]
         connection.execute("INSERT INTO notes VALUES (%s, %s)", [1, "one"])
         connection.commit()
         assert connection.execute("SELECT body FROM notes").fetchone() == ("one",)
