@@ -134,10 +134,12 @@ class Bench:
             rows = connection.execute("SELECT id FROM penstock.workers WHERE pid = %s", [worker.pid]).fetchall()
         return {row[0] for row in rows}
 
-    def outcomes(self) -> dict[str, bytes]:
-        """The stored answers by Idempotency-Key."""
-        with psycopg.connect(self.conninfo) as connection:
-            rows = connection.execute("SELECT line, response FROM penstock.outcomes").fetchall()
+    def outcomes(self, connection: psycopg.Connection | None = None) -> dict[str, bytes]:
+        """The stored answers by Idempotency-Key; over a connection there is, if a new one may not come about."""
+        if connection is None:
+            with psycopg.connect(self.conninfo) as made:
+                return self.outcomes(made)
+        rows = connection.execute("SELECT line, response FROM penstock.outcomes").fetchall()
         return {f"{self.batch_id.hex}-{line}": response for line, response in rows}
 
     def calls(self) -> int:
