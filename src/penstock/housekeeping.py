@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection
+from time import monotonic
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from penstock.claim import liveness
 from penstock.config import Config
@@ -22,6 +25,17 @@ _BATCHES_AT_ONCE = 500
 _WALK_AT_ONCE = 50
 # A retry that misses a pause was being written when it was made: no statement takes longer than its time limit.
 _STEERED_WITHIN_S = 120.0
+
+
+_rounds: WeakKeyDictionary[Pool, float] = WeakKeyDictionary()
+
+
+def rounds_due(database: Pool, every_s: float) -> bool:
+    """Whether no worker of this process that has nothing to do has made a round within this time; then it is ours."""
+    due = monotonic() - _rounds.get(database, -math.inf) >= every_s
+    if due:
+        _rounds[database] = monotonic()
+    return due
 
 
 async def take_turn(database: Pool, round_s: float) -> bool:
@@ -68,6 +82,7 @@ class BatchKeeper:
             steered = await batches.steered(connection, _STEERED_WITHIN_S, limit=_BATCHES_AT_ONCE)
             if steered:
                 await batches.hold_strays(connection, steered)
+            await batches.keep_line(connection, limit=_BATCHES_AT_ONCE)
             closing = await batches.closing(connection, limit=_BATCHES_AT_ONCE)
             walked = await batches.unfinished(connection, after=self._walked_to, limit=_WALK_AT_ONCE)
             self._walked_to = walked[-1] if len(walked) == _WALK_AT_ONCE else None

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
@@ -27,19 +27,22 @@ from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
 from penstock.hand import Door, Hand, Handing
-from penstock.housekeeping import BatchKeeper, finish_touched, reclaim_lost, take_turn
+from penstock.housekeeping import BatchKeeper, finish_touched, reclaim_lost, rounds_due, take_turn
 from penstock.model import Again, Halt, Item, Lease, Outcome, Verdict
 from penstock.providers import is_session_pool
 from penstock.routes import Routes
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.supply import Supply
 from penstock.tasks import cancelled, heard
+from penstock.turns import Turns
 
 _log = logging.getLogger("penstock.worker")
 
 _FIRST_POLL_S = 0.005
 _LAST_BACKOFF_S = 5.0
 _ROUND_S = 1.0
+# Where there is nothing to do, and notices tell of what there will be.
+_IDLE_S = 5.0
 
 
 class LostIdentityError(Exception):
@@ -57,11 +60,13 @@ class Shift:
         dispatcher: Dispatcher,
         halts: dict[str, Halt],
         on_answers: Callable[[Answers], None] | None = None,
+        is_told: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_told` says whether notices of new work arrive: then there is no need to ask often."""
         self.id: UUID = uuid4()
         self.trouble = ""
         self.woken = asyncio.Event()
-        """Set from outside: there is something new to claim, so do not wait for the next poll."""
+        """Something can be claimed now, so do not wait for the next poll."""
         self.buffer = SettleBuffer(
             *(database, self.id, config.settle),
             on_pressure=self._press,
@@ -71,10 +76,12 @@ class Shift:
         self._config = config
         self._database = database
         self._pool = pool
+        self._is_told = is_told
         self._for_sessions = is_session_pool(pool)
         self._dispatcher = dispatcher
         self._routes = Routes(database, pool, dispatcher, halts)
-        self._pace = Pace(config.claim)
+        self._turns = Turns(pool, by_time=self._for_sessions)
+        self._pace = Pace(config.claim, self._for_sessions)
         self._hand = Hand(config.claim.ready_max_bytes)
         self._supply = Supply(database, self._hand, dispatcher, self.buffer)
         self._stopping = asyncio.Event()
@@ -134,7 +141,7 @@ class Shift:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
         self._dispatcher.stop_starting()  # at once: a call that is cut short makes room for the next
         if self._stopping.is_set():
-            self._give_back_all(self._dispatcher.abort())
+            self._supply.give_back(self._dispatcher.abort())
         self._heart.drain()
         self._stopping.set()
 
@@ -157,27 +164,17 @@ class Shift:
         for task in done:
             task.result()
         await cancelled([guard, *self._routes.tasks])
-        self._log_figures()
+        _log.info("%s", self.buffer.report())
         with contextlib.suppress(psycopg.Error):
             async with borrowed(self._database) as connection:
                 await liveness.unregister(connection, self.id)
-
-    def _log_figures(self) -> None:
-        figures, tally = self.buffer.figures, self.buffer.tally
-        _log.info(
-            "wrote %d outcomes and %d retries in %d flushes of %.0f on average, p50/p95/p99 %.0f/%.0f/%.0f ms;"
-            " %d fenced, %d already applied, %d repeated",
-            *(tally.outcomes, tally.retries, figures.flushes, figures.mean_size),
-            *(1000 * figures.latency_s(share) for share in (0.5, 0.95, 0.99)),
-            *(tally.fenced, tally.already_applied, figures.repeats),
-        )
 
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self._config.liveness.drain_timeout_s):
                 await self._dispatcher.wait_idle()
         except TimeoutError:
-            self._give_back_all(self._dispatcher.abort())
+            self._supply.give_back(self._dispatcher.abort())
 
     async def _abandon(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
         """Cut every call short and drop every result: what this identity held is no longer its own."""
@@ -233,24 +230,33 @@ class Shift:
             poll_s = await self._idle(poll_s)
 
     async def _idle(self, poll_s: float) -> float:
-        """Wait for the next poll, or until woken; how long to wait the time after."""
+        """Wait for the next poll, for what is due, or until woken; how long to wait the time after."""
+        due_in_s = self._turns.due_in_s
+        wait_s = poll_s if due_in_s is None else min(poll_s, max(_FIRST_POLL_S, due_in_s))
         try:
-            async with asyncio.timeout(poll_s * random.uniform(0.75, 1)):  # noqa: S311 -- jitter
+            async with asyncio.timeout(wait_s * random.uniform(0.75, 1)):  # noqa: S311 -- jitter
                 await self.woken.wait()
         except TimeoutError:
-            return min(2 * poll_s, self._config.claim.claim_poll_s)
+            longest_s = self._config.claim.claim_poll_s
+            if self._is_told() and self._turns.nothing_due:
+                longest_s = max(longest_s, _IDLE_S)
+            return min(2 * poll_s, longest_s)
         self.woken.clear()
         return _FIRST_POLL_S
 
-    def _ahead(self) -> int:
-        """How many items may wait for a free slot. Of sessions few: somebody else could begin them now."""
-        concurrency = self._dispatcher.concurrency
-        return max(1, concurrency // 8) if self._for_sessions else self._pace.claim_size(concurrency) // 2
+    def wake(self) -> None:
+        """There is something new to claim: do not wait for the next poll, nor for what was claimed ahead."""
+        self._turns.hear()
+        self.woken.set()
+        self._dispatcher.low_water = self._low_water()
 
     def _low_water(self) -> int:
         """How few items wait when it is time to claim. In a hurry, what was claimed ahead does not count."""
-        ahead = self._ahead()  # twice this is claimed when fewer than this wait: up to three times this wait
-        return 3 * ahead + self._turnover() if self._hurried else max(1, ahead)
+        ahead = self._pace.ahead(self._dispatcher.concurrency)
+        # Twice this is claimed when fewer than this wait: up to three times this wait.
+        if self._hurried:
+            return 3 * ahead + self._turnover()
+        return 5 * ahead if self._turns.news and not self._for_sessions else max(1, ahead)
 
     def _turnover(self) -> int:
         return self._pace.within(_ROUND_S, self._dispatcher.concurrency)
@@ -265,21 +271,21 @@ class Shift:
         self._dispatcher.low_water = self._low_water()
 
     async def _claim(self) -> list[Lease]:
-        size = self._ahead() + self._dispatcher.room if self._for_sessions else 2 * self._ahead()
+        ahead = self._pace.ahead(self._dispatcher.concurrency)
+        size = ahead + self._dispatcher.room if self._for_sessions else 2 * ahead
         routes, self._hurried = self._hurried, []
         async with borrowed(self._database) as connection:
             if routes:
                 size = self._turnover()
             else:
-                found = await claims.routes_with_work(connection, self._pool)
+                found = await self._turns.routes(connection)
                 routes = [route for route in found if self._routes.may_claim(route)]
             if not routes or not self._heart.alive:
                 return []
             share = max(1, size // len(routes))
-            leases = await claims.claim(
+            leases = await self._turns.claim(
                 connection,
-                pool=self._pool,
-                wants=dict.fromkeys(routes, share),
+                dict.fromkeys(routes, share),
                 worker_id=self.id,
                 taper_floor=min(share, max(self._config.claim.claim_min, self._dispatcher.concurrency)),
                 suspect_ok=not (self._hand.holds_suspect or self.buffer.holds_suspect),
@@ -341,7 +347,7 @@ class Shift:
         for item in items:
             self._hand.take_item(item)
         if self._stopping.is_set():
-            self._give_back_all(items)
+            self._supply.give_back(items)
         else:
             self._dispatcher.offer(items)
 
@@ -372,14 +378,9 @@ class Shift:
 
     # -- giving back
 
-    def _give_back_all(self, items: Iterable[Item]) -> None:
-        for item in items:
-            self._hand.release(item)
-            self.buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])
-
     def _give_back_unstarted(self, route: str | None = None) -> None:
         """Return what was not called yet: everything, or one route's."""
-        self._give_back_all(self._dispatcher.take_back(route))
+        self._supply.give_back(self._dispatcher.take_back(route))
         for lease, ranges in self._hand.drop_unread(route):
             self.buffer.give_back(lease, ranges)
 
@@ -402,44 +403,23 @@ class Shift:
                     await self._batch_keeper.round()
                 if monotonic() < self._doubts_until:
                     await self._find_forgotten()
-                await self._give_back_closed()
+                await self._supply.give_back_closed()
                 await self._routes.refresh()
                 if monotonic() >= report_at:
                     report_at = monotonic() + report_every_s
-                    await self._report_progress()
+                    await self._supply.vouch(self.id)
             except psycopg.Error as error:
                 _log.warning("housekeeping failed, trying again: %s", error)
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until the next round. Who has nothing to do leaves rounds to those who have. If nobody has, one worker of
+        each process makes them, less often."""
+        while True:
             await asyncio.sleep(_ROUND_S * random.uniform(0.75, 1.25))  # noqa: S311 -- jitter
-
-    async def _report_progress(self) -> None:
-        async with borrowed(self._database) as connection:
-            lost = await liveness.report_progress(connection, self.id, list(self._hand.leases.values()))
-        # What has left the hand meanwhile was settled, not lost.
-        lost &= self._hand.leases.keys()
-        if not lost:
-            return
-        _log.warning("%d leases were taken from this worker: dropping what waits of them", len(lost))
-        waiting = self._dispatcher.take_back()
-        for item in waiting:
-            if item.lease.nonce in lost:
-                self._hand.release(item)
-        for lease, _ in self._hand.all_unread():
-            if lease.nonce in lost:
-                self._hand.drop(lease)
-        self._dispatcher.offer([item for item in waiting if item.lease.nonce not in lost])
-
-    async def _give_back_closed(self) -> None:
-        """Return waiting items whose lane was paused or cancelled after their bodies were read."""
-        if not self._hand.lanes:
-            return
-        async with borrowed(self._database) as connection:
-            closed = await claims.closed_lanes(connection, self._hand.lanes)
-        if not closed:
-            return
-        self._hand.lanes -= closed
-        waiting = self._dispatcher.take_back()
-        self._give_back_all(item for item in waiting if item.lease.lane_id in closed)
-        self._dispatcher.offer([item for item in waiting if item.lease.lane_id not in closed])
+            idle = not self._hand.leases and not len(self.buffer) and self._turns.nothing_due and self._is_told()
+            if not idle or rounds_due(self._database, _IDLE_S):
+                return
 
     async def _finish_touched(self) -> None:
         """Nothing to claim: batches this worker had a hand in may be over. The rest ends with the last to settle it."""

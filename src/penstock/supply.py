@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from uuid import UUID
+
 from penstock.claim import claim as claims
+from penstock.claim import liveness
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
 from penstock.hand import Hand
 from penstock.model import Item, Lease, Outcome, OutcomeState
 from penstock.settle.buffer import SettleBuffer
+
+_log = logging.getLogger("penstock.worker")
 
 READ_ROWS = 500
 
@@ -90,3 +97,40 @@ class Supply:
                 outcome = Outcome(OutcomeState.FAILED, error_code="worker_lost", error_message=message)
                 self._buffer.decide(item, CANCELLED if item.cancelled else outcome)
             ranges = claims.beyond(ranges, items[-1].ordinal)
+
+    async def vouch(self, worker_id: UUID) -> None:
+        """Say of what is in hand that it makes progress. What turns out to be lost is dropped, as far as it waits."""
+        async with borrowed(self._database) as connection:
+            lost = await liveness.report_progress(connection, worker_id, list(self._hand.leases.values()))
+        # What has left the hand meanwhile was settled, not lost.
+        lost &= self._hand.leases.keys()
+        if not lost:
+            return
+        _log.warning("%d leases were taken from this worker: dropping what waits of them", len(lost))
+        waiting = self._dispatcher.take_back()
+        for item in waiting:
+            if item.lease.nonce in lost:
+                self._hand.release(item)
+        for lease, _ in self._hand.all_unread():
+            if lease.nonce in lost:
+                self._hand.drop(lease)
+        self._dispatcher.offer([item for item in waiting if item.lease.nonce not in lost])
+
+    async def give_back_closed(self) -> None:
+        """Return waiting items whose lane was paused or cancelled after their bodies were read."""
+        if not self._hand.lanes:
+            return
+        async with borrowed(self._database) as connection:
+            closed = await claims.closed_lanes(connection, self._hand.lanes)
+        if not closed:
+            return
+        self._hand.lanes -= closed
+        waiting = self._dispatcher.take_back()
+        self.give_back(item for item in waiting if item.lease.lane_id in closed)
+        self._dispatcher.offer([item for item in waiting if item.lease.lane_id not in closed])
+
+    def give_back(self, items: Iterable[Item]) -> None:
+        """Return items that were read and not called."""
+        for item in items:
+            self._hand.release(item)
+            self._buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])

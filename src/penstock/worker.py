@@ -57,7 +57,10 @@ class Worker:
 
     def _next_shift(self) -> Shift:
         stage = (self._config, self._database, self._pool, self._dispatcher)
-        return Shift(*stage, self.halts, self._on_answers)
+        return Shift(*stage, self.halts, self._on_answers, self._is_told)
+
+    def _is_told(self) -> bool:
+        return self._bell is not None and self._bell.listening.is_set()
 
     async def run(self) -> None:
         """Work until `stop`. Raises when the database stays away for longer than it is worth waiting."""
@@ -98,7 +101,7 @@ class Worker:
 
     def _wake(self, pool: str) -> None:
         if pool in (self._pool, ""):
-            self._shift.woken.set()
+            self._shift.wake()
 
     def _receive(self, item: Item, verdict: Verdict) -> None:
         self._shift.receive(item, verdict)

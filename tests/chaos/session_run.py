@@ -34,7 +34,7 @@ from tests.support.wait import wait_until
 _SETTLE = r"INTO penstock\.outcomes"
 _ACCEPT = r"INTO penstock\.session_requests"
 # Not the insert into leases: a reclaim has one too.
-_CLAIM = r"\bask_lanes\b"
+_CLAIM = r"\blane_takes\b"
 _TICK_S = 0.05
 _START_DEADLINE_S = 120.0
 _SPARE_S = 30.0

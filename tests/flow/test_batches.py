@@ -70,16 +70,16 @@ def test_a_batch_needs_a_sealed_file_of_its_owner(database_18: str) -> None:
     with_connection(database_18, body)
 
 
-def test_lanes_are_claimed_by_priority_then_deadline_then_age(database: str) -> None:
+def test_lanes_are_claimed_by_priority_then_in_turn_and_sooner_near_a_deadline(database: str) -> None:
     async def body(connection: Connection) -> None:
         file_id = await make_file(connection, [1])
-        soon, late = (datetime.now(UTC) + timedelta(hours=hours) for hours in (1, 9))
+        soon, late = (datetime.now(UTC) + timedelta(minutes=minutes) for minutes in (5, 500))
         plain = await create(connection, file_id)
         later = await create(connection, file_id, deadline=late)
         first = await create(connection, file_id, deadline=soon)
         urgent = await create(connection, file_id, priority=5)
         order = [(await take(connection, 1))[0].batch_id for _ in range(4)]
-        assert order == [urgent, first, later, plain]
+        assert order == [urgent, first, plain, later]
 
     with_connection(database, body)
 

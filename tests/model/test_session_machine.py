@@ -259,7 +259,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def heartbeat(self, worker: UUID) -> None:
-        parameters = {"id": worker, "draining": False, "now": self.now}
+        parameters = {"ids": [worker], "draining": [], "now": self.now}
         known = self.rows(CLAIM_SQL["heartbeat_if_known"].decode(), parameters) != []
         assert known == (worker in self.heartbeats)
         if known:

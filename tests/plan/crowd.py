@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from uuid import UUID, uuid4
 
@@ -12,6 +13,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from penstock.claim import claim as claims
+from penstock.claim.claim import Place
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Lease
@@ -22,6 +24,7 @@ POOL = "plans"
 ROUTE = "model-busy"
 """Has the lane to look at, and the neighbours' runnable lanes behind it."""
 DEFERRED_ROUTE = "model-deferred"
+LINED_UP_ROUTE = "lined-up"
 """Has deferrals alone: tomorrow's, and held ones that would be due."""
 LEASED = 100
 
@@ -44,8 +47,8 @@ _NEIGHBOURS = (
     " ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.batches (id, owner, file_id, pool, total, created_at, validated_at)"
     " SELECT gen_random_uuid(), 'local', id, %(pool)s, 2, now(), now() FROM penstock.files WHERE kind = 'input'",
-    "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, next, total)"
-    " SELECT b.id, %(pool)s, %(route)s, '/v1', f.source_id, n, n, 1"
+    "INSERT INTO penstock.lanes (batch_id, owner, pool, route, endpoint, source_id, source_lane, next, total, tag)"
+    " SELECT b.id, 'owner-' || f.source_id %% 7, %(pool)s, %(route)s, '/v1', f.source_id, n, n, 1, f.source_id"
     "   FROM penstock.batches b JOIN penstock.files f ON f.id = b.file_id, generate_series(0, 1) AS n",
     "INSERT INTO penstock.progress (batch_id) SELECT id FROM penstock.batches, generate_series(1, 5)",
     "INSERT INTO penstock.journal_heads (batch_id) SELECT id FROM penstock.batches ON CONFLICT DO NOTHING",
@@ -62,10 +65,12 @@ _NEIGHBOURS = (
     "   JOIN (SELECT id, row_number() OVER () AS n FROM penstock.workers) AS w USING (n)",
 )
 _DEFERRALS = (
-    "INSERT INTO penstock.deferrals (lane_id, batch_id, pool, route, limited, ordinals, attempt, reason, due_at,"
-    "  held)"
-    " SELECT l.id, l.batch_id, l.pool, %(deferred)s, false, '{[0,1)}', 1, 'retry', now() + wait, held"
-    "   FROM penstock.lanes l, (VALUES (interval '1 day', false), (interval '-1 day', true)) AS kind (wait, held),"
+    "INSERT INTO penstock.deferrals (lane_id, batch_id, owner, pool, route, limited, ordinals, attempt, reason, due_at,"
+    "  held, tag)"
+    " SELECT l.id, l.batch_id, l.owner, l.pool, kind.route, false, '{[0,1)}', 1, 'retry', now() + wait, held, kind.tag"
+    "   FROM penstock.lanes l,"
+    "        (VALUES (%(deferred)s, interval '1 day', false, NULL), (%(deferred)s, interval '-1 day', true, NULL),"
+    "                (%(lined_up)s, interval '-1 day', false, 1::float8)) AS kind (route, wait, held, tag),"
     "        generate_series(1, 5)"
     "  WHERE l.runnable"
 )
@@ -176,7 +181,7 @@ def inform(session: Session, statistics: str) -> None:
 def populate(session: Session, lines: int) -> World:
     """A subject of so many lines, neighbours in proportion, and a few batches in other states."""
     subject = fill(session, lines)
-    paused, settled, drained = (make_subject(session, 2).batch for _ in range(3))
+    paused, settled, drained = (make_subject(session, 2, priority=0).batch for _ in range(3))
     session.run(lambda connection: batches.pause(connection, paused))
     session.run(lambda connection: batches.cancel(connection, drained))
     session.execute("INSERT INTO penstock.progress (batch_id, completed) VALUES (%(id)s, 1)", {"id": settled})
@@ -189,15 +194,29 @@ def fill(session: Session, lines: int) -> Subject:
     for statement in _NEIGHBOURS:
         session.execute(statement, {"few": max(1, lines // 20), "pool": POOL, "route": ROUTE})
     subject = make_subject(session, lines)
-    session.execute(_DEFERRALS, {"deferred": DEFERRED_ROUTE})
+    session.execute(_DEFERRALS, {"deferred": DEFERRED_ROUTE, "lined_up": LINED_UP_ROUTE})
     return subject
 
 
-async def claim(connection: Connection, subject: Subject, want: int) -> list[Lease]:
-    return await claims.claim(connection, pool=POOL, wants={ROUTE: want}, worker_id=subject.worker, taper_floor=want)
+async def claim(
+    connection: Connection, subject: Subject, want: int, places: dict[str, Place] | None = None
+) -> list[Lease]:
+    """From the front of the line, or from where it began the last time, which is noted."""
+    claimed = await claims.claim_in_line(
+        connection,
+        pool=POOL,
+        wants={ROUTE: want},
+        worker_id=subject.worker,
+        taper_floor=want,
+        places=places,
+        due_from=None if places is None else datetime.now(UTC) - timedelta(seconds=1),
+    )
+    if places is not None:
+        places.update({route: line[0] for route, line in claimed.places.items()})
+    return claimed.leases
 
 
-def make_subject(session: Session, lines: int) -> Subject:
+def make_subject(session: Session, lines: int, priority: int = 1) -> Subject:
     """A batch over a file of its own, before all neighbours in the claim's order."""
     file, worker, half = uuid4(), uuid4(), (lines + 1) // 2
     ((source,),) = session.execute(
@@ -211,7 +230,7 @@ def make_subject(session: Session, lines: int) -> Subject:
     )
     session.execute(_TEMPLATES, {"source": source, "lines": lines})
     batch = session.run(
-        lambda connection: batches.create_batch(connection, file_id=file, owner="local", pool=POOL, priority=1)
+        lambda connection: batches.create_batch(connection, file_id=file, owner="local", pool=POOL, priority=priority)
     )
     ((lane,),) = session.execute(
         "UPDATE penstock.lanes SET next = %(half)s WHERE batch_id = %(batch)s RETURNING id",
@@ -234,6 +253,6 @@ def make_subject(session: Session, lines: int) -> Subject:
 
 async def check_in(connection: Connection, worker: UUID) -> bool:
     """A heartbeat, on a connection of the test's."""
-    parameters = {"id": worker, "draining": False, "now": None}
+    parameters = {"ids": [worker], "draining": [], "now": None}
     statement = sql.load("penstock.claim", "claim.sql")["heartbeat_if_known"]
     return await (await connection.execute(statement, parameters)).fetchone() is not None

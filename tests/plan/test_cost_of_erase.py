@@ -17,7 +17,7 @@ from tests.support.plans import Mode, Plan, Session
 Operation = Callable[[World, Connection], Awaitable[object]]
 
 _ERASE = sql.load("penstock.erase", "erase.sql")
-_SMALL_TABLES = {"gates", "workers", "webhook_endpoints"}
+_SMALL_TABLES = {"gates", "owners", "workers", "webhook_endpoints"}
 _PAGE = 100
 _BEYOND = 2**62
 

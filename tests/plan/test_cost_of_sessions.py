@@ -40,7 +40,7 @@ _REQUESTS = (
     " SELECT %(lane)s, n, n + 1,"
     "        CASE n %% 50 WHEN 3 THEN 'failed' ELSE 'completed' END::penstock.outcome_state, 1, 0, now(), n, '1'"
     "   FROM generate_series(0, %(depth)s - 1) AS n",
-    "UPDATE penstock.lanes SET next = %(depth)s, total = 2 * %(depth)s + 1, turn = '-infinity' WHERE id = %(lane)s",
+    "UPDATE penstock.lanes SET next = %(depth)s, total = 2 * %(depth)s + 1, tag = 0 WHERE id = %(lane)s",
 )
 
 
@@ -95,7 +95,7 @@ def worlds(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[Wo
 
 
 async def _claim(connection: Connection) -> list[Lease]:
-    return await claims.claim(connection, pool=POOL, wants={ROUTE: WANT}, worker_id=WORKER)
+    return (await claims.claim_in_line(connection, pool=POOL, wants={ROUTE: WANT}, worker_id=WORKER, look=WANT)).leases
 
 
 # -- each one statement

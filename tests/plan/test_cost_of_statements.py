@@ -14,13 +14,13 @@ from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches, pools
-from tests.plan.crowd import DEFERRED_ROUTE, LEASED, POOL, ROUTE, World, Worlds, check_in, claim
+from tests.plan.crowd import DEFERRED_ROUTE, LEASED, LINED_UP_ROUTE, POOL, ROUTE, World, Worlds, check_in, claim
 from tests.support.plans import Mode, Plan
 
 Operation = Callable[[World, Connection], Awaitable[object]]
 
 # Tables that are small whatever the load: one row per route, per process, per receiver.
-_SMALL_TABLES = {"gates", "workers", "webhook_endpoints"}
+_SMALL_TABLES = {"gates", "owners", "workers", "webhook_endpoints"}
 
 _WORK = sql.load("penstock.work", "work.sql")
 _ENDING = sql.load("penstock", "ending.sql")
@@ -38,19 +38,37 @@ async def claim_lane(world: World, connection: Connection) -> None:
 
 async def claim_nothing_due(world: World, connection: Connection) -> None:
     wants = {DEFERRED_ROUTE: _PAGE}
-    assert not await claims.claim(connection, pool=POOL, wants=wants, worker_id=world.subject.worker)
+    claimed = await claims.claim_in_line(connection, pool=POOL, wants=wants, worker_id=world.subject.worker)
+    assert not claimed.leases
+    assert claimed.next_due_at
 
 
 async def claim_due(world: World, connection: Connection) -> None:
-    tomorrow = datetime.now(UTC) + timedelta(days=2)
-    leases = await claims.claim(
-        connection, pool=POOL, wants={DEFERRED_ROUTE: 10}, worker_id=world.subject.worker, now=tomorrow
+    claimed = await claims.claim_in_line(
+        connection, pool=POOL, wants={LINED_UP_ROUTE: 10}, worker_id=world.subject.worker
     )
-    assert sum(lease.size for lease in leases) > 0
+    assert sum(lease.size for lease in claimed.leases) > 0
+
+
+async def line_up_nothing(_: World, connection: Connection) -> None:
+    await claims.line_up(connection, pool=POOL, routes=[DEFERRED_ROUTE])
+
+
+async def line_up_due(_: World, connection: Connection) -> None:
+    tomorrow = datetime.now(UTC) + timedelta(days=2)
+    await claims.line_up(connection, pool=POOL, routes=[DEFERRED_ROUTE], limit=10, now=tomorrow)
+
+
+async def keep_line(_: World, connection: Connection) -> None:
+    await connection.execute(_WORK["line_up_lanes"], {"limit": _PAGE, "now": None})
+
+
+async def weigh_near(_: World, connection: Connection) -> None:
+    await connection.execute(_WORK["weigh_near"], {"limit": _PAGE, "now": None})
 
 
 async def routes_with_work(_: World, connection: Connection) -> None:
-    assert set(await claims.routes_with_work(connection, POOL)) == {ROUTE, DEFERRED_ROUTE}
+    assert set(await claims.routes_with_work(connection, POOL)) == {ROUTE, DEFERRED_ROUTE, LINED_UP_ROUTE}
 
 
 async def reclaimed_routes(_: World, connection: Connection) -> None:
@@ -186,7 +204,7 @@ async def rerun_failures(world: World, connection: Connection) -> None:
     subject = world.subject
     chosen = {"ordinals": [50 * number for number in range(10)], "bytes": 1, "reopened": False, "now": None}
     cursor = await connection.execute(_WORK["rerun_failures"], {"id": subject.batch, "lane": subject.lane, **chosen})
-    assert await cursor.fetchone() == (10,)
+    assert await cursor.fetchone() == (10, 1)
 
 
 async def heartbeat(world: World, connection: Connection) -> None:
@@ -232,6 +250,10 @@ _HOT: list[Operation] = [
         claim_lane,
         claim_nothing_due,
         claim_due,
+        line_up_nothing,
+        line_up_due,
+        keep_line,
+        weigh_near,
         routes_with_work,
         reclaimed_routes,
         closed_lanes,

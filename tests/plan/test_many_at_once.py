@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -24,8 +25,8 @@ WORKER = uuid4()
 _CLAIM = sql.load("penstock.claim", "claim.sql")
 
 _LANES = (
-    "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, width)"
-    " SELECT %(batch)s, %(pool)s, %(route)s, '/v1', 1, 0, 4, 2 FROM generate_series(1, %(count)s)"
+    "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, width, tag)"
+    " SELECT %(batch)s, %(pool)s, %(route)s, '/v1', 1, 0, 4, 2, 0 FROM generate_series(1, %(count)s)"
 )
 _LEASES = (
     "WITH owner AS ("
@@ -69,7 +70,13 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 
 async def _claim(connection: Connection, want: int, wait: timedelta = timedelta()) -> list[Lease]:
     now = datetime.now(UTC) + wait
-    return await claims.claim(connection, pool=POOL, wants={ROUTE: want}, worker_id=WORKER, now=now)
+    options: dict[str, Any] = {"pool": POOL, "wants": {ROUTE: want}, "worker_id": WORKER, "look": want, "now": now}
+    return (await claims.claim_in_line(connection, **options)).leases
+
+
+async def _line_up(connection: Connection) -> None:
+    now = datetime.now(UTC) + timedelta(minutes=1)
+    await claims.line_up(connection, pool=POOL, routes=[ROUTE], now=now)
 
 
 def _changes(leases: list[Lease], verdict: Outcome | Again, *, whole: bool) -> Changes:
@@ -117,6 +124,9 @@ def test_claim_of_many_retries(any_server: str) -> None:
         leases = session.run(lambda connection: _claim(connection, 2 * SESSIONS))
         changes = _changes(leases, _AGAIN, whole=True)
         session.run(lambda connection: settle(connection, WORKER, changes))
+        for mode in Mode:
+            _check(session.explain(_line_up, mode), 2 * SESSIONS)
+        session.run(_line_up)
         for mode in Mode:
             plan = session.explain(lambda connection: _claim(connection, 2 * SESSIONS, timedelta(minutes=1)), mode)
             assert plan.rows == SESSIONS

@@ -44,7 +44,7 @@ from tests.support.wait import wait_until
 DEADLINE_S = 60.0
 POOL = "test"
 # Not the insert into leases: a reclaim has one too.
-CLAIM = r"\bask_lanes\b"
+CLAIM = r"\blane_takes\b"
 SETTLE = r"INTO penstock\.outcomes"
 CONCURRENCY = 8
 SETTINGS: dict[str, object] = {

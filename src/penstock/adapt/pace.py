@@ -14,6 +14,7 @@ class Pace:
     """A moving average of the time per item; a claim should last for about `claim_slice_s`."""
 
     limits: ClaimLimits
+    for_sessions: bool = False
     item_s: float | None = None
 
     def observe(self, seconds: float) -> None:
@@ -26,6 +27,10 @@ class Pace:
             return min(max(limits.claim_min, concurrency), limits.claim_max)
         size = limits.claim_slice_s / max(self.item_s, 1e-6) * concurrency * limits.claim_safety
         return int(min(max(size, limits.claim_min, concurrency), limits.claim_max))
+
+    def ahead(self, concurrency: int) -> int:
+        """How many items may wait for a free slot. Of sessions few: somebody else could begin them now."""
+        return max(1, concurrency // 8) if self.for_sessions else self.claim_size(concurrency) // 2
 
     def within(self, seconds: float, concurrency: int) -> int:
         """How many items so many slots get through in this time."""

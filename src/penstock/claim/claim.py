@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.db import sql
@@ -14,6 +16,35 @@ from penstock.model import Item, Lease, SessionRequest
 _SQL = sql.load("penstock.claim", "claim.sql")
 
 Range = tuple[int, int]
+
+# A claim is shared out in so many pieces: enough for turns to come round soon, few enough for each to be worth a lease.
+_PIECES = 8
+# Who is farther back in line has no turn yet, unless those before have little left. Then the next claim is soon.
+_LOOK = 32
+
+
+class Place(NamedTuple):
+    """A place in a route's line: all that is before it has been served."""
+
+    band: int
+    tag: float
+    alone: bool = False
+    """Whether a single owner stands in line, with a single lane."""
+    due: int = 0
+    """So many ordinals stand in line to be run again."""
+
+
+FRONT = Place(-(2**15), -math.inf)
+
+
+class Claimed(NamedTuple):
+    leases: list[Lease]
+    places: dict[str, list[Place]]
+    """Where the line of each route begins now, in each band."""
+    at: datetime
+    """When, on the database's clock."""
+    next_due_at: datetime | None
+    """When the next deferral is due that does not stand in line yet; perhaps it is."""
 
 
 async def claim(
@@ -26,20 +57,85 @@ async def claim(
     suspect_ok: bool = True,
     now: Now = None,
 ) -> list[Lease]:
-    """Lease up to `wants[route]` ordinals of each route; at most one suspect, and none unless `suspect_ok`."""
+    """Lease up to `wants[route]` ordinals of each route, from all that is due; at most one suspect, and none unless
+    `suspect_ok`."""
+    await line_up(connection, pool=pool, routes=wants, now=now)
+    claimed = await claim_in_line(
+        connection,
+        pool=pool,
+        wants=wants,
+        worker_id=worker_id,
+        look=max(wants.values()),
+        taper_floor=taper_floor,
+        suspect_ok=suspect_ok,
+        now=now,
+    )
+    return claimed.leases
+
+
+async def line_up(
+    connection: Connection,
+    *,
+    pool: str,
+    routes: Iterable[str],
+    places: Mapping[str, Place] | None = None,
+    due_from: datetime | None = None,
+    limit: int = 1_000,
+    now: Now = None,
+) -> None:
+    """Put deferrals in line that are due, and have been since `due_from` at the earliest; about so many ordinals of
+    each route."""
+    routes = list(routes)
+    alone = [(places or {}).get(route, FRONT).alone for route in routes]
+    parameters = {"pool": pool, "routes": routes, "alone": alone, "limit": limit, "now": now}
+    await connection.execute(_SQL["line_up_due"], {**parameters, **_from(routes, places, due_from)})
+
+
+async def claim_in_line(
+    connection: Connection,
+    *,
+    pool: str,
+    wants: Mapping[str, int],
+    worker_id: UUID,
+    places: Mapping[str, Place] | None = None,
+    due_from: datetime | None = None,
+    look: int = _LOOK,
+    taper_floor: int = 1,
+    suspect_ok: bool = True,
+    now: Now = None,
+) -> Claimed:
+    """Lease what stands in line, from these places on: of the first `look` lanes of each route, and of as many
+    deferrals."""
     cursor = await connection.execute(
         _SQL["claim_open"],
         {
             "pool": pool,
             "routes": list(wants),
             "wants": list(wants.values()),
+            **_from(wants, places, due_from),
             "worker": worker_id,
             "taper_floor": taper_floor,
+            "pieces": _PIECES,
+            "look": look,
             "suspect_ok": suspect_ok,
             "now": now,
         },
     )
-    return [as_lease(row) for row in await cursor.fetchall()]
+    rows = await cursor.fetchall()
+    at, next_due_at, routes, *columns = rows[0][:7]
+    line: dict[str, list[Place]] = {}
+    for route, *place in zip(routes or (), *(column or () for column in columns), strict=True):
+        line.setdefault(route, []).append(Place(*place))
+    return Claimed([as_lease(row[7:]) for row in rows if row[7] is not None], line, at, next_due_at)
+
+
+def _from(routes: Iterable[str], places: Mapping[str, Place] | None, due_from: datetime | None) -> dict[str, Any]:
+    begin = [(places or {}).get(route, FRONT) for route in routes]
+    return {
+        "from_bands": [place.band for place in begin],
+        "from_tags": [place.tag for place in begin],
+        "due_from": due_from or "-infinity",
+    }
 
 
 def as_lease(row: Sequence[Any]) -> Lease:

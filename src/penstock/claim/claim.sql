@@ -2,29 +2,94 @@
 -- can let hours pass at once.
 
 -- name: claim_open
--- Takes up to wants[i] ordinals of routes[i]: due deferrals first, then lanes by priority and deadline, sessions in the
--- order in which they became ready, batches by age.
+-- Takes up to wants[i] ordinals of routes[i] from those whose turn it is: lanes, and deferrals that are due, in one line
+-- by band and tag. A claim is shared by several of one band. Each lane that was served goes back in line behind its
+-- owner's last, as much farther as it was given work for its weight; sessions keep their place. Suspects come first.
+-- The line is looked at from a place on. What lies before it was served already: dead versions, which a snapshot held
+-- elsewhere keeps. The answer says where the living begin, and when the next deferral is due that is not in line.
 -- Locks the lane, never the item: whoever pauses, cancels or deletes holds the same lock, so nothing is claimed
 -- after their commit. SKIP LOCKED means a claim waits for nobody; one that finds nothing simply asks again.
 WITH ask AS MATERIALIZED (
-  SELECT a.route, a.want
-    FROM unnest(%(routes)s::text[], %(wants)s::int4[]) AS a (route, want)
+  SELECT a.route, a.want, a.from_band, a.from_tag
+    FROM unnest(%(routes)s::text[], %(wants)s::int4[], %(from_bands)s::int2[], %(from_tags)s::float8[])
+         AS a (route, want, from_band, from_tag)
    WHERE NOT EXISTS (
      SELECT FROM penstock.gates g
       WHERE g.pool = %(pool)s AND g.route = a.route
         AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
 ),
-plain_due AS MATERIALIZED (
-  SELECT d.*
+-- Looked at without locks: locking more than are used would hide them from every other claim for as long as this one
+-- lasts.
+seen AS MATERIALIZED (
+  SELECT ask.*, c.is_lane, c.band, c.tag, c.step, c.owner, c.rate, c.id, c.room
     FROM ask
    CROSS JOIN LATERAL (
-     SELECT d.id, d.lane_id, d.batch_id, d.route, d.limited, d.ordinals, d.size, d.attempt, d.reclaims, d.suspect,
-            d.due_at, ask.want
+     (SELECT true AS is_lane, l.band, l.tag, l.step, l.owner, l.weight * l.nearness AS rate, l.id,
+             least(l.total - l.next, coalesce(l.width - l.busy, l.total - l.next)) AS room
+        FROM penstock.lanes l
+       WHERE l.pool = %(pool)s AND l.route = ask.route AND l.runnable
+         AND (l.band, l.tag) >= (ask.from_band, ask.from_tag)
+         AND l.deadline > coalesce(%(now)s::timestamptz, now())
+       ORDER BY l.band, l.tag, l.id
+       LIMIT least(ask.want, %(look)s))
+     UNION ALL
+     (SELECT false, d.band, d.tag, d.step, d.owner, d.weight, d.id, d.size
+        FROM penstock.deferrals d
+       WHERE d.pool = %(pool)s AND d.route = ask.route AND d.tag IS NOT NULL AND NOT d.held AND NOT d.suspect
+         AND (d.band, d.tag) >= (ask.from_band, ask.from_tag)
+       ORDER BY d.band, d.tag, d.id
+       LIMIT least(ask.want, %(look)s))) AS c
+),
+-- What time it is in each band, and in what pieces a claim is shared out.
+band AS MATERIALIZED (
+  SELECT route, band, min(tag - step) AS at, ceil(max(want)::float8 / least(%(pieces)s, count(*)))::int4 AS piece,
+         count(DISTINCT owner) = 1 AND count(*) FILTER (WHERE is_lane) <= 1 AS alone,
+         coalesce(sum(room) FILTER (WHERE NOT is_lane), 0)::int4 AS due
+    FROM seen
+   GROUP BY route, band
+),
+nearest AS (
+  SELECT * FROM (
+    SELECT s.*, b.piece,
+           sum(CASE WHEN s.is_lane THEN least(s.room, b.piece) ELSE s.room END)
+             OVER (PARTITION BY s.route ORDER BY s.band, s.tag, s.is_lane, s.id ROWS UNBOUNDED PRECEDING) AS upto
+      FROM seen s
+      JOIN band b ON b.route = s.route AND b.band = s.band) AS s
+   WHERE upto - CASE WHEN is_lane THEN least(room, piece) ELSE room END < want
+),
+-- A lane's next piece comes as much later as its last was large for its weight: who counts double gets two in one claim.
+look AS MATERIALIZED (
+  SELECT route, want, from_band, from_tag, is_lane, id, sum(least(size, want - before))::int4 AS take
+    FROM (SELECT p.*, sum(size) OVER (PARTITION BY route ORDER BY band, place, is_lane, id, n ROWS UNBOUNDED PRECEDING) - size
+                        AS before
+            FROM (SELECT f.*, n.n, f.tag + (n.n - 1) * f.piece / f.rate AS place,
+                         CASE WHEN f.is_lane THEN least(f.piece, f.room - (n.n - 1) * f.piece) ELSE f.room END AS size
+                    FROM nearest f
+                   CROSS JOIN LATERAL generate_series(
+                     1, CASE WHEN f.is_lane THEN least(%(pieces)s, (f.room - 1) / f.piece + 1) ELSE 1 END) AS n (n)) AS p) AS p
+   WHERE before < want
+   GROUP BY route, want, from_band, from_tag, is_lane, id
+),
+looks AS MATERIALIZED (
+  SELECT array_agg(id ORDER BY id) AS ids, array_agg(take ORDER BY id) AS takes FROM look WHERE is_lane
+),
+turn AS MATERIALIZED (
+  SELECT route, want, from_band, from_tag,
+         count(*) FILTER (WHERE is_lane)::int4 AS lanes, count(*) FILTER (WHERE NOT is_lane)::int4 AS deferrals
+    FROM look
+   GROUP BY route, want, from_band, from_tag
+),
+plain_due AS MATERIALIZED (
+  SELECT d.*, turn.want
+    FROM turn
+   CROSS JOIN LATERAL (
+     SELECT d.id, d.lane_id, d.batch_id, d.owner, d.session, d.weight, d.route, d.limited, d.ordinals, d.size, d.attempt,
+            d.reclaims, d.suspect, d.band, d.tag
        FROM penstock.deferrals d
-      WHERE d.pool = %(pool)s AND d.route = ask.route AND NOT d.suspect AND NOT d.held
-        AND d.due_at <= coalesce(%(now)s::timestamptz, now())
-      ORDER BY d.due_at, d.id
-      LIMIT ask.want
+      WHERE d.pool = %(pool)s AND d.route = turn.route AND d.tag IS NOT NULL AND NOT d.held AND NOT d.suspect
+        AND (d.band, d.tag) >= (turn.from_band, turn.from_tag)
+      ORDER BY d.band, d.tag, d.id
+      LIMIT turn.deferrals
         FOR UPDATE SKIP LOCKED) AS d
 ),
 -- What may kill its worker is taken alone, by a worker that holds no other suspect: who dies then, dies of this one.
@@ -32,8 +97,8 @@ suspect_due AS MATERIALIZED (
   SELECT d.*
     FROM ask
    CROSS JOIN LATERAL (
-     SELECT d.id, d.lane_id, d.batch_id, d.route, d.limited, d.ordinals, d.size, d.attempt, d.reclaims, d.suspect,
-            d.due_at, ask.want
+     SELECT d.id, d.lane_id, d.batch_id, d.owner, d.session, d.weight, d.route, d.limited, d.ordinals, d.size, d.attempt,
+            d.reclaims, d.suspect, d.band, d.tag, d.due_at, ask.want
        FROM penstock.deferrals d
       WHERE d.pool = %(pool)s AND d.route = ask.route AND d.suspect AND NOT d.held
         AND d.due_at <= coalesce(%(now)s::timestamptz, now())
@@ -45,30 +110,73 @@ suspect_due AS MATERIALIZED (
    LIMIT 1
 ),
 due AS MATERIALIZED (
-  SELECT * FROM plain_due UNION ALL SELECT * FROM suspect_due
+  SELECT * FROM plain_due
+  UNION ALL
+  SELECT id, lane_id, batch_id, owner, session, weight, route, limited, ordinals, size, attempt, reclaims, suspect, band,
+         tag, want
+    FROM suspect_due
 ),
 due_lane AS MATERIALIZED (
-  SELECT l.id, l.endpoint, l.source_id, l.source_lane, l.session
+  SELECT l.id, l.endpoint, l.source_id, l.source_lane
     FROM penstock.lanes l
    WHERE l.id = ANY (ARRAY(SELECT DISTINCT lane_id FROM due))
      AND l.open AND l.deadline > coalesce(%(now)s::timestamptz, now())
    ORDER BY l.id
      FOR UPDATE SKIP LOCKED
 ),
--- IS TRUE keeps this a lookup in a hash table. As a join it depends on estimates, which are worth nothing here: a
--- thousand retries in a thousand lanes became a loop within a loop.
-due_ranked AS (
-  SELECT due.*, (sum(size) OVER (PARTITION BY route ORDER BY suspect DESC, due_at, id) - size)::int4 AS before
+lane AS MATERIALIZED (
+  SELECT l.*, turn.want
+    FROM turn
+   CROSS JOIN LATERAL (
+     SELECT l.id, l.batch_id, l.owner, l.session, l.weight, l.nearness, l.route, l.endpoint, l.source_id, l.source_lane,
+            l.next, l.total, l.width, l.busy, l.band, l.tag, l.step
+       FROM penstock.lanes l
+      WHERE l.pool = %(pool)s AND l.route = turn.route AND l.runnable
+        AND (l.band, l.tag) >= (turn.from_band, turn.from_tag)
+        AND l.deadline > coalesce(%(now)s::timestamptz, now())
+      ORDER BY l.band, l.tag, l.id
+      LIMIT turn.lanes
+        FOR UPDATE SKIP LOCKED) AS l
+),
+-- Near its end a lane is shared out in ever smaller pieces, so that workers finish together.
+-- IS TRUE keeps the look for a deferral's lane a lookup in a hash table. As a join it depends on estimates, which are
+-- worth nothing here: a thousand retries in a thousand lanes became a loop within a loop.
+candidate AS (
+  SELECT true AS is_lane, id, id AS lane_id, route, want, false AS suspect, band, tag,
+         CASE WHEN width IS NULL
+              THEN least(total - next, greatest(%(taper_floor)s::int4, (total - next) / 4),
+                         CASE WHEN id = looks.ids[width_bucket(id, looks.ids)] THEN looks.takes[width_bucket(id, looks.ids)]
+                              ELSE (SELECT b.piece FROM band b WHERE b.route = lane.route AND b.band = lane.band) END)
+              ELSE least(total - next, width - busy) END AS room,
+         NULL::int4multirange AS ordinals
+    FROM lane, looks
+  UNION ALL
+  SELECT false, id, lane_id, route, want, suspect, band, tag, size, ordinals
     FROM due
    WHERE (lane_id IN (SELECT id FROM due_lane)) IS TRUE
 ),
-due_taken AS MATERIALIZED (
-  SELECT id, lane_id, batch_id, route, limited, attempt, reclaims, suspect, ordinals,
-         least(size, want - before) AS take,
-         CASE WHEN size <= want - before THEN ordinals
-              ELSE penstock.first_ordinals(ordinals, want - before) END AS taken
-    FROM due_ranked
+served AS MATERIALIZED (
+  SELECT is_lane, id, ordinals, room, least(room, want - before) AS take
+    FROM (SELECT candidate.*,
+                 (sum(room) OVER (PARTITION BY route ORDER BY suspect DESC, band, tag, is_lane, id) - room)::int4 AS before
+            FROM candidate) AS ranked
    WHERE before < want
+),
+-- What each gets, as arrays in the order of ids: width_bucket finds a row's place by halving, so that nothing below needs
+-- a join, whatever the planner believes about the tables.
+lane_takes AS MATERIALIZED (
+  SELECT array_agg(id ORDER BY id) AS ids, array_agg(take ORDER BY id) AS takes FROM served WHERE is_lane
+),
+due_takes AS MATERIALIZED (
+  SELECT array_agg(id ORDER BY id) AS ids,
+         array_agg(CASE WHEN take = room THEN ordinals ELSE penstock.first_ordinals(ordinals, take) END ORDER BY id) AS taken
+    FROM served
+   WHERE NOT is_lane
+),
+due_taken AS MATERIALIZED (
+  SELECT due.*, due_takes.taken[width_bucket(id, due_takes.ids)] AS taken
+    FROM due, due_takes
+   WHERE id = due_takes.ids[width_bucket(id, due_takes.ids)]
 ),
 due_gone AS (
   DELETE FROM penstock.deferrals
@@ -81,94 +189,142 @@ due_shrunk AS (
    WHERE d.id = t.id
      AND d.id = ANY (ARRAY(SELECT id FROM due_taken WHERE taken <> ordinals))
 ),
-ask_more AS MATERIALIZED (
-  SELECT ask.route, ask.want - coalesce(sum(t.take), 0)::int4 AS want
-    FROM ask LEFT JOIN due_taken t USING (route)
-   GROUP BY ask.route, ask.want
-),
--- How many lanes the rest will take, judged without locks: locking more than are used would hide them
--- from every other claim for as long as this one lasts.
-ask_lanes AS MATERIALIZED (
-  SELECT a.route, a.want, count(*)::int4 AS lanes
-    FROM ask_more a
-   CROSS JOIN LATERAL (
-     SELECT sum(r.room) OVER (ORDER BY r.priority DESC, r.deadline, r.turn, r.id) - r.room AS before
-       FROM (SELECT l.priority, l.deadline, l.turn, l.id,
-                    least(l.total - l.next, coalesce(l.width - l.busy, l.total - l.next)) AS room
-               FROM penstock.lanes l
-              WHERE l.pool = %(pool)s AND l.route = a.route AND l.runnable
-                AND l.deadline > coalesce(%(now)s::timestamptz, now())
-              ORDER BY l.priority DESC, l.deadline, l.turn, l.id
-              LIMIT a.want) AS r) AS seen
-   WHERE a.want > 0 AND seen.before < a.want
-   GROUP BY a.route, a.want
-),
-lane AS MATERIALIZED (
-  SELECT l.*, a.want
-    FROM ask_lanes a
-   CROSS JOIN LATERAL (
-     SELECT l.id, l.batch_id, l.route, l.endpoint, l.source_id, l.source_lane, l.next, l.total, l.width, l.busy,
-            l.priority, l.deadline, l.turn, l.session
-       FROM penstock.lanes l
-      WHERE l.pool = %(pool)s AND l.route = a.route AND l.runnable
-        AND l.deadline > coalesce(%(now)s::timestamptz, now())
-      ORDER BY l.priority DESC, l.deadline, l.turn, l.id
-      LIMIT a.lanes
-        FOR UPDATE SKIP LOCKED) AS l
-),
--- Near its end a lane is shared out in ever smaller pieces, so that workers finish together.
-lane_room AS (
-  SELECT lane.*,
-         CASE WHEN width IS NULL THEN least(total - next, greatest(%(taper_floor)s::int4, (total - next) / 4))
-              ELSE least(total - next, width - busy) END AS room
-    FROM lane
-),
-lane_ranked AS (
-  SELECT lane_room.*,
-         (sum(room) OVER (PARTITION BY route ORDER BY priority DESC, deadline, turn, id) - room)::int4 AS before
-    FROM lane_room
-),
+-- A lane that is alone moves on with every sixteenth claim or so, and with it the place from which the line is looked at.
 granted AS MATERIALIZED (
-  SELECT id, batch_id, route, endpoint, source_id, source_lane, session, width IS NOT NULL AS limited, next, busy,
-         least(room, want - before) AS take
-    FROM lane_ranked
-   WHERE before < want
+  SELECT lane.*, take, least(take, total - next - take) / (weight * nearness) AS next_step,
+         NOT session AND next + take < total
+           AND ((next + take) / (16 * take) <> next / (16 * take)
+                OR NOT coalesce((SELECT b.alone FROM band b WHERE b.route = lane.route AND b.band = lane.band), false))
+           AS returns
+    FROM lane, lane_takes
+   CROSS JOIN LATERAL (SELECT lane_takes.takes[width_bucket(lane.id, lane_takes.ids)] AS take) AS its
+   WHERE lane.id = lane_takes.ids[width_bucket(lane.id, lane_takes.ids)]
 ),
--- The grants as arrays in the order of ids: width_bucket finds a lane's place by halving, so that the update needs no
--- join, whatever the planner believes about the table. They carry the values to store, not what to add: an update first
--- tries the row as its snapshot has it, and a settle that has made room since would make that try break lanes_width.
+owner AS MATERIALIZED (
+  SELECT o.route, o.band, o.owner, greatest(
+           o.at,
+           (SELECT l.tag FROM penstock.lanes l
+             WHERE ARRAY[l.pool, l.route, l.band::text, l.owner] = ARRAY[%(pool)s, o.route, o.band::text, o.owner]
+               AND l.runnable AND NOT l.session AND l.tag IS NOT NULL
+             ORDER BY l.tag DESC LIMIT 1),
+           (SELECT d.tag FROM penstock.deferrals d
+             WHERE ARRAY[d.pool, d.route, d.band::text, d.owner] = ARRAY[%(pool)s, o.route, o.band::text, o.owner]
+               AND d.tag IS NOT NULL AND NOT d.held AND NOT d.suspect AND NOT d.session AND d.tag > o.at
+             ORDER BY d.tag DESC LIMIT 1)) AS last
+    FROM (SELECT DISTINCT g.route, g.band, g.owner, coalesce(b.at, 0) AS at
+            FROM granted g
+            LEFT JOIN band b ON b.route = g.route AND b.band = g.band
+           WHERE g.returns) AS o
+),
+-- The values to store, not what to add: an update first tries the row as its snapshot has it, and a settle that has made
+-- room since would make that try break lanes_width.
 grants AS MATERIALIZED (
   SELECT array_agg(id ORDER BY id) AS lanes, array_agg(next + take ORDER BY id) AS nexts,
-         array_agg(busy + CASE WHEN limited THEN take ELSE 0 END ORDER BY id) AS busies
-    FROM granted
+         array_agg(busy + CASE WHEN width IS NULL THEN 0 ELSE take END ORDER BY id) AS busies,
+         array_agg(CASE WHEN returns THEN last + behind ELSE tag END ORDER BY id) AS tags,
+         array_agg(CASE WHEN returns THEN next_step ELSE step END ORDER BY id) AS steps
+    FROM (SELECT g.*, o.last,
+                 sum(g.next_step) FILTER (WHERE returns) OVER (PARTITION BY g.route, g.band, g.owner ORDER BY g.tag, g.id)
+                   AS behind
+            FROM granted g
+            LEFT JOIN owner o ON o.route = g.route AND o.band = g.band AND o.owner = g.owner) AS charged
 ),
 advanced AS (
   UPDATE penstock.lanes l
      SET next = (SELECT nexts FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))],
-         busy = (SELECT busies FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))]
+         busy = (SELECT busies FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))],
+         tag = (SELECT tags FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))],
+         step = (SELECT steps FROM grants)[width_bucket(l.id, (SELECT lanes FROM grants))]
    WHERE l.id = ANY (ARRAY(SELECT id FROM granted))
 ),
 leased AS (
   INSERT INTO penstock.leases
-    (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, reclaims, claimed_at, progressed_at)
-  SELECT id, batch_id, %(pool)s, route, limited, %(worker)s::uuid,
-         int4multirange(int4range(next, next + take)), 1, 0, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+    (lane_id, batch_id, owner, session, band, weight, pool, route, limited, worker_id, ordinals, attempt, reclaims,
+     claimed_at, progressed_at)
+  SELECT id, batch_id, owner, session, band, weight * nearness, %(pool)s, route, width IS NOT NULL, %(worker)s::uuid,
+         int4multirange(int4range(next, next + take)), 1, 0, coalesce(%(now)s::timestamptz, now()),
+         coalesce(%(now)s::timestamptz, now())
     FROM granted
   UNION ALL
-  SELECT lane_id, batch_id, %(pool)s, route, limited, %(worker)s::uuid,
+  SELECT lane_id, batch_id, owner, session, band, weight, %(pool)s, route, limited, %(worker)s::uuid,
          range_agg(taken), attempt, reclaims, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM due_taken
-   GROUP BY lane_id, batch_id, route, limited, attempt, reclaims, CASE WHEN suspect THEN id END
-  RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims
+   GROUP BY lane_id, batch_id, owner, session, band, weight, route, limited, attempt, reclaims,
+            CASE WHEN suspect THEN id END
+  RETURNING id, nonce, lane_id, batch_id, route, session, ordinals, attempt, reclaims
 )
-SELECT leased.id, leased.nonce, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id,
+SELECT coalesce(%(now)s::timestamptz, now()) AS at,
+       (SELECT min(d.due_at)
+          FROM ask
+         CROSS JOIN LATERAL (
+           SELECT due_at FROM penstock.deferrals
+            WHERE pool = %(pool)s AND route = ask.route AND tag IS NULL AND NOT held AND NOT suspect
+              AND due_at >= %(due_from)s::timestamptz
+            ORDER BY due_at LIMIT 1) AS d) AS next_due_at,
+       line.routes, line.bands, line.tags, line.alone, line.due,
+       leased.id, leased.nonce, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id,
        place.source_lane, leased.attempt, leased.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(leased.ordinals) r) AS starts,
-       ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops, place.session
-  FROM leased
-  JOIN (SELECT id, endpoint, source_id, source_lane, session FROM granted
-        UNION
-        SELECT id, endpoint, source_id, source_lane, session FROM due_lane) AS place ON place.id = leased.lane_id
+       ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops, leased.session
+  FROM (SELECT array_agg(route ORDER BY route, band) AS routes, array_agg(band ORDER BY route, band) AS bands,
+               array_agg(at ORDER BY route, band) AS tags, array_agg(alone ORDER BY route, band) AS alone,
+               array_agg(due ORDER BY route, band) AS due
+          FROM band) AS line
+  LEFT JOIN leased ON true
+  LEFT JOIN (SELECT id, endpoint, source_id, source_lane FROM granted
+             UNION
+             SELECT id, endpoint, source_id, source_lane FROM due_lane) AS place ON place.id = leased.lane_id
+
+-- name: line_up_due
+-- Gives deferrals that are due a place in line, until so many ordinals of a route have one. An owner's retries go before
+-- what it has not begun, behind its other retries, each charged what it holds; at the head of the line where nobody else
+-- is in it. Those of sessions by their time.
+WITH ask AS MATERIALIZED (
+  SELECT a.route, a.from_band, a.from_tag, a.alone
+    FROM unnest(%(routes)s::text[], %(from_bands)s::int2[], %(from_tags)s::float8[], %(alone)s::bool[])
+         AS a (route, from_band, from_tag, alone)
+),
+found AS MATERIALIZED (
+  SELECT d.*, CASE WHEN d.band = ask.from_band THEN ask.from_tag ELSE '-infinity' END AS from_tag,
+         ask.alone AND d.band = ask.from_band AS alone
+    FROM ask
+   CROSS JOIN LATERAL (
+     SELECT d.id, d.route, d.band, d.owner, d.session, d.due_at, d.size,
+            CASE WHEN d.session THEN 0 ELSE d.size / d.weight END AS step
+       FROM penstock.deferrals d
+      WHERE d.pool = %(pool)s AND d.route = ask.route AND d.tag IS NULL AND NOT d.held AND NOT d.suspect
+        AND d.due_at >= %(due_from)s::timestamptz AND d.due_at <= coalesce(%(now)s::timestamptz, now())
+      ORDER BY d.due_at, d.id
+      LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED) AS d
+),
+due AS MATERIALIZED (
+  SELECT * FROM (
+    SELECT found.*, sum(size) OVER (PARTITION BY route ORDER BY due_at, id) - size AS before FROM found) AS d
+   WHERE before < %(limit)s
+),
+owner AS MATERIALIZED (
+  SELECT o.route, o.band, o.owner, o.start, greatest(
+           o.start,
+           (SELECT e.tag FROM penstock.deferrals e
+             WHERE ARRAY[e.pool, e.route, e.band::text, e.owner] = ARRAY[%(pool)s, o.route, o.band::text, o.owner]
+               AND e.tag IS NOT NULL AND NOT e.held AND NOT e.suspect AND NOT e.session AND e.tag > o.start
+             ORDER BY e.tag DESC LIMIT 1)) AS last
+    FROM (SELECT DISTINCT route, band, owner, penstock.line_start(%(pool)s, route, band, from_tag) AS start
+            FROM due WHERE NOT session) AS o
+),
+places AS MATERIALIZED (
+  SELECT array_agg(id ORDER BY id) AS ids, array_agg(CASE WHEN alone THEN 0 ELSE step END ORDER BY id) AS steps,
+         array_agg(CASE WHEN session THEN extract(epoch FROM due_at) WHEN alone THEN start ELSE last + behind END
+                   ORDER BY id) AS tags
+    FROM (SELECT d.*, o.start, o.last, sum(d.step) OVER (PARTITION BY d.route, d.band, d.owner ORDER BY d.due_at, d.id) AS behind
+            FROM due d
+            LEFT JOIN owner o ON o.route = d.route AND o.band = d.band AND o.owner = d.owner) AS placed
+)
+UPDATE penstock.deferrals d
+   SET tag = (SELECT tags FROM places)[width_bucket(d.id, (SELECT ids FROM places))],
+       step = (SELECT steps FROM places)[width_bucket(d.id, (SELECT ids FROM places))]
+ WHERE d.id = ANY (ARRAY(SELECT id FROM due))
 
 -- name: read_range_if_leased
 -- Reads the bodies of one ordinal range, at least one and no more than a byte budget, unless the lease is gone or, where
@@ -284,9 +440,11 @@ INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_a
 VALUES (%(id)s, %(pool)s, %(host)s, %(machine)s, %(pid)s, %(pid_birth)s, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()))
 
 -- name: heartbeat_if_known
--- Checks in on the database's clock. No row back means the worker was declared dead: it must take a new id.
-UPDATE penstock.workers SET heartbeat_at = coalesce(%(now)s::timestamptz, now()), draining = %(draining)s
- WHERE id = %(id)s
+-- Checks the workers of a process in, on the database's clock. One that does not come back was declared dead: it must
+-- take a new id.
+UPDATE penstock.workers
+   SET heartbeat_at = coalesce(%(now)s::timestamptz, now()), draining = id = ANY (%(draining)s::uuid[])
+ WHERE id = ANY (%(ids)s::uuid[])
 RETURNING id
 
 -- name: remove_worker
@@ -302,7 +460,7 @@ SELECT id, pid, pid_birth FROM penstock.workers WHERE machine = %(machine)s
 -- look for them, from workers that live but have not reported progress on a lease for too long. Judged here, on the
 -- database's clock. Holders are found one probe each, so that what the living hold is not read; leases without progress
 -- can only be found by reading all.
--- Deleting the lease is the fence. What it still held runs again at once; ordinals lost repeatedly are split, so that
+-- Deleting the lease is the fence. What it still held runs again at once, at the head of the line; ordinals lost repeatedly are split, so that
 -- the one that kills its workers ends up alone. Once that is lost too often, or if the policy is not to run anything
 -- twice, the caller gets it on a lease of its own, to settle it as failed like any other.
 WITH RECURSIVE
@@ -329,8 +487,8 @@ suspected AS MATERIALIZED (
 ),
 -- Judged once more by the row as it is when it is locked: it may have made progress since.
 lost AS MATERIALIZED (
-  SELECT l.id, l.lane_id, l.batch_id, l.pool, l.route, l.limited, l.ordinals, l.size, l.attempt, l.reclaims,
-         l.worker_id,
+  SELECT l.id, l.lane_id, l.batch_id, l.owner, l.session, l.band, l.weight, l.pool, l.route, l.limited, l.ordinals, l.size,
+         l.attempt, l.reclaims, l.worker_id,
          %(action)s = 'fail' OR (l.size = 1 AND l.reclaims + 1 >= %(max_reclaims)s::int4) AS given_up
     FROM penstock.leases l
    WHERE l.id = ANY (ARRAY(SELECT id FROM suspected ORDER BY id LIMIT %(limit)s))
@@ -357,23 +515,29 @@ piece AS (
 ),
 deferred AS (
   INSERT INTO penstock.deferrals
-    (lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims, reason, due_at)
-  SELECT lane_id, batch_id, pool, route, limited, part, attempt, reclaims + 1, 'reclaimed',
-         coalesce(%(now)s::timestamptz, now())
+    (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, reason,
+     deferred_at, due_at, tag)
+  SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, part, attempt, reclaims + 1, 'reclaimed',
+         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
+         CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+              ELSE penstock.line_start(pool, route, band, '-infinity') END
     FROM piece
    CROSS JOIN LATERAL (VALUES (head), (ordinals - head)) AS half (part)
    WHERE NOT isempty(part)
 ),
 condemned AS (
   INSERT INTO penstock.leases
-    (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, reclaims, claimed_at, progressed_at)
-  SELECT lane_id, batch_id, pool, route, limited, %(worker)s::uuid, ordinals, attempt, reclaims + 1,
+    (lane_id, batch_id, owner, session, band, weight, pool, route, limited, worker_id, ordinals, attempt, reclaims,
+     claimed_at, progressed_at)
+  SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, %(worker)s::uuid, ordinals, attempt,
+         reclaims + 1,
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM lost
    WHERE given_up
   RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims
 )
-SELECT (SELECT count(*) FROM lost)::int4 AS lost_leases,
+SELECT (SELECT count(pg_notify('penstock_work', pool)) FROM (SELECT DISTINCT pool FROM piece) AS again) AS rung,
+       (SELECT count(*) FROM lost)::int4 AS lost_leases,
        (SELECT coalesce(sum(size), 0) FROM lost)::int4 AS lost_ordinals,
        c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,

@@ -111,8 +111,8 @@ async def reclaim(
     )
     rows = await cursor.fetchall()
     await connection.execute(_SQL["remove_silent_workers"], silent)
-    leases, ordinals = rows[0][:2]
-    return Reclaimed(leases, ordinals, [as_lease(row[2:]) for row in rows if row[2] is not None])
+    _, leases, ordinals = rows[0][:3]
+    return Reclaimed(leases, ordinals, [as_lease(row[3:]) for row in rows if row[3] is not None])
 
 
 async def report_progress(

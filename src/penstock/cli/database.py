@@ -63,9 +63,9 @@ def migrated(conninfo: str) -> None:
         ) from error
 
 
-@click.group(short_help="Migrate or inspect the database.")
+@click.group(short_help="Migrate or inspect the database, share out its work.")
 def db() -> None:
-    """Migrate or inspect the database."""
+    """Migrate or inspect the database, share out its work."""
 
 
 @db.command("migrate")
@@ -143,6 +143,49 @@ def status_command(
             click.echo(f"unknown  {name}  (from a newer Penstock)")
     if not found.ready:
         raise SystemExit(ExitCode.OPERATIONAL)
+
+
+@db.command("share", short_help="Show or set an owner's share of the work.")
+@click.argument("owner", required=False)
+@click.argument("weight", type=click.FloatRange(0.01, 100), required=False)
+@database_options
+@click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
+def share_command(
+    owner: str | None,
+    weight: float | None,
+    database_url: str | None,
+    data_dir: Path | None,
+    toml_path: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Give OWNER's batches WEIGHT times the work of an owner of whom nothing is said, while both have work waiting.
+
+    Holds for its batches that wait, and for those to come. Without a WEIGHT, shows the shares.
+    """
+    import asyncio
+
+    from psycopg import AsyncConnection
+
+    from penstock.work import owners
+
+    config = load_config(database_url, data_dir, toml_path, settings)
+
+    async def share(conninfo: str) -> list[tuple[str, float]]:
+        async with await AsyncConnection.connect(conninfo, autocommit=True) as connection:
+            if owner is not None and weight is not None:
+                await owners.set_weight(connection, owner, weight)
+            return await owners.list_weights(connection, owner)
+
+    with reached(config) as conninfo, _plain_errors():
+        found = asyncio.run(share(conninfo))
+    if as_json:
+        _print_json({"shares": [{"owner": name, "weight": round(each, 4)} for name, each in found]})
+        return
+    for name, each in found:
+        click.echo(f"{each:8.4g}  {name}")
+    if not found:
+        click.echo("every owner has the same share" if owner is None else f"{owner} has the share of everybody: 1")
 
 
 @contextlib.contextmanager

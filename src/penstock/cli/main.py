@@ -28,7 +28,7 @@ _COMMANDS = {
     "worker": ("penstock.cli.worker:worker", "Run workers for a server elsewhere."),
     "keys": ("penstock.cli.keys:keys", "Create, list and revoke API keys."),
     "providers": ("penstock.cli.providers:providers", "List providers, and let halted ones go on."),
-    "db": ("penstock.cli.database:db", "Migrate or inspect the database."),
+    "db": ("penstock.cli.database:db", "Migrate or inspect the database, share out its work."),
     "mock": ("penstock.cli.mock:mock", "Serve a fake OpenAI-compatible upstream."),
 }
 

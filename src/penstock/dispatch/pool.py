@@ -6,11 +6,13 @@ All methods are for the event loop's thread, and the sink is called there too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from time import monotonic
 from typing import Protocol
 
@@ -81,8 +83,18 @@ class Dispatcher(Protocol):
         """Cancel what is in flight and end. The worker has taken back or aborted what it cares for."""
 
 
+def woven(items: Iterable[Item]) -> list[Item]:
+    """One item of each lane in turn, those of a lane in their order; who has come last begins."""
+    lanes: dict[int, list[Item]] = {}
+    for item in items:
+        lanes.setdefault(item.lease.lane_id, []).append(item)
+    rows = zip_longest(*reversed(lanes.values()))
+    return [item for row in rows for item in row if item is not None]
+
+
 class Ready:
-    """Items that wait, in order, with those of held routes set aside.
+    """Items that wait, with those of held routes set aside. Lanes take turns: a few items of one do not wait for the
+    many of another that were claimed before.
 
     `pop` may be called from any thread. Its fast path takes no lock: a deque's ends are safe, and a
     hold that comes a moment after the look at `_until` is a hold that came too late for this item.
@@ -90,6 +102,8 @@ class Ready:
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
+        self._lanes: set[int] = set()
+        """The lanes of what has come since nothing waited."""
         self._until: dict[str, float] = {}
         self._aside: dict[str, deque[Item]] = {}
         self._lock = threading.Lock()
@@ -112,8 +126,22 @@ class Ready:
     def extend(self, items: Sequence[Item], *, first: bool) -> None:
         if first:
             self._items.extendleft(items[::-1])
-        else:
+            return
+        if items and items[0].lease.session:
             self._items.extend(items)
+            return
+        if not self._items:
+            self._lanes.clear()
+        self._lanes.update(item.lease.lane_id for item in items)
+        self._items.extend(items if len(self._lanes) == 1 else woven([*self._take_all(), *items]))
+
+    def _take_all(self) -> list[Item]:
+        """Others may be popping meanwhile."""
+        taken = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._items.popleft())
+        return taken
 
     def pop(self) -> Item | None:
         if monotonic() > self.open_until:

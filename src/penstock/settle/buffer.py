@@ -111,7 +111,7 @@ class Results:
             await asyncio.sleep(0)  # whoever waits goes first
         if settled.cancelled_next:
             await pass_over(connection, settled.cancelled_next)
-        if settled.more or (changes.backs and any(_lease_of(entry).session for entry in entries)):
+        if settled.more or changes.agains or (changes.backs and any(_lease_of(entry).session for entry in entries)):
             self._on_more()
         known = 0
         if repeated and settled.fenced:
@@ -163,8 +163,9 @@ class SettleBuffer(Coalescer[Result]):
         on_more: Callable[[], None] = lambda: None,
         on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
-        """`on_more` is called when sessions are ready for their next request, `on_answers` when what somebody waits for
-        has been written. With `on_answers`, ringing for those who wait elsewhere is left to it."""
+        """`on_more` is called when sessions are ready for their next request, or something is to be tried again;
+        `on_answers` when what somebody waits for has been written, and then ringing for those who wait elsewhere is
+        left to it."""
         self._results = Results(worker_id, on_more, on_answers)
         super().__init__(self._results, pool, limits, on_pressure=on_pressure)
 
@@ -196,3 +197,13 @@ class SettleBuffer(Coalescer[Result]):
     def give_back(self, lease: Lease, ranges: Iterable[Range]) -> None:
         """Return ordinals untouched; they can be claimed again at once."""
         self.put(GivenBack(lease, list(ranges)))
+
+    def report(self) -> str:
+        """What was written so far, in a line for the log."""
+        figures, tally = self.figures, self.tally
+        p50, p95, p99 = (1000 * figures.latency_s(share) for share in (0.5, 0.95, 0.99))
+        return (
+            f"wrote {tally.outcomes} outcomes and {tally.retries} retries in {figures.flushes} flushes of"
+            f" {figures.mean_size:.0f} on average, p50/p95/p99 {p50:.0f}/{p95:.0f}/{p99:.0f} ms; {tally.fenced} fenced,"
+            f" {tally.already_applied} already applied, {figures.repeats} repeated"
+        )

@@ -10,7 +10,7 @@
 -- estimates: for a thousand sessions they became loops within loops. The worker is compared in a way that no index
 -- serves: the one over workers leads past everything this one ever held.
 WITH held AS MATERIALIZED (
-  SELECT id, nonce, lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims,
+  SELECT id, nonce, lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims,
          ordinals - (%(gone)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS remaining,
          ordinals * (%(completed)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS completed,
          ordinals * (%(others)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS others
@@ -23,7 +23,7 @@ WITH held AS MATERIALIZED (
 -- Numbers that every row has are looked up by the row's number where they are needed: each array to unnest would be
 -- copied twice on the way.
 final AS MATERIALIZED (
-  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.limited, h.attempt AS attempts, f.*
+  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.session, h.limited, h.attempt AS attempts, f.*
     FROM unnest(%(f_nonce)b::int8[], %(f_ordinal)b::int4[], %(f_state)b::text[], %(f_status)b::int4[],
                 %(f_custom_id)b::text[], %(f_request_id)b::text[], %(f_error_code)b::text[],
                 %(f_error_message)b::text[], %(f_response)b::bytea[])
@@ -31,17 +31,23 @@ final AS MATERIALIZED (
          AS f (nonce, ordinal, state, status_code, custom_id, request_id, error_code, error_message, response, n)
     JOIN held h ON h.nonce = f.nonce AND h.ordinals @> f.ordinal
 ),
+-- When to try again, put off to the next quarter of the power of two below the delay: what falls together is one row.
 again AS MATERIALIZED (
-  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.pool, h.route, h.limited, h.attempt, h.reclaims, a.*,
-         coalesce(%(now)s::timestamptz, now()) + make_interval(secs => a.delay_s) AS due_at
+  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.owner, h.session, h.band, h.weight, h.pool, h.route, h.limited,
+         h.attempt, h.reclaims, a.*,
+         CASE WHEN h.limited OR a.delay_s <= 0
+              THEN coalesce(%(now)s::timestamptz, now()) + make_interval(secs => a.delay_s)
+              ELSE to_timestamp(ceil((extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8 + a.delay_s) / q.s) * q.s)
+         END AS due_at
     FROM unnest(%(a_nonce)b::int8[], %(a_ordinal)b::int4[], %(a_status)b::int4[], %(a_code)b::text[],
                 %(a_message)b::text[], %(a_delay_s)b::float8[], %(a_counted)b::bool[], %(a_duration_ms)b::int4[])
          AS a (nonce, ordinal, status_code, code, message, delay_s, counted, duration_ms)
     JOIN held h ON h.nonce = a.nonce AND h.ordinals @> a.ordinal
+   CROSS JOIN LATERAL (SELECT 2 ^ floor(ln(greatest(a.delay_s, 0.001)) / ln(2.0::float8)) / 4 AS s) AS q
 ),
 back AS MATERIALIZED (
-  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.pool, h.route, h.limited, h.attempt, h.reclaims,
-         h.ordinals * b.ordinals AS ordinals
+  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.owner, h.session, h.band, h.weight, h.pool, h.route, h.limited,
+         h.attempt, h.reclaims, h.ordinals * b.ordinals AS ordinals
     FROM unnest(%(b_nonce)b::int8[], %(b_ordinals)s::int4multirange[]) AS b (nonce, ordinals)
     JOIN held h ON h.nonce = b.nonce AND h.ordinals && b.ordinals
 ),
@@ -53,15 +59,21 @@ written AS (
          nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
     FROM final
 ),
+-- What is given back has been charged for: it goes to the head of the line.
 deferred AS (
   INSERT INTO penstock.deferrals
-    (lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims, reason, due_at)
-  SELECT lane_id, batch_id, pool, route, limited, int4multirange(int4range(ordinal, ordinal + 1)),
-         attempt + counted::int4, reclaims, 'retry', due_at
+    (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, reason,
+     deferred_at, due_at, tag)
+  SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited,
+         range_agg(int4range(ordinal, ordinal + 1)), attempt + counted::int4, reclaims, 'retry',
+         coalesce(%(now)s::timestamptz, now()), due_at, NULL
     FROM again
+   GROUP BY lane_id, batch_id, owner, session, band, weight, pool, route, limited, attempt + counted::int4, reclaims, due_at
   UNION ALL
-  SELECT lane_id, batch_id, pool, route, limited, ordinals, attempt, reclaims, 'given_back',
-         coalesce(%(now)s::timestamptz, now())
+  SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, 'given_back',
+         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
+         CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+              ELSE penstock.line_start(pool, route, band, '-infinity') END
     FROM back
 ),
 noted AS (
@@ -101,8 +113,8 @@ roomy AS MATERIALIZED (
 ),
 -- A session goes to the end of the line, and asks for what its next request asks for. One that cannot be seen from here
 -- was accepted since: the queue was empty then, and whoever accepted it has set what it asks for.
--- `turn` is in an index. Where nothing waits it moves once a minute, for those who look which sessions are in use, and
--- the other updates touch no index.
+-- Its place in line is the time it became ready, which is in an index. Where nothing waits it moves once a minute, for
+-- those who look which sessions are in use, and the other updates touch no index.
 freed AS (
   UPDATE penstock.lanes l
      SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))],
@@ -110,19 +122,14 @@ freed AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = l.next),
-         turn = CASE WHEN session AND (next < total OR turn < coalesce(%(now)s::timestamptz, now()) - interval '1 minute')
-                     THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END,
+         tag = CASE WHEN session AND (next < total OR tag < extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 60)
+                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE tag END,
          open = open AND NOT (blocks AND id = ANY (ARRAY(
            SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
   RETURNING l.runnable, CASE WHEN l.next < l.total AND EXISTS (
     SELECT FROM penstock.session_requests r
      WHERE r.lane_id = l.id AND r.ordinal = l.next AND r.cancelled_at IS NOT NULL) THEN l.batch_id END AS passes_over
-),
--- Sessions have no figures to keep.
-session AS MATERIALIZED (
-  SELECT batch_id FROM penstock.lanes
-   WHERE id = ANY (ARRAY(SELECT lane_id FROM held WHERE limited)) AND session
 ),
 followed AS (
   INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)
@@ -131,6 +138,7 @@ followed AS (
    WHERE NOT limited AND NOT (isempty(completed) AND isempty(others))
    GROUP BY batch_id, lane_id
 ),
+-- Sessions have no figures to keep.
 counted AS (
   INSERT INTO penstock.progress
     (batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens,
@@ -143,15 +151,17 @@ counted AS (
          coalesce(sum((%(f_bytes)b::int4[])[n]) FILTER (WHERE what <> 'completed'), 0),
          coalesce(sum((%(f_input_tokens)b::int4[])[n]), 0), coalesce(sum((%(f_cached_tokens)b::int4[])[n]), 0),
          coalesce(sum((%(f_output_tokens)b::int4[])[n]), 0), coalesce(sum((%(f_reasoning_tokens)b::int4[])[n]), 0)
-    FROM (SELECT batch_id, state AS what, n FROM final
+    FROM (SELECT batch_id, state AS what, n FROM final WHERE NOT session
           UNION ALL
-          SELECT batch_id, 'retry', NULL FROM again) AS moved
-   WHERE (batch_id IN (SELECT batch_id FROM session)) IS NOT TRUE
+          SELECT batch_id, 'retry', NULL FROM again WHERE NOT session) AS moved
    GROUP BY batch_id
 ),
 rung AS MATERIALIZED (
   SELECT pg_notify('penstock_answers', %(ring)s::text)
    WHERE %(ring)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
+  UNION ALL
+  -- Somebody else may have nothing to do.
+  SELECT pg_notify('penstock_work', pool) FROM (SELECT DISTINCT pool FROM back) AS given_back
 )
 SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,
@@ -185,8 +195,8 @@ freed AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE l.next < l.total AND r.lane_id = l.id AND r.ordinal = l.next),
-         turn = CASE WHEN next < total OR turn < coalesce(%(now)s::timestamptz, now()) - interval '1 minute'
-                     THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END
+         tag = CASE WHEN next < total OR tag < extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 60
+                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE tag END
    WHERE id = (SELECT lane_id FROM held)
   RETURNING l.runnable, CASE WHEN l.next < l.total AND EXISTS (
     SELECT FROM penstock.session_requests r
@@ -268,7 +278,7 @@ moved AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = (SELECT upto FROM place WHERE place.id = l.id)),
-         turn = coalesce(%(now)s::timestamptz, now())
+         tag = extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
    WHERE l.id = ANY (ARRAY(SELECT lane_id FROM gone))
   RETURNING l.pool, l.runnable
 )

@@ -193,6 +193,12 @@ async def fold(connection: Connection, batches: Collection[UUID]) -> None:
         behind = [batch_id for (batch_id,) in await cursor.fetchall() if batch_id is not None]
 
 
+async def keep_line(connection: Connection, *, limit: int, now: Now = None) -> None:
+    """Give lanes without a place in line one, and batches near their deadline a greater share."""
+    await connection.execute(_SQL["line_up_lanes"], {"limit": limit, "now": now})
+    await connection.execute(_SQL["weigh_near"], {"limit": limit, "now": now})
+
+
 async def hold_strays(connection: Connection, batches: Collection[UUID]) -> None:
     """Hold deferrals of some batches that slipped past a pause, and release those that slipped past a resume."""
     await connection.execute(_SQL["hold_strays"], {"ids": list(batches)})

@@ -40,7 +40,7 @@ SELECT pool, route FROM place
 WITH found AS MATERIALIZED (
   (SELECT id FROM penstock.lanes
     WHERE pool = %(pool)s AND route = %(route)s AND runnable
-    ORDER BY priority DESC, deadline, turn, id
+    ORDER BY band, tag, id
     LIMIT %(limit)s)
   UNION
   (SELECT lane_id FROM penstock.deferrals

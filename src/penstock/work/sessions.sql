@@ -40,7 +40,7 @@ makes AS MATERIALIZED (
 ),
 -- After the sessions, so that nobody who waits for a session holds a lane.
 held AS MATERIALIZED (
-  SELECT l.id, l.next, l.total, l.busy, l.open, l.deadline
+  SELECT l.id, l.next, l.total, l.busy, l.open, l.deadline, l.band
     FROM penstock.lanes l
    WHERE l.id = ANY (ARRAY(SELECT lane_id FROM wanted WHERE session_id IS NOT NULL))
      AND (SELECT ids FROM makes) IS NOT NULL
@@ -50,7 +50,7 @@ held AS MATERIALIZED (
 holds AS MATERIALIZED (
   SELECT coalesce(array_agg(id ORDER BY id), '{}') AS ids, array_agg(next ORDER BY id) AS nexts,
          array_agg(total ORDER BY id) AS totals, array_agg(busy ORDER BY id) AS busies,
-         array_agg(open ORDER BY id) AS opens,
+         array_agg(open ORDER BY id) AS opens, array_agg(band ORDER BY id) AS bands,
          -- A deleted session's lane is past its deadline.
          array_agg(deadline = 'infinity' ORDER BY id) AS alive
     FROM held
@@ -65,7 +65,7 @@ place AS MATERIALIZED (
          CASE WHEN w.session_id IS NULL THEN coalesce(makes.ids[at.made] = w.new_id, false)
               ELSE coalesce(holds.ids[at.held] = w.lane_id AND holds.alive[at.held]
                             AND NOT (w.keyed AND holds.totals[at.held] <> w.seen_total), false) END AS ok,
-         w.on_dead_head = 'block' AS blocks, w.priority
+         w.on_dead_head = 'block' AS blocks, w.priority, coalesce(holds.bands[at.held], -w.priority) AS band
     FROM wanted w
    CROSS JOIN makes
    CROSS JOIN holds
@@ -78,7 +78,7 @@ places AS MATERIALIZED (
          array_agg(busy ORDER BY s) AS busies, array_agg(open ORDER BY s) AS opens,
          array_agg(max_queued ORDER BY s) AS caps, array_agg(ok ORDER BY s) AS ok, array_agg(fresh ORDER BY s) AS fresh,
          array_agg(blocks ORDER BY s) AS blocks, array_agg(priority ORDER BY s) AS priorities,
-         array_agg(coalesce(wait_timeout_s, 0) ORDER BY s) AS waits
+         array_agg(coalesce(wait_timeout_s, 0) ORDER BY s) AS waits, array_agg(band ORDER BY s) AS bands
     FROM place
 ),
 asked AS MATERIALIZED (
@@ -126,8 +126,8 @@ noted AS (
    WHERE verdict = 'accepted'
 ),
 begun AS MATERIALIZED (
-  SELECT lane_id, session_id, ordinal, kind
-    FROM (SELECT j.lane_id, j.session_id, j.ordinal, j.kind,
+  SELECT lane_id, session_id, ordinal, kind, s
+    FROM (SELECT j.lane_id, j.session_id, j.ordinal, j.kind, j.s,
                  row_number() OVER (PARTITION BY (%(k_pool)b::text[])[j.kind] ORDER BY j.n) AS place
             FROM judged j
            WHERE j.verdict = 'accepted' AND j.ordinal = j.next AND j.busy = 0 AND j.open
@@ -140,11 +140,12 @@ begun AS MATERIALIZED (
 ),
 leased AS (
   INSERT INTO penstock.leases
-    (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, claimed_at, progressed_at)
-  SELECT lane_id, session_id, (%(k_pool)b::text[])[kind], (%(k_route)b::text[])[kind], true,
-         (%(k_worker)s::uuid[])[kind], int4multirange(int4range(ordinal, ordinal + 1)), 1,
+    (lane_id, batch_id, owner, session, band, pool, route, limited, worker_id, ordinals, attempt, claimed_at,
+     progressed_at)
+  SELECT lane_id, session_id, (%(s_owner)b::text[])[s], true, places.bands[s], (%(k_pool)b::text[])[kind],
+         (%(k_route)b::text[])[kind], true, (%(k_worker)s::uuid[])[kind], int4multirange(int4range(ordinal, ordinal + 1)), 1,
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
-    FROM begun
+    FROM begun, places
   RETURNING id, nonce, lane_id
 ),
 begins AS MATERIALIZED (
@@ -166,12 +167,13 @@ grown AS MATERIALIZED (
 ),
 opened AS (
   INSERT INTO penstock.lanes
-    (id, batch_id, session, pool, route, endpoint, source_id, source_lane, next, total, busy, width, priority, turn,
-     blocks)
+    (id, batch_id, session, pool, route, endpoint, source_id, source_lane, next, total, busy, width, priority, tag,
+     blocks, owner, created_at)
   OVERRIDING SYSTEM VALUE
   SELECT g.lane_id, p.session_ids[g.s], true, (%(k_pool)b::text[])[g.head], (%(k_route)b::text[])[g.head],
          (%(k_endpoint)b::text[])[g.head], -g.lane_id, 0, g.next, g.total, g.busy, 1, p.priorities[g.s],
-         coalesce(%(now)s::timestamptz, now()), p.blocks[g.s]
+         extract(epoch FROM coalesce(%(now)s::timestamptz, now())), p.blocks[g.s], (%(s_owner)b::text[])[g.s],
+         coalesce(%(now)s::timestamptz, now())
     FROM grown g
    CROSS JOIN places p
    WHERE g.fresh
@@ -195,8 +197,8 @@ appended AS (
          endpoint = coalesce(
            (%(k_endpoint)b::text[])[(SELECT heads FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]],
            l.endpoint),
-         turn = CASE WHEN (SELECT ready FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]
-                     THEN coalesce(%(now)s::timestamptz, now()) ELSE l.turn END
+         tag = CASE WHEN (SELECT ready FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]
+                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE l.tag END
    WHERE l.id = ANY (ARRAY(SELECT lane_id FROM grown WHERE NOT fresh))
 ),
 -- Somebody waits now for what was accepted without.
@@ -228,8 +230,8 @@ WITH place AS MATERIALIZED (
 lane AS (
   UPDATE penstock.lanes
      SET next = total + 1, total = total + 1, busy = 1, pool = %(pool)s, route = %(route)s, endpoint = %(endpoint)s,
-         turn = CASE WHEN turn < coalesce(%(now)s::timestamptz, now()) - interval '1 minute'
-                     THEN coalesce(%(now)s::timestamptz, now()) ELSE turn END
+         tag = CASE WHEN tag < extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 60
+                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE tag END
    WHERE id = (SELECT lane_id FROM place)
      AND (next = total AND busy = 0 AND open AND deadline = 'infinity') IS TRUE
      AND NOT EXISTS (
@@ -239,7 +241,7 @@ lane AS (
      AND (%(idempotency_key)s::text IS NULL OR NOT EXISTS (
        SELECT FROM penstock.session_requests
         WHERE session_id = (SELECT id FROM place) AND idempotency_key = %(idempotency_key)s::text))
-  RETURNING id, batch_id, total - 1 AS ordinal
+  RETURNING id, batch_id, band, total - 1 AS ordinal
 ),
 stored AS (
   INSERT INTO penstock.templates (source_id, source_lane, ordinal, line, custom_id, body)
@@ -255,8 +257,9 @@ noted AS (
 ),
 leased AS (
   INSERT INTO penstock.leases
-    (lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, claimed_at, progressed_at)
-  SELECT id, batch_id, %(pool)s, %(route)s, true, %(worker)s::uuid, int4multirange(int4range(ordinal, ordinal + 1)), 1,
+    (lane_id, batch_id, owner, session, band, pool, route, limited, worker_id, ordinals, attempt, claimed_at,
+     progressed_at)
+  SELECT id, batch_id, %(owner)s, true, band, %(pool)s, %(route)s, true, %(worker)s::uuid, int4multirange(int4range(ordinal, ordinal + 1)), 1,
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM lane
   RETURNING id, nonce
@@ -434,9 +437,10 @@ WITH made AS (
   ON CONFLICT (place) DO NOTHING
   RETURNING id, lane_id
 )
-INSERT INTO penstock.lanes (id, batch_id, session, pool, route, endpoint, source_id, source_lane, total, width)
+INSERT INTO penstock.lanes
+  (id, batch_id, session, owner, created_at, pool, route, endpoint, source_id, source_lane, total, width, tag)
 OVERRIDING SYSTEM VALUE
-SELECT lane_id, id, true, '', '', '', -lane_id, 0, 0, 1 FROM made
+SELECT lane_id, id, true, %(owner)s, coalesce(%(now)s::timestamptz, now()), '', '', '', -lane_id, 0, 0, 1, 0 FROM made
 
 -- name: set_session
 -- Replaces a session's settings.
@@ -472,13 +476,15 @@ WITH dead AS (
   RETURNING ordinal
 ),
 deferred AS (
-  INSERT INTO penstock.deferrals (lane_id, batch_id, pool, route, limited, ordinals, attempt, reason, due_at)
-  SELECT r.lane_id, r.session_id, r.pool, r.route, true, int4multirange(int4range(r.ordinal, r.ordinal + 1)), 1,
-         'reprocess', coalesce(%(now)s::timestamptz, now())
+  INSERT INTO penstock.deferrals
+    (lane_id, batch_id, owner, session, pool, route, limited, ordinals, attempt, reason, deferred_at, due_at)
+  SELECT r.lane_id, r.session_id, r.owner, true, r.pool, r.route, true,
+         int4multirange(int4range(r.ordinal, r.ordinal + 1)), 1, 'reprocess', coalesce(%(now)s::timestamptz, now()),
+         coalesce(%(now)s::timestamptz, now())
     FROM penstock.session_requests r
    WHERE r.lane_id = %(lane)s AND r.ordinal = (SELECT ordinal FROM dead)
 )
 UPDATE penstock.lanes
-   SET open = true, turn = coalesce(%(now)s::timestamptz, now()), busy = busy + (SELECT count(*) FROM dead)::int4
+   SET open = true, tag = extract(epoch FROM coalesce(%(now)s::timestamptz, now())), busy = busy + (SELECT count(*) FROM dead)::int4
  WHERE id = %(lane)s
 RETURNING pg_notify('penstock_work', pool)

@@ -14,14 +14,29 @@ batch AS (
          coalesce(%(deadline)s::timestamptz, 'infinity'), lines, coalesce(%(now)s::timestamptz, now()),
          coalesce(%(now)s::timestamptz, now())
     FROM source
-  RETURNING id, priority, deadline
+  RETURNING id, owner, priority, deadline
+),
+-- Behind whom it comes in line, as 0009 says: each lane behind the one before, if that is for the same route.
+lane AS (
+  SELECT f.*, %(pool)s AS pool, coalesce(%(route)s::text, f.route) AS goes_to, batch.id AS batch_id, batch.owner,
+         batch.priority, batch.deadline, w.weight, n.nearness,
+         least(f.total, 250) / (w.weight * n.nearness) AS step
+    FROM batch, source
+    JOIN penstock.file_lanes f ON f.source_id = source.source_id
+   CROSS JOIN LATERAL (
+     SELECT coalesce(max(weight), 1) AS weight FROM penstock.owners WHERE owner = %(owner)s) AS w
+   CROSS JOIN LATERAL (
+     SELECT penstock.nearness(coalesce(%(deadline)s::timestamptz, 'infinity'), coalesce(%(now)s::timestamptz, now()))
+              AS nearness) AS n
 )
-INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, priority, deadline)
-SELECT batch.id, %(pool)s, coalesce(%(route)s::text, f.route), f.endpoint, f.source_id, f.source_lane, f.total,
-       batch.priority, batch.deadline
-  FROM batch, source
-  JOIN penstock.file_lanes f ON f.source_id = source.source_id
- ORDER BY f.source_lane
+INSERT INTO penstock.lanes
+  (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, priority, deadline, weight,
+   nearness, step, tag)
+SELECT batch_id, owner, coalesce(%(now)s::timestamptz, now()), pool, goes_to, endpoint, source_id, source_lane, total,
+       priority, deadline, weight, nearness, step,
+       penstock.line_end(pool, goes_to, -priority, owner, nearness) + sum(step) OVER (PARTITION BY goes_to ORDER BY source_lane)
+  FROM lane
+ ORDER BY source_lane
 RETURNING id, batch_id, route, total
 
 -- name: find_batch_by_key
@@ -239,13 +254,27 @@ WITH batch AS (
   UPDATE penstock.batches
      SET validated_at = coalesce(%(now)s::timestamptz, now()), total = %(total)s
    WHERE id = %(id)s AND (state = 'validating' AND file_id = %(file_id)s AND deleted_at IS NULL) IS TRUE
-  RETURNING id, priority, deadline
+  RETURNING id, owner, priority, deadline
+),
+-- Behind whom it comes in line, as 0009 says: each lane behind the one before, if that is for the same route.
+lane AS (
+  SELECT f.*, p.pool, batch.id AS batch_id, batch.owner, batch.priority, batch.deadline, w.weight, n.nearness,
+         least(f.total, 250) / (w.weight * n.nearness) AS step
+    FROM batch, unnest(%(lanes)s::int4[], %(pools)s::text[]) AS p (source_lane, pool)
+    JOIN penstock.file_lanes f ON f.source_id = %(source_id)s AND f.source_lane = p.source_lane
+   CROSS JOIN LATERAL (
+     SELECT coalesce(max(weight), 1) AS weight FROM penstock.owners WHERE owner = batch.owner) AS w
+   CROSS JOIN LATERAL (
+     SELECT penstock.nearness(batch.deadline, coalesce(%(now)s::timestamptz, now())) AS nearness) AS n
 )
-INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, priority, deadline)
-SELECT batch.id, p.pool, f.route, f.endpoint, f.source_id, f.source_lane, f.total, batch.priority, batch.deadline
-  FROM batch, unnest(%(lanes)s::int4[], %(pools)s::text[]) AS p (source_lane, pool)
-  JOIN penstock.file_lanes f ON f.source_id = %(source_id)s AND f.source_lane = p.source_lane
- ORDER BY f.source_lane
+INSERT INTO penstock.lanes
+  (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, priority, deadline, weight,
+   nearness, step, tag)
+SELECT batch_id, owner, coalesce(%(now)s::timestamptz, now()), pool, route, endpoint, source_id, source_lane, total,
+       priority, deadline, weight, nearness, step,
+       penstock.line_end(pool, route, -priority, owner, nearness) + sum(step) OVER (PARTITION BY pool, route ORDER BY source_lane)
+  FROM lane
+ ORDER BY source_lane
 RETURNING id
 
 -- name: pause_if_running
@@ -276,7 +305,7 @@ parked AS (
 SELECT id FROM batch
 
 -- name: resume_if_paused
--- Opens the lanes again and releases the deferrals.
+-- Opens the lanes again and releases the deferrals. Both go to the end of the line: nothing was due to them meanwhile.
 WITH batch AS (
   UPDATE penstock.batches SET paused_at = NULL, steered_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = %(id)s
@@ -287,7 +316,8 @@ lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch) ORDER BY id FOR UPDATE
 ),
 opened AS (
-  UPDATE penstock.lanes SET open = true WHERE id = ANY (ARRAY(SELECT id FROM lane))
+  UPDATE penstock.lanes SET open = true, tag = penstock.line_end(pool, route, band, owner, nearness) + step
+   WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
 parked AS MATERIALIZED (
   SELECT id FROM penstock.deferrals
@@ -296,9 +326,9 @@ parked AS MATERIALIZED (
      FOR UPDATE
 ),
 released AS (
-  UPDATE penstock.deferrals SET held = false WHERE id = ANY (ARRAY(SELECT id FROM parked))
+  UPDATE penstock.deferrals SET held = false, tag = NULL WHERE id = ANY (ARRAY(SELECT id FROM parked))
 )
-SELECT id FROM batch
+SELECT id, pg_notify('penstock_work', '') FROM batch
 
 -- name: cancel_if_unfinished
 -- Stamps the batch and closes its lanes, whatever the number of lines. What is in flight finishes and is kept.
@@ -346,7 +376,7 @@ RETURNING id
 -- Holds deferrals that were written while their batch was being paused or cancelled, and releases those that were held
 -- while it was being resumed: this very statement may do that, since it waits for nobody and believes its snapshot.
 -- Deferrals that a statement holds are left for the next round.
-UPDATE penstock.deferrals SET held = NOT held
+UPDATE penstock.deferrals SET held = NOT held, tag = NULL
  WHERE id = ANY (ARRAY(
    SELECT id FROM penstock.deferrals
     WHERE id = ANY (ARRAY(
@@ -393,6 +423,59 @@ SELECT id FROM penstock.batches
 SELECT id FROM penstock.batches
  WHERE steered_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(within_s)s) AND deleted_at IS NULL
  LIMIT %(limit)s
+
+-- name: set_weight
+-- Says how much of the work an owner gets beside the others. Its lanes that wait keep their place for this turn.
+WITH owner AS (
+  INSERT INTO penstock.owners (owner, weight) VALUES (%(owner)s, %(weight)s)
+  ON CONFLICT (owner) DO UPDATE SET weight = excluded.weight
+  RETURNING owner, weight
+),
+lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes WHERE owner = (SELECT owner FROM owner) AND NOT session AND next < total
+   ORDER BY id
+     FOR UPDATE
+)
+UPDATE penstock.lanes SET weight = (SELECT weight FROM owner) WHERE id = ANY (ARRAY(SELECT id FROM lane))
+
+-- name: list_weights
+-- The owners of whom something was said.
+SELECT owner, weight::float8 FROM penstock.owners WHERE coalesce(%(owner)s = owner, true) ORDER BY owner
+
+-- name: line_up_lanes
+-- Gives lanes a place in line that code from before there was one has made, or made runnable.
+UPDATE penstock.lanes
+   SET tag = CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+                  ELSE penstock.line_end(pool, route, band, owner, nearness) + step END
+ WHERE id = ANY (ARRAY(
+   SELECT id FROM penstock.lanes WHERE tag IS NULL AND runnable AND id > 0 ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+
+-- name: weigh_near
+-- Counts batches for more as their deadline comes nearer. What a lane still waits for shrinks as its share grows.
+WITH near AS MATERIALIZED (
+  SELECT l.id, penstock.nearness(l.deadline, coalesce(%(now)s::timestamptz, now())) AS nearness
+    FROM (SELECT id FROM penstock.batches
+           WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL
+             AND (cancelling_at IS NOT NULL OR deadline < 'infinity')
+             AND CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END
+                 BETWEEN coalesce(%(now)s::timestamptz, now()) AND coalesce(%(now)s::timestamptz, now()) + interval '1 hour'
+           ORDER BY CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END
+           LIMIT %(limit)s) AS b
+   CROSS JOIN LATERAL (
+     SELECT id, deadline, nearness, runnable FROM penstock.lanes WHERE batch_id = b.id OFFSET 0) AS l
+   WHERE l.runnable AND l.nearness <> penstock.nearness(l.deadline, coalesce(%(now)s::timestamptz, now()))
+),
+nearer AS MATERIALIZED (
+  SELECT id FROM penstock.lanes WHERE id = ANY (ARRAY(SELECT id FROM near)) AND runnable ORDER BY id FOR UPDATE SKIP LOCKED
+)
+UPDATE penstock.lanes l
+   SET nearness = n.nearness, step = l.step * l.nearness / n.nearness,
+       tag = n.at + (l.tag - n.at) * l.nearness / n.nearness
+  FROM (SELECT near.id, near.nearness,
+               least(l.tag - l.step, penstock.line_start(l.pool, l.route, l.band, '-infinity')) AS at
+          FROM near
+          JOIN penstock.lanes l ON l.id = near.id) AS n
+ WHERE l.id = n.id AND l.id = ANY (ARRAY(SELECT id FROM nearer))
 
 -- name: fold_progress
 -- Sums the deltas of some batches into one row each, where there are new ones, so many of each at the most; returns the
@@ -480,14 +563,16 @@ lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes WHERE batch_id = (SELECT id FROM batch) ORDER BY id FOR UPDATE
 ),
 lanes AS (
-  UPDATE penstock.lanes SET open = true, deadline = (SELECT deadline FROM opened)
+  UPDATE penstock.lanes
+     SET open = true, deadline = (SELECT deadline FROM opened), nearness = 1,
+         tag = penstock.line_end(pool, route, band, owner, nearness) + step
    WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
 parked AS MATERIALIZED (
   SELECT id FROM penstock.deferrals WHERE batch_id = (SELECT id FROM batch) AND held ORDER BY id FOR UPDATE
 ),
 released AS (
-  UPDATE penstock.deferrals SET held = false WHERE id = ANY (ARRAY(SELECT id FROM parked))
+  UPDATE penstock.deferrals SET held = false, tag = NULL WHERE id = ANY (ARRAY(SELECT id FROM parked))
 ),
 unpublished AS (
   DELETE FROM penstock.files WHERE batch_id = (SELECT id FROM batch) AND kind <> 'input'
@@ -547,9 +632,10 @@ again AS MATERIALIZED (
   SELECT range_agg(int4range(ordinal, ordinal + 1)) AS ordinals FROM gone HAVING count(*) > 0
 ),
 deferred AS (
-  INSERT INTO penstock.deferrals (lane_id, batch_id, pool, route, limited, ordinals, attempt, reason, due_at, held)
-  SELECT l.id, l.batch_id, l.pool, l.route, false, again.ordinals, 1, 'reprocess',
-         coalesce(%(now)s::timestamptz, now()), NOT l.open
+  INSERT INTO penstock.deferrals
+    (lane_id, batch_id, owner, band, weight, pool, route, limited, ordinals, attempt, reason, deferred_at, due_at, held)
+  SELECT l.id, l.batch_id, l.owner, l.band, l.weight, l.pool, l.route, false, again.ordinals, 1, 'reprocess',
+         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), NOT l.open
     FROM again, penstock.lanes l
    WHERE l.id = %(lane)s
 ),
@@ -560,4 +646,4 @@ counted AS (
     FROM gone
   HAVING count(*) > 0
 )
-SELECT count(*)::int4 FROM gone
+SELECT count(*)::int4, (SELECT count(pg_notify('penstock_work', '')) FROM again) FROM gone
