@@ -35,6 +35,8 @@ QUICK: Mapping[str, Sequence[str]] = {
     "erase": ["--quick"],
     "followers": ["--quick"],
     "sessions": ["--quick"],
+    "idle": ["--quick"],
+    "turns": ["--quick"],
 }
 
 

@@ -133,9 +133,10 @@ class _Bench:
         return await batches.create_batch(self.connection, file_id=file_id, owner="local", pool=pool, batch_id=batch_id)
 
     async def _claim(self, pool: str) -> list[Lease]:
-        return await claims.claim(
+        claimed = await claims.claim_in_line(
             self.connection, pool=pool, wants={ROUTE: CLAIM}, worker_id=self.worker_id, taper_floor=CLAIM
         )
+        return claimed.leases
 
     async def _claim_and_read(self, pool: str) -> None:
         (lease,) = await self._claim(pool)

@@ -144,7 +144,10 @@ async def _cycle(connection: Connection, worker_id: UUID) -> bool:
 
 
 async def _claim(connection: Connection, worker_id: UUID) -> list[Lease]:
-    return await claims.claim(connection, pool=POOL, wants={ROUTE: CLAIM}, worker_id=worker_id, taper_floor=CLAIM)
+    claimed = await claims.claim_in_line(
+        connection, pool=POOL, wants={ROUTE: CLAIM}, worker_id=worker_id, taper_floor=CLAIM
+    )
+    return claimed.leases
 
 
 def _answer(_: Item) -> Outcome:

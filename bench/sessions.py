@@ -116,7 +116,8 @@ async def _claim_in_turns(taken: dict[str, list[float]], claims_each: int) -> No
                 await connection.execute("VACUUM penstock.lanes, penstock.leases")
         for database, connection in connections.items():
             began = time.perf_counter()
-            leases = await claims.claim(connection, pool=POOL, wants={ROUTE: CLAIM}, worker_id=WORKER)
+            options: dict[str, Any] = {"wants": {ROUTE: CLAIM}, "worker_id": WORKER, "look": CLAIM}
+            leases = (await claims.claim_in_line(connection, pool=POOL, **options)).leases
             if number >= 10:
                 taken[database].append(time.perf_counter() - began)
             changes = Changes()
