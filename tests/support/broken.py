@@ -35,14 +35,14 @@ def lease_check() -> None:
 
 def nonce() -> None:
     """Leases are told apart by their ids alone."""
-    columns = (
-        "(lane_id, batch_id, pool, route, limited, worker_id, ordinals, attempt, reclaims, claimed_at, progressed_at)"
-    )
-    _without("claim_open", f"{columns}\n  SELECT id,", columns.replace("(", "(nonce, ") + "\n  SELECT 0, id,")
+    columns = "(lane_id, batch_id, owner, session, band, weight, pool, route, limited, worker_id, ordinals, attempt,"
+    _without("claim_open", columns, columns.replace("(", "(nonce, "))
+    fresh = "SELECT id, batch_id, owner, session, band, weight * "
+    _without("claim_open", fresh, fresh.replace("id", "0, id", 1))
     _without(
         "claim_open",
-        "UNION ALL\n  SELECT lane_id, batch_id, %(pool)s",
-        "UNION ALL\n  SELECT 0, lane_id, batch_id, %(pool)s",
+        "UNION ALL\n  SELECT lane_id, batch_id, owner, session, band, weight, %(pool)s",
+        "UNION ALL\n  SELECT 0, lane_id, batch_id, owner, session, band, weight, %(pool)s",
     )
 
 
