@@ -20,12 +20,12 @@ WITH ask AS MATERIALIZED (
 ),
 -- Looked at without locks: locking more than are used would hide them from every other claim for as long as this one
 -- lasts.
-seen AS MATERIALIZED (
-  SELECT ask.*, c.is_lane, c.band, c.tag, c.step, c.owner, c.rate, c.id, c.room
+met AS MATERIALIZED (
+  SELECT ask.*, c.is_lane, c.band, c.tag, c.step, c.owner, c.rate, c.id, c.room, c.lane_id
     FROM ask
    CROSS JOIN LATERAL (
      (SELECT true AS is_lane, l.band, l.tag, l.step, l.owner, l.weight * l.nearness AS rate, l.id,
-             least(l.total - l.next, coalesce(l.width - l.busy, l.total - l.next)) AS room
+             least(l.total - l.next, coalesce(l.width - l.busy, l.total - l.next)) AS room, l.id AS lane_id
         FROM penstock.lanes l
        WHERE l.pool = %(pool)s AND l.route = ask.route AND l.runnable
          AND (l.band, l.tag) >= (ask.from_band, ask.from_tag)
@@ -33,12 +33,20 @@ seen AS MATERIALIZED (
        ORDER BY l.band, l.tag, l.id
        LIMIT least(ask.want, %(look)s))
      UNION ALL
-     (SELECT false, d.band, d.tag, d.step, d.owner, d.weight, d.id, d.size
+     (SELECT false, d.band, d.tag, d.step, d.owner, d.weight, d.id, d.size, d.lane_id
         FROM penstock.deferrals d
        WHERE d.pool = %(pool)s AND d.route = ask.route AND d.tag IS NOT NULL AND NOT d.held AND NOT d.suspect
          AND (d.band, d.tag) >= (ask.from_band, ask.from_tag)
        ORDER BY d.band, d.tag, d.id
        LIMIT least(ask.want, %(look)s))) AS c
+),
+-- What was put off while its lane was being closed has no turn.
+seen AS MATERIALIZED (
+  SELECT * FROM met
+   WHERE is_lane OR (lane_id IN (
+     SELECT id FROM penstock.lanes
+      WHERE id = ANY (ARRAY(SELECT DISTINCT lane_id FROM met WHERE NOT is_lane))
+        AND open AND deadline > coalesce(%(now)s::timestamptz, now()))) IS TRUE
 ),
 -- What time it is in each band, and in what pieces a claim is shared out.
 band AS MATERIALIZED (
@@ -74,23 +82,18 @@ looks AS MATERIALIZED (
   SELECT array_agg(id ORDER BY id) AS ids, array_agg(take ORDER BY id) AS takes FROM look WHERE is_lane
 ),
 turn AS MATERIALIZED (
-  SELECT route, want, from_band, from_tag,
-         count(*) FILTER (WHERE is_lane)::int4 AS lanes, count(*) FILTER (WHERE NOT is_lane)::int4 AS deferrals
+  SELECT route, want, from_band, from_tag, count(*)::int4 AS lanes
     FROM look
+   WHERE is_lane
    GROUP BY route, want, from_band, from_tag
 ),
 plain_due AS MATERIALIZED (
-  SELECT d.*, turn.want
-    FROM turn
-   CROSS JOIN LATERAL (
-     SELECT d.id, d.lane_id, d.batch_id, d.owner, d.session, d.weight, d.route, d.limited, d.ordinals, d.size, d.attempt,
-            d.reclaims, d.suspect, d.band, d.tag
-       FROM penstock.deferrals d
-      WHERE d.pool = %(pool)s AND d.route = turn.route AND d.tag IS NOT NULL AND NOT d.held AND NOT d.suspect
-        AND (d.band, d.tag) >= (turn.from_band, turn.from_tag)
-      ORDER BY d.band, d.tag, d.id
-      LIMIT turn.deferrals
-        FOR UPDATE SKIP LOCKED) AS d
+  SELECT d.id, d.lane_id, d.batch_id, d.owner, d.session, d.weight, d.route, d.limited, d.ordinals, d.size, d.attempt,
+         d.reclaims, d.suspect, d.band, d.tag, (SELECT ask.want FROM ask WHERE ask.route = d.route) AS want
+    FROM penstock.deferrals d
+   WHERE d.id = ANY (ARRAY(SELECT id FROM look WHERE NOT is_lane)) AND NOT d.held AND NOT d.suspect
+   ORDER BY d.id
+     FOR UPDATE SKIP LOCKED
 ),
 -- What may kill its worker is taken alone, by a worker that holds no other suspect: who dies then, dies of this one.
 suspect_due AS MATERIALIZED (
@@ -516,11 +519,12 @@ piece AS (
 deferred AS (
   INSERT INTO penstock.deferrals
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, reason,
-     deferred_at, due_at, tag)
+     deferred_at, due_at, tag, held)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, part, attempt, reclaims + 1, 'reclaimed',
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
          CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
-              ELSE penstock.line_start(pool, route, band, '-infinity') END
+              ELSE penstock.line_start(pool, route, band, '-infinity') END,
+         coalesce((SELECT NOT l.open FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM piece
    CROSS JOIN LATERAL (VALUES (head), (ordinals - head)) AS half (part)
    WHERE NOT isempty(part)

@@ -63,17 +63,19 @@ written AS (
 deferred AS (
   INSERT INTO penstock.deferrals
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, reason,
-     deferred_at, due_at, tag)
+     deferred_at, due_at, tag, held)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited,
          range_agg(int4range(ordinal, ordinal + 1)), attempt + counted::int4, reclaims, 'retry',
-         coalesce(%(now)s::timestamptz, now()), due_at, NULL
+         coalesce(%(now)s::timestamptz, now()), due_at, NULL,
+         coalesce((SELECT NOT l.open FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM again
    GROUP BY lane_id, batch_id, owner, session, band, weight, pool, route, limited, attempt + counted::int4, reclaims, due_at
   UNION ALL
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, 'given_back',
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
          CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
-              ELSE penstock.line_start(pool, route, band, '-infinity') END
+              ELSE penstock.line_start(pool, route, band, '-infinity') END,
+         coalesce((SELECT NOT l.open FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM back
 ),
 noted AS (

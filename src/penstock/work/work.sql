@@ -358,7 +358,7 @@ parked AS (
 SELECT id FROM batch
 
 -- name: close_if_past_deadline
--- Closes the lanes of those of some batches whose deadline has passed.
+-- Closes the lanes of those of some batches whose deadline has passed, and holds their deferrals.
 WITH lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes
    WHERE batch_id = ANY (ARRAY(
@@ -367,6 +367,18 @@ WITH lane AS MATERIALIZED (
      AND open
    ORDER BY id
      FOR UPDATE
+),
+waiting AS MATERIALIZED (
+  SELECT id FROM penstock.deferrals
+   WHERE batch_id = ANY (ARRAY(
+           SELECT id FROM penstock.batches
+            WHERE id = ANY (%(ids)s::uuid[]) AND deadline <= coalesce(%(now)s::timestamptz, now())))
+     AND NOT held AND EXISTS (SELECT FROM lane)
+   ORDER BY id
+     FOR UPDATE
+),
+parked AS (
+  UPDATE penstock.deferrals SET held = true WHERE id = ANY (ARRAY(SELECT id FROM waiting))
 )
 UPDATE penstock.lanes SET open = false
  WHERE id = ANY (ARRAY(SELECT id FROM lane))
