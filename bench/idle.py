@@ -1,4 +1,4 @@
-"""What workers cost that have nothing to do.
+"""What idle workers cost.
 
     python -m bench.idle [--workers 100] [--batches 5000] [--seconds 30] [--quick]
 

@@ -66,7 +66,7 @@ class ClaimLimits:
     claim_max: int = _knob(2_000, 1, 100_000, "largest claim")
     claim_slice_s: float = _knob(5.0, 0.1, 60, "work a claim should last for")
     claim_safety: float = _knob(0.7, 0.1, 1, "share of the slice that is really claimed")
-    claim_poll_s: float = _knob(0.25, 0.01, 60, "wait between claims that found nothing")
+    claim_poll_s: float = _knob(0.25, 0.01, 60, "wait between claims that found nothing; 5 s if notices tell of work")
     ready_max_bytes: int = _knob(32 * MIB, 64 * KIB, 4 * GIB, "input bodies a worker holds in memory")
 
 

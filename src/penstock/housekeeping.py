@@ -27,11 +27,12 @@ _WALK_AT_ONCE = 50
 _STEERED_WITHIN_S = 120.0
 
 
+# When the idle workers of this process have last made a round.
 _rounds: WeakKeyDictionary[Pool, float] = WeakKeyDictionary()
 
 
-def rounds_due(database: Pool, every_s: float) -> bool:
-    """Whether no worker of this process that has nothing to do has made a round within this time; then it is ours."""
+def take_idle_round(database: Pool, every_s: float) -> bool:
+    """Take the next round of this process, in which no worker has anything to do, if the last is so long ago."""
     due = monotonic() - _rounds.get(database, -math.inf) >= every_s
     if due:
         _rounds[database] = monotonic()

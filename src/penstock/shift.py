@@ -27,7 +27,7 @@ from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
 from penstock.hand import Door, Hand, Handing
-from penstock.housekeeping import BatchKeeper, finish_touched, reclaim_lost, rounds_due, take_turn
+from penstock.housekeeping import BatchKeeper, finish_touched, reclaim_lost, take_idle_round, take_turn
 from penstock.model import Again, Halt, Item, Lease, Outcome, Verdict
 from penstock.providers import is_session_pool
 from penstock.routes import Routes
@@ -414,11 +414,11 @@ class Shift:
 
     async def _rest(self) -> None:
         """Until the next round. Who has nothing to do leaves rounds to those who have. If nobody has, one worker of
-        each process makes them, less often."""
+        each process makes them, less often: still soon, by the measure of the grace, after somebody is lost."""
         while True:
             await asyncio.sleep(_ROUND_S * random.uniform(0.75, 1.25))  # noqa: S311 -- jitter
             idle = not self._hand.leases and not len(self.buffer) and self._turns.nothing_due and self._is_told()
-            if not idle or rounds_due(self._database, _IDLE_S):
+            if not idle or take_idle_round(self._database, min(_IDLE_S, self._config.liveness.heartbeat_grace_s / 8)):
                 return
 
     async def _finish_touched(self) -> None:

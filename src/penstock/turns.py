@@ -75,19 +75,18 @@ class Turns:
                 limit=max(wants.values()),
             )
         self._claims += 1
-        out_of_turn = self._claims % _OUT_OF_TURN == 0 and self._lower(wants)
+        lower = self._lower(wants) if self._claims % _OUT_OF_TURN == 0 else {}
         if self._by_time:
             options["look"] = max(wants.values())  # each has one to give
         claimed = await claims.claim_in_line(
             connection,
             pool=self._pool,
             wants=wants,
-            places=out_of_turn or begin,
+            places={**begin, **lower},
             due_from=self._due_from,
             **options,
         )
-        if not out_of_turn:
-            self._places.update(claimed.places)
+        self._places.update({route: line for route, line in claimed.places.items() if route not in lower})
         self._due_from = claimed.at - timedelta(seconds=_SLACK_S)
         due = claimed.next_due_at
         self.due_in_s = None if due is None else (due - claimed.at).total_seconds()
@@ -102,11 +101,11 @@ class Turns:
             return {route: place._replace(tag=place.tag - _SLACK_S) for route, place in known.items()}
         return known
 
-    def _lower(self, routes: Collection[str]) -> dict[str, Place] | None:
+    def _lower(self, routes: Collection[str]) -> dict[str, Place]:
         """The next in turn of the lower priorities, where a route has several."""
         lower: dict[str, Place] = {}
         for route in routes:
             bands: Sequence[Place] = self._places.get(route, ())
             if len(bands) > 1:
                 lower[route] = bands[1 + self._claims // _OUT_OF_TURN % (len(bands) - 1)]
-        return lower or None
+        return lower

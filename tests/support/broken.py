@@ -87,7 +87,9 @@ def pause_lock() -> None:
     """Retries are claimed whatever became of their lane."""
     _without("claim_open", "WHERE (lane_id IN (SELECT id FROM due_lane)) IS TRUE")
     _without("claim_open", "WHERE is_lane OR (lane_id IN (", "WHERE true OR (lane_id IN (")
-    _without("settle_if_leased", "(SELECT NOT l.open FROM penstock.lanes l WHERE l.id = lane_id)", "NULL")
+    _without(
+        "settle_if_leased", "(SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id)", "NULL"
+    )
 
 
 def unseen_key() -> None:

@@ -65,16 +65,17 @@ nearest AS (
       JOIN band b ON b.route = s.route AND b.band = s.band) AS s
    WHERE upto - CASE WHEN is_lane THEN least(room, piece) ELSE room END < want
 ),
--- A lane's next piece comes as much later as its last was large for its weight: who counts double gets two in one claim.
+-- A lane's next piece comes as much later as its last was large for its weight: who counts double gets two in a claim.
 look AS MATERIALIZED (
   SELECT route, want, from_band, from_tag, is_lane, id, sum(least(size, want - before))::int4 AS take
-    FROM (SELECT p.*, sum(size) OVER (PARTITION BY route ORDER BY band, place, is_lane, id, n ROWS UNBOUNDED PRECEDING) - size
-                        AS before
+    FROM (SELECT p.*, sum(size) OVER (
+                   PARTITION BY route ORDER BY band, place, is_lane, id, n ROWS UNBOUNDED PRECEDING) - size AS before
             FROM (SELECT f.*, n.n, f.tag + (n.n - 1) * f.piece / f.rate AS place,
                          CASE WHEN f.is_lane THEN least(f.piece, f.room - (n.n - 1) * f.piece) ELSE f.room END AS size
                     FROM nearest f
                    CROSS JOIN LATERAL generate_series(
-                     1, CASE WHEN f.is_lane THEN least(%(pieces)s, (f.room - 1) / f.piece + 1) ELSE 1 END) AS n (n)) AS p) AS p
+                     1, CASE WHEN f.is_lane THEN least(%(pieces)s, (f.room - 1) / f.piece + 1) ELSE 1 END) AS n (n)
+                 ) AS p) AS p
    WHERE before < want
    GROUP BY route, want, from_band, from_tag, is_lane, id
 ),
@@ -148,7 +149,8 @@ candidate AS (
   SELECT true AS is_lane, id, id AS lane_id, route, want, false AS suspect, band, tag,
          CASE WHEN width IS NULL
               THEN least(total - next, greatest(%(taper_floor)s::int4, (total - next) / 4),
-                         CASE WHEN id = looks.ids[width_bucket(id, looks.ids)] THEN looks.takes[width_bucket(id, looks.ids)]
+                         CASE WHEN id = looks.ids[width_bucket(id, looks.ids)]
+                              THEN looks.takes[width_bucket(id, looks.ids)]
                               ELSE (SELECT b.piece FROM band b WHERE b.route = lane.route AND b.band = lane.band) END)
               ELSE least(total - next, width - busy) END AS room,
          NULL::int4multirange AS ordinals
@@ -172,7 +174,8 @@ lane_takes AS MATERIALIZED (
 ),
 due_takes AS MATERIALIZED (
   SELECT array_agg(id ORDER BY id) AS ids,
-         array_agg(CASE WHEN take = room THEN ordinals ELSE penstock.first_ordinals(ordinals, take) END ORDER BY id) AS taken
+         array_agg(CASE WHEN take = room THEN ordinals ELSE penstock.first_ordinals(ordinals, take) END
+                   ORDER BY id) AS taken
     FROM served
    WHERE NOT is_lane
 ),
@@ -524,7 +527,7 @@ deferred AS (
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
          CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
               ELSE penstock.line_start(pool, route, band, '-infinity') END,
-         coalesce((SELECT NOT l.open FROM penstock.lanes l WHERE l.id = lane_id), false)
+         coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM piece
    CROSS JOIN LATERAL (VALUES (head), (ordinals - head)) AS half (part)
    WHERE NOT isempty(part)

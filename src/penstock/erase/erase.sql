@@ -247,7 +247,8 @@ SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
          LIMIT %(limit)s) AS s
   LEFT JOIN LATERAL (
     SELECT next = total AND busy = 0
-           AND coalesce(to_timestamp(tag), created_at) <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60) AS unused
+           AND coalesce(to_timestamp(tag), created_at)
+               <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60) AS unused
       FROM penstock.lanes WHERE id = s.lane_id
      LIMIT 1) AS l ON true
  ORDER BY s.id
@@ -258,7 +259,8 @@ SELECT EXISTS (
   SELECT FROM penstock.lanes
    WHERE id = (SELECT lane_id FROM penstock.sessions WHERE id = %(session_id)s)
      AND NOT (next = total AND busy = 0
-              AND coalesce(to_timestamp(tag), created_at) <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60)))
+              AND coalesce(to_timestamp(tag), created_at)
+                  <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60)))
 
 -- name: list_expired
 -- Files whose time is up. An input that some batch still needs waits for its end.

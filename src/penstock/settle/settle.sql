@@ -37,8 +37,8 @@ again AS MATERIALIZED (
          h.attempt, h.reclaims, a.*,
          CASE WHEN h.limited OR a.delay_s <= 0
               THEN coalesce(%(now)s::timestamptz, now()) + make_interval(secs => a.delay_s)
-              ELSE to_timestamp(ceil((extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8 + a.delay_s) / q.s) * q.s)
-         END AS due_at
+              ELSE to_timestamp(
+                ceil((extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8 + a.delay_s) / q.s) * q.s) END AS due_at
     FROM unnest(%(a_nonce)b::int8[], %(a_ordinal)b::int4[], %(a_status)b::int4[], %(a_code)b::text[],
                 %(a_message)b::text[], %(a_delay_s)b::float8[], %(a_counted)b::bool[], %(a_duration_ms)b::int4[])
          AS a (nonce, ordinal, status_code, code, message, delay_s, counted, duration_ms)
@@ -59,7 +59,8 @@ written AS (
          nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
     FROM final
 ),
--- What is given back has been charged for: it goes to the head of the line.
+-- What is given back has been charged for: it goes to the head of the line. What is of a paused batch is held at once,
+-- however long ago that was.
 deferred AS (
   INSERT INTO penstock.deferrals
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, reason,
@@ -67,15 +68,16 @@ deferred AS (
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited,
          range_agg(int4range(ordinal, ordinal + 1)), attempt + counted::int4, reclaims, 'retry',
          coalesce(%(now)s::timestamptz, now()), due_at, NULL,
-         coalesce((SELECT NOT l.open FROM penstock.lanes l WHERE l.id = lane_id), false)
+         coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM again
-   GROUP BY lane_id, batch_id, owner, session, band, weight, pool, route, limited, attempt + counted::int4, reclaims, due_at
+   GROUP BY lane_id, batch_id, owner, session, band, weight, pool, route, limited, attempt + counted::int4, reclaims,
+            due_at
   UNION ALL
-  SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, 'given_back',
-         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
+  SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims,
+         'given_back', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
          CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
               ELSE penstock.line_start(pool, route, band, '-infinity') END,
-         coalesce((SELECT NOT l.open FROM penstock.lanes l WHERE l.id = lane_id), false)
+         coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM back
 ),
 noted AS (

@@ -143,7 +143,8 @@ leased AS (
     (lane_id, batch_id, owner, session, band, pool, route, limited, worker_id, ordinals, attempt, claimed_at,
      progressed_at)
   SELECT lane_id, session_id, (%(s_owner)b::text[])[s], true, places.bands[s], (%(k_pool)b::text[])[kind],
-         (%(k_route)b::text[])[kind], true, (%(k_worker)s::uuid[])[kind], int4multirange(int4range(ordinal, ordinal + 1)), 1,
+         (%(k_route)b::text[])[kind], true, (%(k_worker)s::uuid[])[kind],
+         int4multirange(int4range(ordinal, ordinal + 1)), 1,
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM begun, places
   RETURNING id, nonce, lane_id
@@ -259,7 +260,8 @@ leased AS (
   INSERT INTO penstock.leases
     (lane_id, batch_id, owner, session, band, pool, route, limited, worker_id, ordinals, attempt, claimed_at,
      progressed_at)
-  SELECT id, batch_id, %(owner)s, true, band, %(pool)s, %(route)s, true, %(worker)s::uuid, int4multirange(int4range(ordinal, ordinal + 1)), 1,
+  SELECT id, batch_id, %(owner)s, true, band, %(pool)s, %(route)s, true, %(worker)s::uuid,
+         int4multirange(int4range(ordinal, ordinal + 1)), 1,
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM lane
   RETURNING id, nonce
@@ -485,6 +487,7 @@ deferred AS (
    WHERE r.lane_id = %(lane)s AND r.ordinal = (SELECT ordinal FROM dead)
 )
 UPDATE penstock.lanes
-   SET open = true, tag = extract(epoch FROM coalesce(%(now)s::timestamptz, now())), busy = busy + (SELECT count(*) FROM dead)::int4
+   SET open = true, tag = extract(epoch FROM coalesce(%(now)s::timestamptz, now())),
+       busy = busy + (SELECT count(*) FROM dead)::int4
  WHERE id = %(lane)s
 RETURNING pg_notify('penstock_work', pool)

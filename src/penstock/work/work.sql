@@ -16,7 +16,8 @@ batch AS (
     FROM source
   RETURNING id, owner, priority, deadline
 ),
--- Behind whom it comes in line, as 0009 says: each lane behind the one before, if that is for the same route.
+-- Behind whom it comes in line, as 0009 says: each lane behind the one before, if that is for the same route. Nobody
+-- knows yet how much its first turn will be: it is charged for 250, or for what there is.
 lane AS (
   SELECT f.*, %(pool)s AS pool, coalesce(%(route)s::text, f.route) AS goes_to, batch.id AS batch_id, batch.owner,
          batch.priority, batch.deadline, w.weight, n.nearness,
@@ -34,7 +35,8 @@ INSERT INTO penstock.lanes
    nearness, step, tag)
 SELECT batch_id, owner, coalesce(%(now)s::timestamptz, now()), pool, goes_to, endpoint, source_id, source_lane, total,
        priority, deadline, weight, nearness, step,
-       penstock.line_end(pool, goes_to, -priority, owner, nearness) + sum(step) OVER (PARTITION BY goes_to ORDER BY source_lane)
+       penstock.line_end(pool, goes_to, -priority, owner, nearness)
+         + sum(step) OVER (PARTITION BY goes_to ORDER BY source_lane)
   FROM lane
  ORDER BY source_lane
 RETURNING id, batch_id, route, total
@@ -256,7 +258,8 @@ WITH batch AS (
    WHERE id = %(id)s AND (state = 'validating' AND file_id = %(file_id)s AND deleted_at IS NULL) IS TRUE
   RETURNING id, owner, priority, deadline
 ),
--- Behind whom it comes in line, as 0009 says: each lane behind the one before, if that is for the same route.
+-- Behind whom it comes in line, as 0009 says: each lane behind the one before, if that is for the same route. Nobody
+-- knows yet how much its first turn will be: it is charged for 250, or for what there is.
 lane AS (
   SELECT f.*, p.pool, batch.id AS batch_id, batch.owner, batch.priority, batch.deadline, w.weight, n.nearness,
          least(f.total, 250) / (w.weight * n.nearness) AS step
@@ -272,7 +275,8 @@ INSERT INTO penstock.lanes
    nearness, step, tag)
 SELECT batch_id, owner, coalesce(%(now)s::timestamptz, now()), pool, route, endpoint, source_id, source_lane, total,
        priority, deadline, weight, nearness, step,
-       penstock.line_end(pool, route, -priority, owner, nearness) + sum(step) OVER (PARTITION BY pool, route ORDER BY source_lane)
+       penstock.line_end(pool, route, -priority, owner, nearness)
+         + sum(step) OVER (PARTITION BY pool, route ORDER BY source_lane)
   FROM lane
  ORDER BY source_lane
 RETURNING id
@@ -359,21 +363,19 @@ SELECT id FROM batch
 
 -- name: close_if_past_deadline
 -- Closes the lanes of those of some batches whose deadline has passed, and holds their deferrals.
-WITH lane AS MATERIALIZED (
+WITH late AS MATERIALIZED (
+  SELECT id FROM penstock.batches
+   WHERE id = ANY (%(ids)s::uuid[]) AND deadline <= coalesce(%(now)s::timestamptz, now())
+),
+lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes
-   WHERE batch_id = ANY (ARRAY(
-           SELECT id FROM penstock.batches
-            WHERE id = ANY (%(ids)s::uuid[]) AND deadline <= coalesce(%(now)s::timestamptz, now())))
-     AND open
+   WHERE batch_id = ANY (ARRAY(SELECT id FROM late)) AND open
    ORDER BY id
      FOR UPDATE
 ),
 waiting AS MATERIALIZED (
   SELECT id FROM penstock.deferrals
-   WHERE batch_id = ANY (ARRAY(
-           SELECT id FROM penstock.batches
-            WHERE id = ANY (%(ids)s::uuid[]) AND deadline <= coalesce(%(now)s::timestamptz, now())))
-     AND NOT held AND EXISTS (SELECT FROM lane)
+   WHERE batch_id = ANY (ARRAY(SELECT id FROM late)) AND NOT held AND EXISTS (SELECT FROM lane)
    ORDER BY id
      FOR UPDATE
 ),
@@ -460,7 +462,11 @@ UPDATE penstock.lanes
    SET tag = CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
                   ELSE penstock.line_end(pool, route, band, owner, nearness) + step END
  WHERE id = ANY (ARRAY(
-   SELECT id FROM penstock.lanes WHERE tag IS NULL AND runnable AND id > 0 ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+   SELECT id FROM penstock.lanes
+    WHERE tag IS NULL AND runnable AND id > 0
+    ORDER BY id
+    LIMIT %(limit)s
+      FOR UPDATE SKIP LOCKED))
 
 -- name: weigh_near
 -- Counts batches for more as their deadline comes nearer. What a lane still waits for shrinks as its share grows.
@@ -470,7 +476,8 @@ WITH near AS MATERIALIZED (
            WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL
              AND (cancelling_at IS NOT NULL OR deadline < 'infinity')
              AND CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END
-                 BETWEEN coalesce(%(now)s::timestamptz, now()) AND coalesce(%(now)s::timestamptz, now()) + interval '1 hour'
+                 BETWEEN coalesce(%(now)s::timestamptz, now())
+                     AND coalesce(%(now)s::timestamptz, now()) + interval '1 hour'
            ORDER BY CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END
            LIMIT %(limit)s) AS b
    CROSS JOIN LATERAL (
@@ -478,7 +485,10 @@ WITH near AS MATERIALIZED (
    WHERE l.runnable AND l.nearness <> penstock.nearness(l.deadline, coalesce(%(now)s::timestamptz, now()))
 ),
 nearer AS MATERIALIZED (
-  SELECT id FROM penstock.lanes WHERE id = ANY (ARRAY(SELECT id FROM near)) AND runnable ORDER BY id FOR UPDATE SKIP LOCKED
+  SELECT id FROM penstock.lanes
+   WHERE id = ANY (ARRAY(SELECT id FROM near)) AND runnable
+   ORDER BY id
+     FOR UPDATE SKIP LOCKED
 )
 UPDATE penstock.lanes l
    SET nearness = n.nearness, step = l.step * l.nearness / n.nearness,
