@@ -99,11 +99,19 @@ class RetryLimits:
     """When and how often a failed attempt is repeated."""
 
     max_attempts: int = _knob(5, 1, 100, "attempts charged to an input before it fails for good")
+    max_attempts_lifetime: int = _knob(50, 1, 10_000, "attempts charged to an input, however often it is run again")
     max_attempts_not_found: int = _knob(2, 1, 100, "attempts of an input whose answer is 'not found'")
     retry_base_s: float = _knob(1, 0.001, 60, "first backoff; doubled each attempt, full jitter")
     retry_cap_s: float = _knob(60, 0.01, 3_600, "longest backoff")
     refusal_rest_s: float = _knob(0.1, 0, 60, "shortest rest of a route that did not admit a call")
     retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest Retry-After that is obeyed as given")
+
+    def after(self, spent: int) -> RetryLimits:
+        """Those of an input that has had so many attempts before it was run again."""
+        if not spent:
+            return self
+        left = max(1, min(self.max_attempts, self.max_attempts_lifetime - spent))
+        return dataclasses.replace(self, max_attempts=left)
 
 
 @dataclass(frozen=True, slots=True)

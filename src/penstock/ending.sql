@@ -1,14 +1,15 @@
 -- name: finish_if_over
 -- Ends those of some batches for which there is nothing left to do, and freezes their figures: completed if every input
--- has its outcome, else cancelled or expired once nothing is in flight any more. What goes with the end is written by the
--- same statement: the result files, and a delivery for each webhook that asked for the event.
+-- has its outcome, else cancelled or expired once nothing is in flight any more, nor to be run again. What goes with the
+-- end is written by the same statement: the result files, and a delivery for each webhook that asked for the event.
 -- The lanes of a cancelled or expired batch are closed by then, so no lease can appear after this statement's snapshot.
 -- Figures are the snapshot's. Whoever asks for a rerun after it makes `reruns` differ, and the batch is left alone. Rows
--- that somebody else holds are left for the next time: an end waits for nobody. IS TRUE, here and below: the id alone
--- finds the batch, whatever the statistics say.
+-- that somebody else holds are left for the next time: an end waits for nobody. A batch that grows is not whole. IS TRUE,
+-- here and below: the id alone finds the batch, whatever the statistics say.
 WITH sums AS MATERIALIZED (
   SELECT b.id, b.reruns, b.cancelling_at IS NOT NULL OR b.deadline <= coalesce(%(now)s::timestamptz, now()) AS closing,
-         b.validated_at IS NOT NULL AND p.completed + p.failed + p.not_found + p.skipped = b.total AS whole, p.*
+         b.validated_at IS NOT NULL AND NOT b.growing
+           AND p.completed + p.failed + p.not_found + p.skipped = b.total AS whole, p.*
     FROM penstock.batches b
    CROSS JOIN LATERAL (
      SELECT coalesce(sum(completed), 0)::int4 AS completed, coalesce(sum(failed), 0)::int4 AS failed,
@@ -37,6 +38,8 @@ over AS MATERIALIZED (
       OR s.closing
          AND NOT EXISTS (SELECT FROM penstock.lanes WHERE batch_id = s.id AND open)
          AND NOT EXISTS (SELECT FROM penstock.leases WHERE batch_id = s.id)
+         -- As a value, not NOT EXISTS, which may be planned as a list of all that there are.
+         AND (SELECT true FROM penstock.deferrals WHERE batch_id = s.id AND generation > 0 LIMIT 1) IS NULL
 ),
 ended AS (
   UPDATE penstock.batches b

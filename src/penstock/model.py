@@ -59,6 +59,10 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
     """How often these ordinals were lost with their worker."""
     session: bool = False
     """Its one ordinal is a session's request; `batch_id` is the session's id."""
+    generation: int = 0
+    """How often these ordinals were run to their end before, and somebody wants them run again."""
+    spent: int = 0
+    """The attempts that took."""
 
     @property
     def suspect(self) -> bool:
@@ -144,13 +148,21 @@ class Item:
 
     @property
     def attempt(self) -> int:
-        """1 on the first try."""
+        """1 on the first try, and on the first of each time it is run again."""
         return self.lease.attempt
 
     @property
+    def spent(self) -> int:
+        """The attempts it took before it was run again."""
+        return self.lease.spent
+
+    @property
     def idempotency_key(self) -> str:
-        """The same on every attempt of this input, and of no other."""
-        return f"{self.lease.batch_id.hex}-{self.line}"
+        """The same on every attempt of this input, and of no other, until somebody wants it run again: then an upstream
+        is not to repeat its old answer."""
+        lease = self.lease
+        again = f"-{lease.generation}" if lease.generation else ""
+        return f"{lease.batch_id.hex}-{self.line}{again}"
 
     def __repr__(self) -> str:
         return f"Item(custom_id={self.custom_id!r}, line={self.line}, attempt={self.attempt})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -23,6 +24,7 @@ Operation = Callable[[World, Connection], Awaitable[object]]
 _SMALL_TABLES = {"gates", "owners", "workers", "webhook_endpoints"}
 
 _WORK = sql.load("penstock.work", "work.sql")
+_GROWTH = sql.load("penstock.work", "growth.sql")
 _ENDING = sql.load("penstock", "ending.sql")
 _EXPORT = sql.load("penstock.export", "export.sql")
 _INTAKE = sql.load("penstock.intake", "intake.sql")
@@ -195,16 +197,57 @@ async def result_of_nothing(_: World, connection: Connection) -> None:
     assert await batches.batch_of_result(connection, uuid4(), None) is None
 
 
-async def read_failures(world: World, connection: Connection) -> None:
+async def list_failures(world: World, connection: Connection) -> None:
     where = {"lane": world.subject.lane, "after": -1, "custom_ids": None, "lines": None, "limit": 10}
-    assert len(await (await connection.execute(_WORK["read_failures"], where)).fetchall()) == 10
+    assert len(await (await connection.execute(_WORK["list_failures"], where)).fetchall()) == 10
+
+
+def _failures(world: World) -> dict[str, Any]:
+    ordinals = [50 * number for number in range(10)]
+    return {"id": world.subject.batch, "lane": world.subject.lane, "ordinals": ordinals}
+
+
+async def list_rerunning(world: World, connection: Connection) -> None:
+    assert await (await connection.execute(_WORK["list_rerunning"], _failures(world))).fetchall() == []
+
+
+async def read_failures(world: World, connection: Connection) -> None:
+    assert len(await (await connection.execute(_WORK["read_failures"], _failures(world))).fetchall()) == 10
 
 
 async def rerun_failures(world: World, connection: Connection) -> None:
-    subject = world.subject
-    chosen = {"ordinals": [50 * number for number in range(10)], "bytes": 1, "reopened": False, "now": None}
-    cursor = await connection.execute(_WORK["rerun_failures"], {"id": subject.batch, "lane": subject.lane, **chosen})
-    assert await cursor.fetchone() == (10, 1)
+    figures = {"failed": 10, "not_found": 0, "skipped": 0, "bytes": 1, "reopened": False, "now": None}
+    generations = {"generations": [1] * 10, "spent": [1] * 10}
+    await connection.execute(_WORK["rerun_if_held"], {**_failures(world), **figures, **generations})
+
+
+async def list_unrun(world: World, connection: Connection) -> None:
+    cursor = await connection.execute(_WORK["list_unrun"], {"ids": [world.drained, world.subject.batch], "now": None})
+    assert await cursor.fetchall() == []
+
+
+async def hold_first_unrun(world: World, connection: Connection) -> None:
+    await connection.execute(_WORK["hold_first_unrun"], {"id": world.drained, "limit": 10})
+
+
+async def give_up_unrun(world: World, connection: Connection) -> None:
+    figures = {"failed": 0, "not_found": 0, "skipped": 0, "bytes": 0}
+    await connection.execute(_WORK["give_up_unrun"], {"id": world.drained, "deferral": 0, "ordinals": [0], **figures})
+
+
+async def hold_if_growing(world: World, connection: Connection) -> None:
+    await connection.execute(_GROWTH["hold_if_growing"], {"id": world.subject.batch})
+
+
+async def list_file_lanes(world: World, connection: Connection) -> None:
+    cursor = await connection.execute(_GROWTH["list_file_lanes"], {"source_id": world.subject.source})
+    assert await cursor.fetchone() is not None
+
+
+async def grow(world: World, connection: Connection) -> None:
+    added = {"lanes": [0, 1], "routes": ["a", "b"], "endpoints": ["/v1/a", "/v1/a"], "counts": [1, 1], "bytes": 2}
+    where = {"id": world.subject.batch, "source_id": world.subject.source, "now": None}
+    await connection.execute(_GROWTH["grow_if_held"], {**where, **added})
 
 
 async def heartbeat(world: World, connection: Connection) -> None:
@@ -267,7 +310,8 @@ _OTHERS: list[Operation] = [
     *(create_batch, find_by_key, read_status, pause, resume, cancel),
     *(finish_settled, finish_drained, finish_nothing, close_if_past_deadline, hold_strays, list_lanes, purge_templates),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
-    *(read_failures, rerun_failures, list_unserved),
+    *(list_failures, list_rerunning, read_failures, rerun_failures, list_unrun, hold_first_unrun, give_up_unrun),
+    *(hold_if_growing, list_file_lanes, grow, list_unserved),
 ]
 
 

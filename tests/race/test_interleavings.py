@@ -288,7 +288,14 @@ SELECT l.next, l.total, l.width, l.busy, l.open,
               WHERE x.lane_id = l.id) AS leased,
        ARRAY(SELECT generate_series(lower(r), upper(r) - 1) FROM penstock.deferrals x, unnest(x.ordinals) r
               WHERE x.lane_id = l.id) AS deferred,
-       ARRAY(SELECT ordinal FROM penstock.outcomes x WHERE x.lane_id = l.id) AS settled,
+       -- What is being run again keeps the outcome of an earlier generation.
+       ARRAY(SELECT ordinal FROM penstock.outcomes x
+              WHERE x.lane_id = l.id AND NOT EXISTS (
+                SELECT FROM penstock.leases y
+                 WHERE y.lane_id = l.id AND y.ordinals @> x.ordinal AND y.generation > x.generation
+                UNION ALL
+                SELECT FROM penstock.deferrals y
+                 WHERE y.lane_id = l.id AND y.ordinals @> x.ordinal AND y.generation > x.generation)) AS settled,
        (SELECT count(*) FROM penstock.deferrals x WHERE x.lane_id = l.id AND x.held = l.open) AS misheld,
        (SELECT count(*) FROM penstock.deferrals x WHERE x.lane_id = l.id AND NOT x.held) AS unheld,
        (SELECT count(*) FROM penstock.outcomes x WHERE x.lane_id = l.id AND x.state = 'completed') AS completed,

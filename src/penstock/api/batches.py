@@ -279,17 +279,20 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
     lines = (
         None if body.request_ids is None else [request_line(batch_id, text, "request_ids") for text in body.request_ids]
     )
+    limits = call.server.config.retry
     async with borrowed(call.server.database) as connection:
         known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
         try:
             retried = await batches.retry_batch(
-                connection, batch_id, call.caller.scope, custom_ids=body.custom_ids, lines=lines
+                connection, batch_id, call.caller.scope, custom_ids=body.custom_ids, lines=lines, limits=limits
             )
         except batches.NotFailed as error:
             name = "request_ids" if body.custom_ids is None else "custom_ids"
             raise invalid(name, f"no failed requests of this batch: {_named(batch_id, error)}.") from None
         except batches.NotRetryable as error:
             raise conflict(error.message) from None
+        if not retried.requests and retried.worn_out:
+            raise conflict(batches.worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
         if not retried.requests:
             raise conflict("Nothing of that has failed.")
         batch = known(call, await batches.get_batch(connection, batch_id, call.caller.scope))

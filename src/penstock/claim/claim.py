@@ -140,10 +140,10 @@ def _from(routes: Iterable[str], places: Mapping[str, Place] | None, due_from: d
 
 def as_lease(row: Sequence[Any]) -> Lease:
     lease_id, nonce, lane_id, batch_id, route, endpoint, source_id, source_lane, attempt, reclaims, *rest = row
-    starts, stops, session = rest
+    starts, stops, session, generation, spent = rest
     ranges = tuple(zip(starts, stops, strict=True))
     place = (lane_id, batch_id, route, endpoint, source_id, source_lane)
-    return Lease(lease_id, nonce, *place, attempt, ranges, reclaims, session)
+    return Lease(lease_id, nonce, *place, attempt, ranges, reclaims, session, generation, spent)
 
 
 async def forgotten(connection: Connection, worker_id: UUID, known: Iterable[int]) -> list[Lease]:

@@ -90,7 +90,7 @@ turn AS MATERIALIZED (
 ),
 plain_due AS MATERIALIZED (
   SELECT d.id, d.lane_id, d.batch_id, d.owner, d.session, d.weight, d.route, d.limited, d.ordinals, d.size, d.attempt,
-         d.reclaims, d.suspect, d.band, d.tag, (SELECT ask.want FROM ask WHERE ask.route = d.route) AS want
+         d.reclaims, d.generation, d.spent, d.suspect, d.band, d.tag, (SELECT ask.want FROM ask WHERE ask.route = d.route) AS want
     FROM penstock.deferrals d
    WHERE d.id = ANY (ARRAY(SELECT id FROM look WHERE NOT is_lane)) AND NOT d.held AND NOT d.suspect
    ORDER BY d.id
@@ -102,7 +102,7 @@ suspect_due AS MATERIALIZED (
     FROM ask
    CROSS JOIN LATERAL (
      SELECT d.id, d.lane_id, d.batch_id, d.owner, d.session, d.weight, d.route, d.limited, d.ordinals, d.size, d.attempt,
-            d.reclaims, d.suspect, d.band, d.tag, d.due_at, ask.want
+            d.reclaims, d.generation, d.spent, d.suspect, d.band, d.tag, d.due_at, ask.want
        FROM penstock.deferrals d
       WHERE d.pool = %(pool)s AND d.route = ask.route AND d.suspect AND NOT d.held
         AND d.due_at <= coalesce(%(now)s::timestamptz, now())
@@ -116,8 +116,8 @@ suspect_due AS MATERIALIZED (
 due AS MATERIALIZED (
   SELECT * FROM plain_due
   UNION ALL
-  SELECT id, lane_id, batch_id, owner, session, weight, route, limited, ordinals, size, attempt, reclaims, suspect, band,
-         tag, want
+  SELECT id, lane_id, batch_id, owner, session, weight, route, limited, ordinals, size, attempt, reclaims, generation,
+         spent, suspect, band, tag, want
     FROM suspect_due
 ),
 due_lane AS MATERIALIZED (
@@ -246,18 +246,19 @@ advanced AS (
 leased AS (
   INSERT INTO penstock.leases
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, worker_id, ordinals, attempt, reclaims,
-     claimed_at, progressed_at)
+     generation, spent, claimed_at, progressed_at)
   SELECT id, batch_id, owner, session, band, weight * nearness, %(pool)s, route, width IS NOT NULL, %(worker)s::uuid,
-         int4multirange(int4range(next, next + take)), 1, 0, coalesce(%(now)s::timestamptz, now()),
+         int4multirange(int4range(next, next + take)), 1, 0, 0, 0, coalesce(%(now)s::timestamptz, now()),
          coalesce(%(now)s::timestamptz, now())
     FROM granted
   UNION ALL
   SELECT lane_id, batch_id, owner, session, band, weight, %(pool)s, route, limited, %(worker)s::uuid,
-         range_agg(taken), attempt, reclaims, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+         range_agg(taken), attempt, reclaims, generation, spent, coalesce(%(now)s::timestamptz, now()),
+         coalesce(%(now)s::timestamptz, now())
     FROM due_taken
-   GROUP BY lane_id, batch_id, owner, session, band, weight, route, limited, attempt, reclaims,
+   GROUP BY lane_id, batch_id, owner, session, band, weight, route, limited, attempt, reclaims, generation, spent,
             CASE WHEN suspect THEN id END
-  RETURNING id, nonce, lane_id, batch_id, route, session, ordinals, attempt, reclaims
+  RETURNING id, nonce, lane_id, batch_id, route, session, ordinals, attempt, reclaims, generation, spent
 )
 SELECT coalesce(%(now)s::timestamptz, now()) AS at,
        (SELECT min(d.due_at)
@@ -271,7 +272,7 @@ SELECT coalesce(%(now)s::timestamptz, now()) AS at,
        leased.id, leased.nonce, leased.lane_id, leased.batch_id, leased.route, place.endpoint, place.source_id,
        place.source_lane, leased.attempt, leased.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(leased.ordinals) r) AS starts,
-       ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops, leased.session
+       ARRAY(SELECT upper(r) FROM unnest(leased.ordinals) r) AS stops, leased.session, leased.generation, leased.spent
   FROM (SELECT array_agg(route ORDER BY route, band) AS routes, array_agg(band ORDER BY route, band) AS bands,
                array_agg(at ORDER BY route, band) AS tags, array_agg(alone ORDER BY route, band) AS alone,
                array_agg(due ORDER BY route, band) AS due
@@ -494,7 +495,7 @@ suspected AS MATERIALIZED (
 -- Judged once more by the row as it is when it is locked: it may have made progress since.
 lost AS MATERIALIZED (
   SELECT l.id, l.lane_id, l.batch_id, l.owner, l.session, l.band, l.weight, l.pool, l.route, l.limited, l.ordinals, l.size,
-         l.attempt, l.reclaims, l.worker_id,
+         l.attempt, l.reclaims, l.generation, l.spent, l.worker_id,
          %(action)s = 'fail' OR (l.size = 1 AND l.reclaims + 1 >= %(max_reclaims)s::int4) AS given_up
     FROM penstock.leases l
    WHERE l.id = ANY (ARRAY(SELECT id FROM suspected ORDER BY id LIMIT %(limit)s))
@@ -521,10 +522,10 @@ piece AS (
 ),
 deferred AS (
   INSERT INTO penstock.deferrals
-    (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, reason,
-     deferred_at, due_at, tag, held)
-  SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, part, attempt, reclaims + 1, 'reclaimed',
-         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
+    (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, generation,
+     spent, reason, deferred_at, due_at, tag, held)
+  SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, part, attempt, reclaims + 1, generation,
+         spent, 'reclaimed', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
          CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
               ELSE penstock.line_start(pool, route, band, '-infinity') END,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
@@ -535,20 +536,20 @@ deferred AS (
 condemned AS (
   INSERT INTO penstock.leases
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, worker_id, ordinals, attempt, reclaims,
-     claimed_at, progressed_at)
+     generation, spent, claimed_at, progressed_at)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, %(worker)s::uuid, ordinals, attempt,
-         reclaims + 1,
+         reclaims + 1, generation, spent,
          coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
     FROM lost
    WHERE given_up
-  RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims
+  RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims, generation, spent
 )
 SELECT (SELECT count(pg_notify('penstock_work', pool)) FROM (SELECT DISTINCT pool FROM piece) AS again) AS rung,
        (SELECT count(*) FROM lost)::int4 AS lost_leases,
        (SELECT coalesce(sum(size), 0) FROM lost)::int4 AS lost_ordinals,
        c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
-       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session
+       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session, c.generation, c.spent
   FROM (VALUES (1)) AS always (one)
   LEFT JOIN condemned c ON true
   LEFT JOIN penstock.lanes l ON l.id = c.lane_id
@@ -570,7 +571,7 @@ RETURNING nonce
 -- Leases of this worker that it does not know: a claim whose answer was lost. For the rare moment after a failed claim.
 SELECT c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
-       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session
+       ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session, c.generation, c.spent
   FROM penstock.leases c
   JOIN penstock.lanes l ON l.id = c.lane_id
  WHERE c.worker_id = %(worker)s AND c.nonce <> ALL (%(known)s::int8[])

@@ -232,7 +232,9 @@ class CoroutineDispatcher(Pool):
             self._replace(runner)
             duration_ms = int((now - started) * 1000)
             for item in items:
-                verdict = judge_timeout(self._timeout_s, item.attempt, self._retry, self._rng, duration_ms)
+                verdict = judge_timeout(
+                    self._timeout_s, item.attempt, self._retry.after(item.spent), self._rng, duration_ms
+                )
                 self._sink(item, verdict)
         self._wake()
         self._notice()
@@ -241,4 +243,4 @@ class CoroutineDispatcher(Pool):
         duration_ms = int((monotonic() - started) * 1000)
         message = short(f"{type(error).__name__}: {error}")
         failure = Failure("processor_error", message, duration_ms)
-        return judge_failure(failure, item.attempt, self._retry, self._rng)
+        return judge_failure(failure, item.attempt, self._retry.after(item.spent), self._rng)

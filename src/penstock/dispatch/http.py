@@ -112,11 +112,11 @@ class HttpProcessor:
     async def call(self, item: Item) -> Verdict:
         """One attempt."""
         started = monotonic()
-        attempt = item.attempt
+        attempt, limits = item.attempt, self._retry.after(item.spent)
         url = self._url(item.url)
         if url is None:
             message = f"'{item.url[:200]}' is not a path below {self.base_url}"
-            return judge_failure(Failure("invalid_request", message), attempt, self._retry, self._rng)
+            return judge_failure(Failure("invalid_request", message), attempt, limits, self._rng)
         headers = self._headers(item.url, {"Idempotency-Key": item.idempotency_key})
         try:
             if item.stream and self._streams is not None:
@@ -127,13 +127,11 @@ class HttpProcessor:
             self._warn_if_unreached(error.code)
             duration_ms = int((monotonic() - started) * 1000)
             failure = Failure(error.code, short(error.message), duration_ms, error.status_code)
-            return judge_failure(
-                failure, attempt, self._retry, self._rng, refusing_s=self._refusing_s(item, error.code)
-            )
+            return judge_failure(failure, attempt, limits, self._rng, refusing_s=self._refusing_s(item, error.code))
         return judge_answer(
             answer,
             attempt,
-            self._retry,
+            limits,
             self._rng,
             now_s=time(),
             refusing_s=self._refusing_s(item, answer.status),

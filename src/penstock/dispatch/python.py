@@ -134,10 +134,10 @@ class PythonProcessor:
         if isinstance(error, Signal):
             return self._signalled(item, error, duration_ms)
         failure = Failure("processor_error", short(describe(error)), duration_ms)
-        return judge_failure(failure, item.attempt, self._retry, self._rng)
+        return judge_failure(failure, item.attempt, self._retry.after(item.spent), self._rng)
 
     def _signalled(self, item: Item, signal: Signal, duration_ms: int) -> Verdict:
-        limits, message = self._retry, short(signal.message)
+        limits, message = self._retry.after(item.spent), short(signal.message)
         if isinstance(signal, Skip):
             return Outcome(OutcomeState.SKIPPED, None, None, None, "skipped", message, duration_ms)
         if isinstance(signal, Fail):

@@ -177,7 +177,7 @@ class ThreadDispatcher(Pool):
             return self._run(items)
         except BaseException as error:  # a thread that dies would take its slot, and its items' time, with it
             failure = Failure("processor_error", short(f"its result could not be judged: {type(error).__name__}"))
-            return [judge_failure(failure, item.attempt, self._retry, self._rng) for item in items]
+            return [judge_failure(failure, item.attempt, self._retry.after(item.spent), self._rng) for item in items]
 
     def _take(self, me: threading.Thread) -> list[Item]:
         with self._lock:
@@ -270,7 +270,10 @@ class ThreadDispatcher(Pool):
         self._inside -= len(overdue)
         for item, lasted_s in overdue:
             duration_ms = int(lasted_s * 1000)
-            self._sink(item, judge_timeout(self._timeout_s, item.attempt, self._retry, self._rng, duration_ms))
+            self._sink(
+                item,
+                judge_timeout(self._timeout_s, item.attempt, self._retry.after(item.spent), self._rng, duration_ms),
+            )
         if overdue:
             self._after_loss()
 

@@ -11,7 +11,7 @@
 -- serves: the one over workers leads past everything this one ever held.
 WITH held AS MATERIALIZED (
   SELECT id, nonce, lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims,
-         ordinals - (%(gone)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS remaining,
+         generation, spent, ordinals - (%(gone)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS remaining,
          ordinals * (%(completed)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS completed,
          ordinals * (%(others)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS others
     FROM penstock.leases
@@ -23,7 +23,8 @@ WITH held AS MATERIALIZED (
 -- Numbers that every row has are looked up by the row's number where they are needed: each array to unnest would be
 -- copied twice on the way.
 final AS MATERIALIZED (
-  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.session, h.limited, h.attempt AS attempts, f.*
+  SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.session, h.limited, h.spent + h.attempt AS attempts, h.generation,
+         f.*
     FROM unnest(%(f_nonce)b::int8[], %(f_ordinal)b::int4[], %(f_state)b::text[], %(f_status)b::int4[],
                 %(f_custom_id)b::text[], %(f_request_id)b::text[], %(f_error_code)b::text[],
                 %(f_error_message)b::text[], %(f_response)b::bytea[])
@@ -34,7 +35,7 @@ final AS MATERIALIZED (
 -- When to try again, put off to the next quarter of the power of two below the delay: what falls together is one row.
 again AS MATERIALIZED (
   SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.owner, h.session, h.band, h.weight, h.pool, h.route, h.limited,
-         h.attempt, h.reclaims, a.*,
+         h.attempt, h.reclaims, h.generation, h.spent, a.*,
          CASE WHEN h.limited OR a.delay_s <= 0
               THEN coalesce(%(now)s::timestamptz, now()) + make_interval(secs => a.delay_s)
               ELSE to_timestamp(
@@ -47,7 +48,7 @@ again AS MATERIALIZED (
 ),
 back AS MATERIALIZED (
   SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.owner, h.session, h.band, h.weight, h.pool, h.route, h.limited,
-         h.attempt, h.reclaims, h.ordinals * b.ordinals AS ordinals
+         h.attempt, h.reclaims, h.generation, h.spent, h.ordinals * b.ordinals AS ordinals
     FROM unnest(%(b_nonce)b::int8[], %(b_ordinals)s::int4multirange[]) AS b (nonce, ordinals)
     JOIN held h ON h.nonce = b.nonce AND h.ordinals && b.ordinals
 ),
@@ -58,23 +59,39 @@ written AS (
   SELECT lane_id, ordinal, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts, lease_id,
          nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
     FROM final
+   WHERE generation = 0
+),
+-- What was run again takes the place of what there was. The lease says whose it is now.
+replaced AS (
+  INSERT INTO penstock.outcomes
+    (lane_id, ordinal, generation, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id,
+     request_id, error_code, error_message, response)
+  SELECT lane_id, ordinal, generation, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts,
+         lease_id, nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
+    FROM final
+   WHERE generation > 0
+  ON CONFLICT (lane_id, ordinal) DO UPDATE
+     SET generation = excluded.generation, state = excluded.state, status_code = excluded.status_code,
+         attempts = excluded.attempts, lease_id = excluded.lease_id, lease_nonce = excluded.lease_nonce,
+         finished_at = excluded.finished_at, request_id = excluded.request_id, error_code = excluded.error_code,
+         error_message = excluded.error_message, response = excluded.response
 ),
 -- What is given back has been charged for: it goes to the head of the line. What is of a paused batch is held at once,
 -- however long ago that was.
 deferred AS (
   INSERT INTO penstock.deferrals
-    (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, reason,
-     deferred_at, due_at, tag, held)
+    (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, generation,
+     spent, reason, deferred_at, due_at, tag, held)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited,
-         range_agg(int4range(ordinal, ordinal + 1)), attempt + counted::int4, reclaims, 'retry',
+         range_agg(int4range(ordinal, ordinal + 1)), attempt + counted::int4, reclaims, generation, spent, 'retry',
          coalesce(%(now)s::timestamptz, now()), due_at, NULL,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM again
    GROUP BY lane_id, batch_id, owner, session, band, weight, pool, route, limited, attempt + counted::int4, reclaims,
-            due_at
+            generation, spent, due_at
   UNION ALL
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims,
-         'given_back', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
+         generation, spent, 'given_back', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
          CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
               ELSE penstock.line_start(pool, route, band, '-infinity') END,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
@@ -84,7 +101,7 @@ noted AS (
   INSERT INTO penstock.attempts
     (lane_id, ordinal, attempt, lease_id, lease_nonce, worker_id, ended_at, duration_ms, counted, status_code,
      error_code, error_message, not_before)
-  SELECT lane_id, ordinal, attempt, lease_id, nonce, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
+  SELECT lane_id, ordinal, spent + attempt, lease_id, nonce, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
          duration_ms, counted, status_code, code, message, due_at
     FROM again
   UNION ALL
@@ -182,13 +199,13 @@ WITH held AS (
    WHERE id = %(lease)s
      AND (nonce = %(nonce)s AND worker_id = %(worker)b::uuid
           AND ordinals = int4multirange(int4range(%(ordinal)s, %(ordinal)s + 1))) IS TRUE
-  RETURNING lane_id, attempt
+  RETURNING lane_id, spent + attempt AS attempts, generation
 ),
 written AS (
   INSERT INTO penstock.outcomes
-    (lane_id, ordinal, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id, request_id,
-     response)
-  SELECT lane_id, %(ordinal)s, %(line)s, 'completed', %(status)s::int4, attempt, %(lease)s, %(nonce)s,
+    (lane_id, ordinal, generation, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id,
+     request_id, response)
+  SELECT lane_id, %(ordinal)s, generation, %(line)s, 'completed', %(status)s::int4, attempts, %(lease)s, %(nonce)s,
          coalesce(%(now)s::timestamptz, now()), %(custom_id)s, %(request_id)s::text, %(response)b::bytea
     FROM held
 ),

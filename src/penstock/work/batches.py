@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.model import BatchState, new_id
 from penstock.work.read import Batch, Status, Which, batch_of_result, get_batch, list_batches, read_status
 from penstock.work.request import Requested, request_batch, unvalidated, validate_batch
-from penstock.work.retry import NotFailed, NotRetryable, Retried, retry_batch
+from penstock.work.retry import NotFailed, NotRetryable, Retried, give_up_reruns, retry_batch, worn_out_message
 
 __all__ = [
     "Batch",
@@ -49,6 +49,7 @@ __all__ = [
     "unfinished",
     "unvalidated",
     "validate_batch",
+    "worn_out_message",
 ]
 
 _SQL = sql.load("penstock.work", "work.sql")
@@ -156,6 +157,7 @@ async def finish(connection: Connection, batch_id: UUID, *, now: Now = None) -> 
 async def finish_all(connection: Connection, batches: Collection[UUID], *, now: Now = None) -> set[UUID]:
     """The same for many; returns those that have ended now."""
     await connection.execute(_SQL["close_if_past_deadline"], {"ids": list(batches), "now": now})
+    await give_up_reruns(connection, batches, now=now)
     return await ending.finish(connection, batches, now=now)
 
 

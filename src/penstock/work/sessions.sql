@@ -475,13 +475,15 @@ WITH dead AS (
                      ORDER BY ordinal DESC
                      LIMIT 1)
      AND state IN ('failed', 'not_found')
-  RETURNING ordinal
+  RETURNING ordinal, generation, attempts
 ),
 deferred AS (
   INSERT INTO penstock.deferrals
-    (lane_id, batch_id, owner, session, pool, route, limited, ordinals, attempt, reason, deferred_at, due_at)
+    (lane_id, batch_id, owner, session, pool, route, limited, ordinals, attempt, generation, spent, reason, deferred_at,
+     due_at)
   SELECT r.lane_id, r.session_id, r.owner, true, r.pool, r.route, true,
-         int4multirange(int4range(r.ordinal, r.ordinal + 1)), 1, 'reprocess', coalesce(%(now)s::timestamptz, now()),
+         int4multirange(int4range(r.ordinal, r.ordinal + 1)), 1, (SELECT generation + 1 FROM dead),
+         (SELECT attempts FROM dead), 'reprocess', coalesce(%(now)s::timestamptz, now()),
          coalesce(%(now)s::timestamptz, now())
     FROM penstock.session_requests r
    WHERE r.lane_id = %(lane)s AND r.ordinal = (SELECT ordinal FROM dead)

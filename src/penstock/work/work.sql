@@ -601,18 +601,13 @@ unpublished AS (
 )
 SELECT id FROM opened
 
--- name: list_lanes_with_failures
--- The lanes of a batch that have outcomes to be had again.
-SELECT l.id
-  FROM penstock.lanes l
-  LEFT JOIN LATERAL (
-    SELECT true AS found FROM penstock.outcomes WHERE lane_id = l.id AND state <> 'completed' LIMIT 1) AS o ON true
- WHERE l.batch_id = %(id)s AND o.found
- ORDER BY l.id
+-- name: list_lanes
+-- The lanes of a batch.
+SELECT id FROM penstock.lanes WHERE batch_id = %(id)s ORDER BY id
 
--- name: read_failures
+-- name: list_failures
 -- The next failures of a lane: all, or those with certain custom ids or lines.
-SELECT ordinal, line, state::text, custom_id, status_code, request_id, error_code, error_message, response
+SELECT ordinal
   FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND state <> 'completed' AND ordinal > %(after)s
    AND (%(custom_ids)s::text[] IS NULL OR custom_id = ANY (%(custom_ids)s::text[]))
@@ -620,52 +615,109 @@ SELECT ordinal, line, state::text, custom_id, status_code, request_id, error_cod
  ORDER BY ordinal
  LIMIT %(limit)s
 
+-- name: list_rerunning
+-- Those of some ordinals of a lane that are being run again, as ranges.
+SELECT lower(r), upper(r)
+  FROM (SELECT unnest(h.ordinals * wanted.ordinals) AS r
+          FROM (SELECT range_agg(int4range(o, o + 1)) AS ordinals FROM unnest(%(ordinals)s::int4[]) AS o) AS wanted
+         CROSS JOIN (
+           SELECT ordinals FROM penstock.leases
+            WHERE batch_id = %(id)s AND lane_id = %(lane)s AND generation > 0
+           UNION ALL
+           SELECT ordinals FROM penstock.deferrals
+            WHERE batch_id = %(id)s AND lane_id = %(lane)s AND generation > 0) AS h) AS running
+
+-- name: read_failures
+-- Some failures of a lane, as they are now. Looked up one by one: with ordinal = ANY(...), servers before 17 may walk the
+-- whole lane.
+SELECT o.*
+  FROM unnest(%(ordinals)s::int4[]) AS wanted (ordinal)
+ CROSS JOIN LATERAL (
+   SELECT ordinal, generation, attempts, line, state::text, custom_id, status_code, request_id, error_code,
+          error_message, response
+     FROM penstock.outcomes
+    WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal AND state <> 'completed'
+    LIMIT 1) AS o
+
 -- name: find_named_failures
 -- Those of some custom ids or lines that are failures of these lanes.
-SELECT o.custom_id, o.line
+SELECT o.custom_id, o.line, o.attempts
   FROM unnest(%(lanes)s::int8[]) AS lane (id)
  CROSS JOIN LATERAL (
-   SELECT custom_id, line FROM penstock.outcomes
+   SELECT custom_id, line, attempts FROM penstock.outcomes
     WHERE lane_id = lane.id AND state <> 'completed'
       AND (custom_id = ANY (%(custom_ids)s::text[]) OR line = ANY (%(lines)s::int4[]))
    OFFSET 0) AS o
 
--- name: rerun_failures
--- Turns failures of one lane back into work: their outcomes go, their ordinals are deferred and due, and the figures
--- forget them. In the journal they keep their numbers. The batch is locked by this transaction, and nothing but a rerun takes an outcome back. A batch
--- that was reopened is marked already: a second update in one transaction would look at the file once more, for the
--- foreign key's sake, and that may be held by a deletion which waits for the batch.
--- Outcomes are looked up one by one: with ordinal = ANY(...), servers before 17 may walk the whole lane.
+-- name: rerun_if_held
+-- Turns outcomes of one lane into work again, as their next generation: their ordinals are deferred and due, and the
+-- figures forget them. The outcomes stay until the new ones take their place. The batch is locked by this transaction,
+-- and nothing but a rerun makes a generation. A batch that was reopened is marked already: a second update in one
+-- transaction would look at the file once more, for the foreign key's sake, and that may be held by a deletion which
+-- waits for the batch.
 WITH marked AS (
   UPDATE penstock.batches SET reruns = reruns + 1 WHERE id = %(id)s AND NOT %(reopened)s::boolean
 ),
-gone AS (
-  DELETE FROM penstock.outcomes
-   WHERE ctid = ANY (ARRAY(
-           SELECT o.place
-             FROM unnest(%(ordinals)s::int4[]) AS wanted (ordinal)
-            CROSS JOIN LATERAL (
-              SELECT ctid AS place FROM penstock.outcomes
-               WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal AND state <> 'completed'
-               LIMIT 1) AS o))
-  RETURNING ordinal, state
-),
 again AS MATERIALIZED (
-  SELECT range_agg(int4range(ordinal, ordinal + 1)) AS ordinals FROM gone HAVING count(*) > 0
+  SELECT range_agg(int4range(ordinal, ordinal + 1)) AS ordinals, generation, spent
+    FROM unnest(%(ordinals)s::int4[], %(generations)s::int4[], %(spent)s::int4[]) AS a (ordinal, generation, spent)
+   GROUP BY generation, spent
 ),
 deferred AS (
   INSERT INTO penstock.deferrals
-    (lane_id, batch_id, owner, band, weight, pool, route, limited, ordinals, attempt, reason, deferred_at, due_at, held)
-  SELECT l.id, l.batch_id, l.owner, l.band, l.weight, l.pool, l.route, false, again.ordinals, 1, 'reprocess',
-         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()), NOT l.open
+    (lane_id, batch_id, owner, band, weight, pool, route, limited, ordinals, attempt, generation, spent, reason,
+     deferred_at, due_at, held)
+  SELECT l.id, l.batch_id, l.owner, l.band, l.weight, l.pool, l.route, false, again.ordinals, 1, again.generation,
+         again.spent, 'reprocess', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
+         NOT l.open
     FROM again, penstock.lanes l
    WHERE l.id = %(lane)s
 ),
 counted AS (
   INSERT INTO penstock.progress (batch_id, failed, not_found, skipped, error_bytes)
-  SELECT %(id)s, -count(*) FILTER (WHERE state = 'failed'), -count(*) FILTER (WHERE state = 'not_found'),
-         -count(*) FILTER (WHERE state = 'skipped'), -%(bytes)s::int8
-    FROM gone
-  HAVING count(*) > 0
+  VALUES (%(id)s, -%(failed)s::int4, -%(not_found)s::int4, -%(skipped)s::int4, -%(bytes)s::int8)
 )
-SELECT count(*)::int4, (SELECT count(pg_notify('penstock_work', '')) FROM again) FROM gone
+SELECT pg_notify('penstock_work', '')
+
+-- name: list_unrun
+-- Those of some batches that are to end although something waits to be run again, and nothing is in flight.
+SELECT b.id
+  FROM penstock.batches b
+ WHERE b.id = ANY (%(ids)s::uuid[])
+   AND (b.cancelling_at IS NOT NULL OR b.deadline <= coalesce(%(now)s::timestamptz, now()))
+   AND (b.state IN ('in_progress', 'paused', 'cancelling')) IS TRUE
+   AND (SELECT true FROM penstock.deferrals WHERE batch_id = b.id AND generation > 0 LIMIT 1)
+   AND (SELECT true FROM penstock.leases WHERE batch_id = b.id LIMIT 1) IS NULL
+   AND (SELECT true FROM penstock.lanes WHERE batch_id = b.id AND open LIMIT 1) IS NULL
+
+-- name: hold_first_unrun
+-- Locks a batch, and the next of its deferrals of what is to be run again; some ordinals of it.
+WITH batch AS MATERIALIZED (
+  SELECT id FROM penstock.batches WHERE id = %(id)s AND (deleted_at IS NULL) IS TRUE FOR UPDATE SKIP LOCKED
+)
+SELECT d.id, d.lane_id, ARRAY(
+         SELECT o FROM unnest(penstock.first_ordinals(d.ordinals, %(limit)s)) AS r,
+                       generate_series(lower(r), upper(r) - 1) AS o) AS ordinals
+  FROM penstock.deferrals d
+ WHERE d.id = (SELECT id FROM penstock.deferrals
+                WHERE batch_id = (SELECT id FROM batch) AND generation > 0
+                ORDER BY id LIMIT 1)
+   FOR UPDATE
+
+-- name: give_up_unrun
+-- Leaves some outcomes as they are that were to be had again: the figures count them once more. The batch is locked by
+-- this transaction, and its lanes are closed: nobody claims.
+WITH rest AS MATERIALIZED (
+  SELECT id, ordinals - (SELECT range_agg(int4range(o, o + 1)) FROM unnest(%(ordinals)s::int4[]) AS o) AS ordinals
+    FROM penstock.deferrals
+   WHERE id = %(deferral)s
+),
+gone AS (
+  DELETE FROM penstock.deferrals WHERE id = (SELECT id FROM rest WHERE isempty(ordinals))
+),
+shrunk AS (
+  UPDATE penstock.deferrals SET ordinals = (SELECT ordinals FROM rest)
+   WHERE id = (SELECT id FROM rest WHERE NOT isempty(ordinals))
+)
+INSERT INTO penstock.progress (batch_id, failed, not_found, skipped, error_bytes)
+VALUES (%(id)s, %(failed)s::int4, %(not_found)s::int4, %(skipped)s::int4, %(bytes)s::int8)
