@@ -169,6 +169,22 @@ async def hold_strays(world: World, connection: Connection) -> None:
     await connection.execute(_WORK["hold_strays"], {"ids": [world.subject.batch]})
 
 
+async def list_changed(_: World, connection: Connection) -> None:
+    await batches.changed(connection, limit=5)
+
+
+async def list_closing(world: World, connection: Connection) -> None:
+    assert await batches.closing(connection, limit=5) == [world.drained]
+
+
+async def list_steered(_: World, connection: Connection) -> None:
+    await batches.steered(connection, 120.0, limit=5)
+
+
+async def list_unfinished(_: World, connection: Connection) -> None:
+    assert len(await batches.unfinished(connection, limit=5)) == 5
+
+
 async def fold_progress(world: World, connection: Connection) -> None:
     await connection.execute(_WORK["fold_progress"], {"ids": [world.subject.batch], "limit": 1_000})
 
@@ -309,6 +325,7 @@ _HOT: list[Operation] = [
 _OTHERS: list[Operation] = [
     *(create_batch, find_by_key, read_status, pause, resume, cancel),
     *(finish_settled, finish_drained, finish_nothing, close_if_past_deadline, hold_strays, list_lanes, purge_templates),
+    *(list_changed, list_closing, list_steered, list_unfinished),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
     *(list_failures, list_rerunning, read_failures, rerun_failures, list_unrun, hold_first_unrun, give_up_unrun),
     *(hold_if_growing, list_file_lanes, grow, list_unserved),

@@ -414,13 +414,13 @@ SELECT id FROM penstock.batches
 -- name: list_changed
 -- Batches with deltas that no fold has seen: one probe for each.
 WITH RECURSIVE changed AS (
-  (SELECT batch_id FROM penstock.progress WHERE NOT folded ORDER BY batch_id LIMIT 1)
+  SELECT '00000000-0000-0000-0000-000000000000'::uuid AS batch_id
   UNION ALL
   SELECT (SELECT p.batch_id FROM penstock.progress p
            WHERE NOT p.folded AND p.batch_id > c.batch_id ORDER BY p.batch_id LIMIT 1)
     FROM changed c WHERE c.batch_id IS NOT NULL
 )
-SELECT batch_id FROM changed WHERE batch_id IS NOT NULL LIMIT %(limit)s
+SELECT batch_id FROM changed WHERE batch_id IS NOT NULL OFFSET 1 LIMIT %(limit)s
 
 -- name: list_closing
 -- Batches that are to end although inputs are left: past their deadline, or being cancelled. The earliest first.
