@@ -16,7 +16,7 @@ from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
-from penstock.model import Outcome, OutcomeState
+from penstock.model import Again, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.work import batches
 from tests.support.cli import (
@@ -160,6 +160,29 @@ def test_the_database_s_clock_set_back_an_hour(database: str) -> None:
         assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=within)).leases == 0
         past = after + timedelta(seconds=LIMITS.heartbeat_grace_s + 1)
         assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=past)).ordinals == 4
+
+    with_connection(database, body)
+
+
+def test_what_was_put_off_waits_as_long_as_it_was_to_after_the_clock_was_set_back(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        await make_batch(connection, [3])
+        ahead = datetime.now(UTC) + timedelta(hours=1)
+        worker, wants = uuid4(), {"model-0": 3}
+        [lease] = await claims.claim(connection, pool="test", wants=wants, worker_id=worker, taper_floor=3, now=ahead)
+        again = [(lease, n, Again("busy", "later", delay_s, True)) for n, delay_s in enumerate((0.0, 20.0, 600.0))]
+        await settle(connection, worker, Changes(agains=again), now=ahead)
+
+        await liveness.reclaim(connection, uuid4(), LIMITS, stuck_s=60.0)
+        cursor = await connection.execute(
+            "SELECT extract(epoch FROM due_at - now())::float8 FROM penstock.deferrals ORDER BY due_at"
+        )
+        waits = [wait for (wait,) in await cursor.fetchall()]
+        assert waits[0] <= 0
+        assert 20 - DEADLINE_S <= waits[1] <= 24
+        assert 600 - DEADLINE_S <= waits[2] <= 740
+        [lease] = await claims.claim(connection, pool="test", wants=wants, worker_id=uuid4())
+        assert lease.ranges == ((0, 1),)
 
     with_connection(database, body)
 

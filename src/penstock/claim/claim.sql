@@ -578,7 +578,8 @@ SELECT c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l
 
 -- name: forget_the_future
 -- After the database's clock was set back: what was stamped ahead of it counts from now. A worker that lives checks in
--- again within its interval; without this, one that died would be missed only when the clock has caught up.
+-- again within its interval; without this, one that died would be missed only when the clock has caught up. What was put
+-- off waits for as long as it was to, from now.
 WITH beaten AS (
   UPDATE penstock.workers SET heartbeat_at = coalesce(%(now)s::timestamptz, now())
    WHERE id = ANY (ARRAY(
@@ -592,8 +593,27 @@ progressed AS (
       WHERE progressed_at > coalesce(%(now)s::timestamptz, now()) AND %(look_for_stuck)s::boolean
         FOR UPDATE SKIP LOCKED))
   RETURNING id
+),
+put_off AS (
+  UPDATE penstock.deferrals
+     SET deferred_at = coalesce(%(now)s::timestamptz, now()),
+         due_at = coalesce(%(now)s::timestamptz, now()) + (due_at - deferred_at)
+   WHERE id = ANY (
+     ARRAY(
+       SELECT id FROM penstock.deferrals
+        WHERE deferred_at > coalesce(%(now)s::timestamptz, now()) AND NOT session
+        ORDER BY deferred_at DESC
+        LIMIT %(limit)s
+          FOR UPDATE SKIP LOCKED)
+     || ARRAY(
+       SELECT id FROM penstock.deferrals
+        WHERE deferred_at > coalesce(%(now)s::timestamptz, now()) AND session
+        ORDER BY deferred_at DESC
+        LIMIT %(limit)s
+          FOR UPDATE SKIP LOCKED))
+  RETURNING id
 )
-SELECT (SELECT count(*) FROM beaten), (SELECT count(*) FROM progressed)
+SELECT (SELECT count(*) FROM beaten), (SELECT count(*) FROM progressed), (SELECT count(*) FROM put_off)
 
 -- name: remove_silent_workers
 -- Forgets workers that are silent past the grace or known to be gone, once nothing is leased to them. One that was cut

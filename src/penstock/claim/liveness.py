@@ -95,7 +95,8 @@ async def reclaim(
 
     Looking for leases that make no progress means to read all of them.
     """
-    await connection.execute(_SQL["forget_the_future"], {"look_for_stuck": look_for_stuck, "now": now})
+    future = {"look_for_stuck": look_for_stuck, "limit": _RECLAIM_LIMIT, "now": now}
+    await connection.execute(_SQL["forget_the_future"], future)
     silent = {"grace_s": limits.heartbeat_grace_s, "gone": list(gone), "now": now}
     cursor = await connection.execute(
         _SQL["reclaim_if_lost"],

@@ -13,6 +13,9 @@ ALTER TABLE penstock.outcomes
 -- Those of a batch that ends before they were run are looked for, and are few.
 CREATE INDEX deferrals_to_rerun ON penstock.deferrals (batch_id) WHERE generation > 0;
 
+-- What was stamped by a clock that was set back since is looked for each round. There is an index like it for batches.
+CREATE INDEX deferrals_of_sessions_by_time ON penstock.deferrals (deferred_at) WHERE session;
+
 -- A batch that is growing gets further inputs while it runs, under its lock, and does not complete before it is sealed.
 ALTER TABLE penstock.batches
   ADD COLUMN growing boolean NOT NULL DEFAULT false,
