@@ -205,8 +205,8 @@ async def read_heads(
     while leases:
         bodies, heads = await _read_heads(connection, leases, max_bytes, closed_too=closed_too)
         items = [
-            Item(leases[n - 1], leases[n - 1].ranges[0][0], *body, SessionRequest(*heads[n]))
-            for n, *body in bodies
+            Item(leases[n - 1], leases[n - 1].ranges[0][0], line, custom_id, body, SessionRequest(*heads[n]))
+            for n, line, custom_id, body in bodies
             if n in heads
         ]
         if items or not bodies:

@@ -374,15 +374,16 @@ SELECT EXISTS (SELECT FROM penstock.leases WHERE id = %(lease)s AND nonce = %(no
 -- name: read_heads
 -- Reads what sessions are to be asked next, many sessions at once, at least one and no more than a byte budget. Which of
 -- them may be used, `find_heads_if_leased` says, which is asked after this one.
--- = ANY (ARRAY[...]) leaves one way to join: a probe for each. As a plain join it might read the table whole, and a LIMIT
--- for each is what a table that is spread over nodes cannot do.
+-- GROUP BY its key keeps each a probe: a join might read the table whole, and a LIMIT for each of many is what a table
+-- that is spread over nodes cannot do.
 SELECT t.n, t.line, t.custom_id, t.body
   FROM (SELECT mine.n, t.line, t.custom_id, t.body,
                sum(octet_length(t.body)) OVER (ORDER BY mine.n) - octet_length(t.body) AS before
           FROM unnest(%(sources)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS mine (source_id, ordinal, n)
-          JOIN penstock.templates t
-            ON t.source_id = ANY (ARRAY[mine.source_id]) AND t.source_lane = 0
-           AND t.ordinal = ANY (ARRAY[mine.ordinal])) AS t
+         CROSS JOIN LATERAL (
+           SELECT line, custom_id, body FROM penstock.templates
+            WHERE source_id = mine.source_id AND source_lane = 0 AND ordinal = mine.ordinal
+            GROUP BY source_id, source_lane, ordinal) AS t) AS t
  WHERE t.before < %(bytes)s
  ORDER BY t.n
 
