@@ -197,11 +197,15 @@ async def _read(connection: Connection, found: Sequence[_Found]) -> list[Request
 async def _outcomes(connection: Connection, decided: Sequence[_Found]) -> dict[UUID, _Outcome]:
     if not decided:
         return {}
-    places = {
-        "lanes": Int8Array([one.lane_id for one in decided]),
-        "ordinals": Int4Array([one.ordinal for one in decided]),
-    }
-    cursor = await connection.execute(_SQL["read_decided"], places, binary=True)
+    if len(decided) == 1:
+        place = {"lane": decided[0].lane_id, "ordinal": decided[0].ordinal}
+        cursor = await connection.execute(_SQL["read_one_decided"], place, binary=True)
+    else:
+        places = {
+            "lanes": Int8Array([one.lane_id for one in decided]),
+            "ordinals": Int4Array([one.ordinal for one in decided]),
+        }
+        cursor = await connection.execute(_SQL["read_decided"], places, binary=True)
     return {decided[n - 1].id: _Outcome(*outcome) for n, *outcome in await cursor.fetchall()}
 
 

@@ -346,6 +346,12 @@ SELECT w.n, o.state::text, o.status_code, o.response, o.error_code, o.error_mess
     WHERE lane_id = w.lane_id AND ordinal = w.ordinal
     GROUP BY lane_id, ordinal) AS o
 
+-- name: read_one_decided
+-- The same of a single one, which is what most ask for: at half the cost, and of the one node that has it.
+SELECT 1, state::text, status_code, response, error_code, error_message, attempts, finished_at, lease_nonce
+  FROM penstock.outcomes
+ WHERE lane_id = %(lane)s AND ordinal = %(ordinal)s
+
 -- name: find_lane
 -- A session's lane, its cursor and its end.
 SELECT l.id, l.next, l.total
