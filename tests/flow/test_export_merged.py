@@ -168,8 +168,7 @@ async def all_attempts(connection: Connection, batch_id: UUID, limit: int, line:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-def test_the_history_of_attempts(database: str, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(merged, "_LANES_AT_ONCE", 1)
+def test_the_history_of_attempts(database: str, limit: int) -> None:
 
     async def body(connection: Connection) -> None:
         batch_id = await made(connection)

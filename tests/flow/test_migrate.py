@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from penstock.db import migrate as migrations
 from penstock.db.migrate import Migration, migrate, standing
 from penstock.errors import PenstockError
+from tests.support.payload import PAYLOAD
 
 
 @pytest.fixture
@@ -258,6 +259,52 @@ def test_illegal_states_cannot_be_stored(database: str) -> None:
             with pytest.raises((psycopg.errors.CheckViolation, psycopg.errors.InvalidTextRepresentation)):
                 connection.execute(statement.encode())
             assert name
-        for table in ("templates", "attempts"):
-            with pytest.raises(psycopg.errors.RestrictViolation, match="never updated"):
-                connection.execute(f"UPDATE penstock.{table} SET ordinal = 1".encode())
+
+
+def test_what_is_written_once_cannot_be_updated_by_its_owner(empty: str) -> None:
+    """A superuser can, such as the embedded server's: there it is only that no statement does so."""
+    owner = make_conninfo(empty, user="plain_owner")
+    with psycopg.connect(empty, autocommit=True) as connection:
+        connection.execute("CREATE ROLE plain_owner LOGIN")
+        try:
+            connection.execute("CREATE SCHEMA penstock AUTHORIZATION plain_owner")
+            migrate(owner)
+            with psycopg.connect(owner, autocommit=True) as owned:
+                for column, table in WRITTEN_ONCE:
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        owned.execute(f"UPDATE penstock.{table} SET {column} = 1".encode())
+                owned.execute("INSERT INTO penstock.templates VALUES (1, 0, 0, 1, 'a', NULL, '')")
+                assert owned.execute("DELETE FROM penstock.templates WHERE source_id = 1").rowcount == 1
+        finally:
+            connection.execute("DROP OWNED BY plain_owner CASCADE")
+            connection.execute("DROP ROLE plain_owner")
+
+
+WRITTEN_ONCE = (
+    ("source_id", "templates"),
+    ("source_id", "file_chunks"),
+    ("lane_id", "attempts"),
+    ("lane_id", "reclaims"),
+)
+
+
+def test_payload_tables_can_be_distributed(database: str) -> None:
+    """What Citus asks of a table: no triggers, no rules, no foreign keys, and its key in everything that is unique."""
+    with psycopg.connect(database) as connection:
+        for table, key in PAYLOAD.items():
+            where = {"table": f"penstock.{table}", "key": key}
+            found = connection.execute(_WHAT_KEEPS_A_TABLE, where).fetchall()
+            assert found == [], f"{table} has {found}"
+
+
+_WHAT_KEEPS_A_TABLE = """
+SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(table)s::regclass
+UNION ALL
+SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(table)s::regclass
+UNION ALL
+SELECT 'foreign key ' || conname FROM pg_constraint WHERE contype = 'f' AND %(table)s::regclass IN (conrelid, confrelid)
+UNION ALL
+SELECT 'index without the key ' || indexrelid::regclass::text FROM pg_index
+ WHERE indrelid = %(table)s::regclass AND (indisunique OR indisexclusion)
+   AND (SELECT attnum FROM pg_attribute WHERE attrelid = indrelid AND attname = %(key)s) <> ALL (indkey::int2[])
+"""

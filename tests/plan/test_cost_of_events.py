@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 from penstock.db import sql
 from penstock.db.arrays import ByteaArray, TextArray
 from penstock.db.pool import Connection
+from penstock.deliver.sinks import announce_answered
 from tests.plan.conftest import LARGE, SMALL
 from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Session
@@ -74,10 +75,12 @@ def sizes(request: pytest.FixtureRequest, built: tuple[Session, Session]) -> tup
 
 
 async def announce(connection: Connection) -> None:
-    sinks = [{"name": "a", "everything": False, "statuses": ["completed"], "owners": []}]
-    values = {"sinks": Jsonb(sinks), "after": 0, "lanes": 1_000, "most": _PAGE, "now": None}
-    row = await (await connection.execute(_DELIVER["announce_if_answered"], values)).fetchone()
-    assert row == (5, 5, 5 * _PAGE)
+    sinks = Jsonb([{"name": "a", "everything": False, "statuses": ["completed"], "owners": []}])
+    found = await (
+        await connection.execute(_DELIVER["list_to_announce"], {"after": 0, "lanes": 1_000, "most": _PAGE})
+    ).fetchall()
+    assert len(found) == 5 * _PAGE
+    assert await announce_answered(connection, found, sinks, None) == 5 * _PAGE
 
 
 async def take(connection: Connection) -> None:

@@ -12,13 +12,15 @@ import pytest
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
+from penstock.export.follow import number_lines
+from penstock.export.merged import attempts_page, results_page
+from penstock.export.order import read_inputs
 from tests.plan.conftest import LARGE, SMALL
 from tests.plan.crowd import Subject, fresh_database, inform, make_subject
 from tests.support.plans import Mode, Plan, Session
 
 _SQL = sql.load("penstock.export", "export.sql")
 _PAGE = 100
-_BUDGET_BYTES = 1 << 20
 _PER_ENTRY = 10
 
 _JOURNAL = (
@@ -89,26 +91,30 @@ async def keys(at: Journalled, connection: Connection) -> None:
 
 
 async def keys_not_completed(at: Journalled, connection: Connection) -> None:
-    values = {"lanes": Int8Array([at.subject.lane]), "starts": Int4Array([0]), "rows": 5}
+    values = {"lane": at.subject.lane, "start": 0, "rows": 5}
     await rows_of(connection, "read_keys_not_completed", values, 5)
 
 
 async def keys_missing(at: Journalled, connection: Connection) -> None:
     subject = at.subject
-    values = {
-        "lanes": Int8Array([subject.lane]),
-        "sources": Int8Array([subject.source]),
-        "source_lanes": Int4Array([0]),
-        "starts": Int4Array([subject.lines // 2 - _PAGE // 2]),
-        "rows": _PAGE,
-    }
-    await rows_of(connection, "read_keys_missing", values, _PAGE // 2)
+    start = subject.lines // 2 - _PAGE // 2
+    values = {"lanes": Int8Array([subject.lane]), "starts": Int4Array([start]), "rows": _PAGE}
+    await rows_of(connection, "list_decided", values)
+
+
+async def inputs_at(at: Journalled, connection: Connection) -> None:
+    found = await read_inputs(connection, [(at.subject.source, 0, ordinal) for ordinal in _middle(at)])
+    assert len(found) == _PAGE
+    assert None not in found
 
 
 async def outcomes_at(at: Journalled, connection: Connection) -> None:
-    ordinals = list(range(at.subject.lines // 4, at.subject.lines // 4 + _PAGE))
-    values = {"lanes": Int8Array([at.subject.lane] * _PAGE), "ordinals": Int4Array(ordinals)}
+    values = {"lanes": Int8Array([at.subject.lane] * _PAGE), "ordinals": Int4Array(_middle(at))}
     await rows_of(connection, "read_outcomes_at", values, _PAGE)
+
+
+def _middle(at: Journalled) -> list[int]:
+    return list(range(at.subject.lines // 4, at.subject.lines // 4 + _PAGE))
 
 
 async def journal_outputs(at: Journalled, connection: Connection) -> None:
@@ -130,7 +136,7 @@ async def journal_end(at: Journalled, connection: Connection) -> None:
 
 async def journal_numbers(at: Journalled, connection: Connection) -> None:
     """Nothing to number, beside batches that nobody follows."""
-    await rows_of(connection, "number_journal", {"batch": at.subject.batch, "limit": 500})
+    assert await number_lines(connection, at.subject.batch, "errors") > 0
 
 
 async def keys_written(at: Journalled, connection: Connection) -> None:
@@ -141,7 +147,6 @@ async def keys_written(at: Journalled, connection: Connection) -> None:
         "stops": Int4Array([start + _PER_ENTRY for start in starts]),
         "times": [at.written_at] * len(starts),
         "completed": True,
-        "rows": _PAGE,
     }
     await rows_of(connection, "read_keys_written", values, _PAGE // 2)
 
@@ -153,33 +158,14 @@ async def lines(at: Journalled, connection: Connection) -> None:
 
 
 async def merged(at: Journalled, connection: Connection) -> None:
-    subject = at.subject
-    middle = subject.lines // 2 - _PAGE // 2
-    values = {
-        "lanes": Int8Array([subject.lane]),
-        "sources": Int8Array([subject.source]),
-        "source_lanes": Int4Array([0]),
-        "starts": Int4Array([middle]),
-        "stops": Int4Array([middle + _PAGE]),
-        "states": ["completed", "failed", ""],
-        "rows": _PAGE,
-        "bytes": _BUDGET_BYTES,
-    }
-    await rows_of(connection, "read_merged", values, _PAGE)
+    """Half of the page has outcomes."""
+    after_line = at.subject.lines // 2 - _PAGE // 2
+    assert len(await results_page(connection, at.subject.batch, after_line, _PAGE)) == _PAGE
 
 
 async def attempts(at: Journalled, connection: Connection) -> None:
-    subject = at.subject
-    values = {
-        "lanes": Int8Array([subject.lane]),
-        "sources": Int8Array([subject.source]),
-        "source_lanes": Int4Array([0]),
-        "starts": Int4Array([subject.lines // 4]),
-        "ids": Int8Array([0]),
-        "stops": Int4Array([subject.lines]),
-        "rows": _PAGE,
-    }
-    await rows_of(connection, "read_attempts", values, _PAGE)
+    place = (at.subject.lane, at.subject.lines // 4, 0)
+    assert len(await attempts_page(connection, at.subject.batch, place, _PAGE)) == _PAGE
 
 
 async def undecided(at: Journalled, connection: Connection) -> None:
@@ -195,7 +181,7 @@ async def lanes_with_inputs(at: Journalled, connection: Connection) -> None:
 
 
 _PAGES: list[Operation] = [
-    *(keys, keys_not_completed, keys_missing, outcomes_at, journal_outputs, journal_errors, journal_end),
+    *(keys, keys_not_completed, keys_missing, inputs_at, outcomes_at, journal_outputs, journal_errors, journal_end),
     *(journal_numbers, keys_written, lines, merged, attempts, undecided, ended, lanes_with_inputs),
 ]
 

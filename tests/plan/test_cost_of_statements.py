@@ -280,12 +280,20 @@ async def read_outcomes(world: World, connection: Connection) -> None:
     assert len(await cursor.fetchall()) == _PAGE
 
 
-async def read_inputs_missing(world: World, connection: Connection) -> None:
-    """From where the outcomes end."""
-    subject = world.subject
-    where = {"lane": subject.lane, "source_id": subject.source, "source_lane": 0, "rows": _PAGE}
-    start = {"from": subject.lines // 2 - _PAGE}
-    cursor = await connection.execute(_EXPORT["read_inputs_missing"], where | start)
+async def list_decided(world: World, connection: Connection) -> None:
+    """Where the outcomes end."""
+    start = world.subject.lines // 2 - _PAGE // 2
+    cursor = await connection.execute(
+        _EXPORT["list_decided"], {"lanes": [world.subject.lane], "starts": [start], "rows": _PAGE}
+    )
+    assert len(await cursor.fetchall()) == 1
+
+
+async def read_inputs_at(world: World, connection: Connection) -> None:
+    start = world.subject.lines // 2
+    where = {"sources": [world.subject.source] * _PAGE, "source_lanes": [0] * _PAGE}
+    ordinals = {"ordinals": list(range(start, start + _PAGE))}
+    cursor = await connection.execute(_EXPORT["read_inputs_at"], where | ordinals)
     assert len(await cursor.fetchall()) == _PAGE
 
 
@@ -320,7 +328,7 @@ _HOT: list[Operation] = [
         read_some,
     ),
     *(settle_all, settle_some_of_each, settle_fenced, heartbeat, fold_progress),
-    *(read_outcomes, read_inputs_missing),
+    *(read_outcomes, list_decided, read_inputs_at),
 ]
 _OTHERS: list[Operation] = [
     *(create_batch, find_by_key, read_status, pause, resume, cancel),

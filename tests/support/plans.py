@@ -75,6 +75,21 @@ class Plan:
         return "\n".join(_drawn(self.root, 0))
 
 
+def _together(plans: list[Plan]) -> Plan:
+    """Several statements as if they were one; the rows are those of all."""
+    if len(plans) == 1:
+        return plans[0]
+    root: dict[str, Any] = {
+        "Node Type": "Statements",
+        "Plans": [plan.root for plan in plans],
+        "Actual Rows": sum(plan.rows for plan in plans),
+        "Actual Loops": 1,
+        "Shared Hit Blocks": sum(_buffers(plan.root) for plan in plans),
+        "Shared Read Blocks": 0,
+    }
+    return Plan(root, sum(plan.planning_ms for plan in plans))
+
+
 def _name(node: dict[str, Any]) -> str:
     """Of a WITH query; empty for other nodes."""
     name = str(node.get("Subplan Name", ""))
@@ -204,7 +219,7 @@ class Session:
         return self.run(call)
 
     def explain(self, operation: Callable[[Connection], Awaitable[object]], mode: Mode = Mode.CUSTOM) -> Plan:
-        """The plan of the operation's one statement; nothing it does is kept."""
+        """The plan of the operation's statements; nothing it does is kept."""
 
         plans: list[Plan] = []
 
@@ -219,5 +234,4 @@ class Session:
 
         self.execute(f"SET plan_cache_mode = {'force_generic_plan' if mode is Mode.GENERIC else 'auto'}")
         self._runner.run(call())
-        (plan,) = plans
-        return plan
+        return _together(plans)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, ask_again
 from penstock.model import Item, Lease, SessionRequest
 
 _SQL = sql.load("penstock.claim", "claim.sql")
@@ -176,24 +176,22 @@ async def read_bodies(
     """Read the first bodies of `ranges`, as many as the bounds allow. Nothing back: the lease was lost, or the lane was
     closed and is not to be read then."""
     place = {
-        "lease": lease.id,
-        "nonce": lease.nonce,
-        "lane_id": lease.lane_id,
-        "closed_too": closed_too,
         "source_id": lease.source_id,
         "source_lane": lease.source_lane,
         "rows": max_rows,
         "bytes": max_bytes,
     }
+    guard = {"lease": lease.id, "nonce": lease.nonce, "lane_id": lease.lane_id, "closed_too": closed_too}
     start, stop = ranges[0]
     if len(ranges) == 1 or stop - start >= max_rows:
-        cursor = await connection.execute(
-            _SQL["read_range_if_leased"], {**place, "start": start, "stop": stop}, binary=True
-        )
+        read = await connection.execute(_SQL["read_range"], {**place, "start": start, "stop": stop}, binary=True)
     else:
         ordinals = first_ordinals(ranges, max_rows)
-        cursor = await connection.execute(_SQL["read_some_if_leased"], {**place, "ordinals": ordinals}, binary=True)
-    return [Item(lease, *row) for row in await cursor.fetchall()]
+        read = await connection.execute(_SQL["read_some"], {**place, "ordinals": ordinals}, binary=True)
+    rows = await read.fetchall()
+    if not rows or await ask_again(connection, _SQL["is_leased"], guard) != (True,):
+        return []
+    return [Item(lease, *row) for row in rows]
 
 
 async def read_heads(
@@ -202,25 +200,38 @@ async def read_heads(
     """Read the one body of each of some sessions' leases, the first of them that the bound allows.
 
     The items come in the leases' order. A lease before the last of them that got no item was lost, or its session was
-    closed and is not to be read then.
+    closed and is not to be read then; if there are none at all, that goes for every one.
     """
-    cursor = await connection.execute(
-        _SQL["read_heads_if_leased"],
-        {
-            "leases": Int8Array([lease.id for lease in leases]),
-            "nonces": Int8Array([lease.nonce for lease in leases]),
-            "lanes": Int8Array([lease.lane_id for lease in leases]),
-            "sources": Int8Array([lease.source_id for lease in leases]),
-            "ordinals": Int4Array([lease.ranges[0][0] for lease in leases]),
-            "bytes": max_bytes,
-            "closed_too": closed_too,
-        },
-        binary=True,
-    )
-    return [
-        Item(leases[n - 1], ordinal, line, custom_id, body, SessionRequest(*request))
-        for n, ordinal, line, custom_id, body, *request in await cursor.fetchall()
-    ]
+    while leases:
+        bodies, heads = await _read_heads(connection, leases, max_bytes, closed_too=closed_too)
+        items = [
+            Item(leases[n - 1], leases[n - 1].ranges[0][0], line, custom_id, body, SessionRequest(*heads[n]))
+            for n, line, custom_id, body in bodies
+            if n in heads
+        ]
+        if items or not bodies:
+            return items
+        # The room was taken by what was lost.
+        leases = leases[bodies[-1][0] :]
+    return []
+
+
+async def _read_heads(
+    connection: Connection, leases: Sequence[Lease], max_bytes: int, *, closed_too: bool
+) -> tuple[list[Any], dict[int, Any]]:
+    """(number, line, custom id, body) of the first; and by number, from 1, the requests of those that are leased."""
+    ordinals = Int4Array([lease.ranges[0][0] for lease in leases])
+    place = {"sources": Int8Array([lease.source_id for lease in leases]), "ordinals": ordinals, "bytes": max_bytes}
+    guard = {
+        "leases": Int8Array([lease.id for lease in leases]),
+        "nonces": Int8Array([lease.nonce for lease in leases]),
+        "lanes": Int8Array([lease.lane_id for lease in leases]),
+        "ordinals": ordinals,
+        "closed_too": closed_too,
+    }
+    bodies = await (await connection.execute(_SQL["read_heads"], place, binary=True)).fetchall()
+    heads = await (await connection.execute(_SQL["find_heads_if_leased"], guard, binary=True)).fetchall()
+    return bodies, {n: request for n, *request in heads}
 
 
 async def closed_lanes(connection: Connection, lanes: Iterable[int]) -> set[int]:

@@ -333,23 +333,21 @@ UPDATE penstock.deferrals d
        step = (SELECT steps FROM places)[width_bucket(d.id, (SELECT ids FROM places))]
  WHERE d.id = ANY (ARRAY(SELECT id FROM due))
 
--- name: read_range_if_leased
--- Reads the bodies of one ordinal range, at least one and no more than a byte budget, unless the lease is gone or, where
--- that matters, the lane was closed.
+-- name: read_range
+-- Reads the bodies of one ordinal range, at least one and no more than a byte budget. Whether they may be used,
+-- `is_leased` says, which is asked after this one.
 SELECT t.ordinal, t.line, t.custom_id, t.body
   FROM (SELECT ordinal, line, custom_id, body,
                sum(octet_length(body)) OVER (ORDER BY ordinal) - octet_length(body) AS before
           FROM penstock.templates
          WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s
            AND ordinal >= %(start)s AND ordinal < %(stop)s
-           AND EXISTS (SELECT FROM penstock.leases WHERE id = %(lease)s AND nonce = %(nonce)s)
-           AND (%(closed_too)s::boolean OR EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open))
          ORDER BY ordinal
          LIMIT %(rows)s) AS t
  WHERE t.before < %(bytes)s
  ORDER BY t.ordinal
 
--- name: read_some_if_leased
+-- name: read_some
 -- Reads the bodies of scattered ordinals (retries), under the same bounds.
 -- The inner LIMIT makes it one probe per ordinal. With ordinal = ANY(...), servers before 17 walk the whole lane to
 -- have its rows in order.
@@ -362,38 +360,49 @@ SELECT t.ordinal, t.line, t.custom_id, t.body
              FROM penstock.templates
             WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s AND ordinal = wanted.ordinal
             LIMIT 1) AS t
-         WHERE EXISTS (SELECT FROM penstock.leases WHERE id = %(lease)s AND nonce = %(nonce)s)
-           AND (%(closed_too)s::boolean OR EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open))
          ORDER BY t.ordinal
          LIMIT %(rows)s) AS t
  WHERE t.before < %(bytes)s
  ORDER BY t.ordinal
 
--- name: read_heads_if_leased
--- Reads what sessions are to be asked next, many sessions at once, at least one and no more than a byte budget; none
--- whose lease is gone or, where that matters, whose lane was closed. The lane's own endpoint is that of the request
--- after: each request knows its own.
-SELECT t.n, t.ordinal, t.line, t.custom_id, t.body, t.id, t.endpoint, t.stream, t.waited, t.cancelled
-  FROM (SELECT mine.n, mine.ordinal, t.line, t.custom_id, t.body, r.id, r.endpoint, r.stream, r.waited,
-               r.cancelled_at IS NOT NULL AS cancelled,
+-- name: is_leased
+-- Whether a lease is still held and, where that matters, its lane open. Asked after the bodies were read: a lease that
+-- is there now was there then, since one that is gone never comes back, and nothing is deleted under a lease. So what
+-- was read was whole. Asked before, the lease could end and the inputs be deleted between the two.
+SELECT EXISTS (SELECT FROM penstock.leases WHERE id = %(lease)s AND nonce = %(nonce)s)
+   AND (%(closed_too)s::boolean OR EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open))
+
+-- name: read_heads
+-- Reads what sessions are to be asked next, many sessions at once, at least one and no more than a byte budget. Which of
+-- them may be used, `find_heads_if_leased` says, which is asked after this one.
+-- GROUP BY its key keeps each a probe: a join might read the table whole, and a LIMIT for each of many is what a table
+-- that is spread over nodes cannot do.
+SELECT t.n, t.line, t.custom_id, t.body
+  FROM (SELECT mine.n, t.line, t.custom_id, t.body,
                sum(octet_length(t.body)) OVER (ORDER BY mine.n) - octet_length(t.body) AS before
-          FROM unnest(%(leases)b::int8[], %(nonces)b::int8[], %(lanes)b::int8[], %(sources)b::int8[],
-                      %(ordinals)b::int4[])
-               WITH ORDINALITY AS mine (lease_id, nonce, lane_id, source_id, ordinal, n)
-         CROSS JOIN LATERAL (
-           SELECT FROM penstock.leases WHERE id = mine.lease_id AND nonce = mine.nonce LIMIT 1) AS held
-         CROSS JOIN LATERAL (
-           SELECT id, endpoint, stream, waited, cancelled_at FROM penstock.session_requests
-            WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal
-            LIMIT 1) AS r
+          FROM unnest(%(sources)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS mine (source_id, ordinal, n)
          CROSS JOIN LATERAL (
            SELECT line, custom_id, body FROM penstock.templates
             WHERE source_id = mine.source_id AND source_lane = 0 AND ordinal = mine.ordinal
-            LIMIT 1) AS t
-         CROSS JOIN LATERAL (
-           SELECT FROM penstock.lanes WHERE id = mine.lane_id AND (open OR %(closed_too)s::boolean) LIMIT 1) AS l) AS t
+            GROUP BY source_id, source_lane, ordinal) AS t) AS t
  WHERE t.before < %(bytes)s
  ORDER BY t.n
+
+-- name: find_heads_if_leased
+-- What is known of sessions' requests that are to be asked next; nothing of one whose lease is gone or, where that
+-- matters, whose lane was closed. Asked after their bodies were read, as `is_leased` is. The lane's own endpoint is that
+-- of the request after: each request knows its own.
+SELECT mine.n, r.id, r.endpoint, r.stream, r.waited, r.cancelled_at IS NOT NULL AS cancelled
+  FROM unnest(%(leases)b::int8[], %(nonces)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[])
+       WITH ORDINALITY AS mine (lease_id, nonce, lane_id, ordinal, n)
+ CROSS JOIN LATERAL (
+   SELECT FROM penstock.leases WHERE id = mine.lease_id AND nonce = mine.nonce LIMIT 1) AS held
+ CROSS JOIN LATERAL (
+   SELECT id, endpoint, stream, waited, cancelled_at FROM penstock.session_requests
+    WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal
+    LIMIT 1) AS r
+ CROSS JOIN LATERAL (
+   SELECT FROM penstock.lanes WHERE id = mine.lane_id AND (open OR %(closed_too)s::boolean) LIMIT 1) AS l
 
 -- name: closed_lanes
 -- Which of some lanes are closed now, or gone with their batch.

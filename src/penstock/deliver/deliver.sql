@@ -127,10 +127,10 @@ DELETE FROM penstock.webhook_deliveries
  WHERE id = ANY(ARRAY(SELECT d.id FROM penstock.webhook_deliveries d WHERE d.id = ANY(ARRAY(SELECT id FROM old))
                        ORDER BY d.id FOR UPDATE SKIP LOCKED))
 
--- name: announce_if_answered
--- Turns answers that are to be told into deliveries, one for each sink that wants them, and takes their mark away. Goes
--- from session to session, those after `after` first come first, and looks at no more of one than has been answered:
--- what waits behind it costs nothing.
+-- name: list_to_announce
+-- Requests whose answers are to be told and may be there: of the sessions after `after`, first come first, no more of
+-- one than is before its cursor. What waits behind it costs nothing. The answers are read after this, and the marks
+-- taken away after that.
 WITH RECURSIVE lane (id) AS (
   (SELECT lane_id FROM penstock.session_requests WHERE announce AND lane_id > %(after)s ORDER BY lane_id LIMIT 1)
   UNION ALL
@@ -141,27 +141,48 @@ WITH RECURSIVE lane (id) AS (
 ),
 page AS MATERIALIZED (
   SELECT id FROM lane WHERE id IS NOT NULL LIMIT %(lanes)s
+)
+SELECT page.id, a.ordinal, a.id, a.owner, a.session_key,
+       -- Not EXISTS, which may be answered by reading all of them.
+       (SELECT e.id FROM penstock.incoming_events e WHERE e.request_id = a.id LIMIT 1) IS NOT NULL AS from_event
+  FROM page
+  LEFT JOIN LATERAL (
+    SELECT r.id, r.ordinal, r.owner, (SELECT key FROM penstock.sessions WHERE id = r.session_id) AS session_key
+      FROM penstock.session_requests r
+     WHERE r.lane_id = page.id AND r.announce
+       AND r.ordinal < (SELECT next FROM penstock.lanes WHERE id = page.id)
+     ORDER BY r.ordinal
+     LIMIT %(most)s) AS a ON true
+ ORDER BY page.id, a.ordinal
+
+-- name: read_answers
+-- How some requests ended, those that did, and when.
+-- GROUP BY its key keeps each a probe: a join might read the table whole, and a LIMIT for each of many is what a table
+-- that is spread over nodes cannot do.
+SELECT w.n, o.finished_at, CASE WHEN o.state = 'completed' THEN 'completed'
+                                WHEN o.error_code = 'cancelled' THEN 'cancelled' ELSE 'failed' END AS status
+  FROM unnest(%(lanes)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS w (lane_id, ordinal, n)
+ CROSS JOIN LATERAL (
+   SELECT state, error_code, finished_at FROM penstock.outcomes
+    WHERE lane_id = w.lane_id AND ordinal = w.ordinal
+    GROUP BY lane_id, ordinal) AS o
+ ORDER BY w.n
+
+-- name: announce_if_marked
+-- Turns answers that are to be told into deliveries, one for each sink that wants them, and takes their mark away. The
+-- mark is what counts: whoever takes it tells of the answer, so that two who have read the same tell of it once.
+WITH marked AS (
+  UPDATE penstock.session_requests SET announce = false
+   WHERE id = ANY (ARRAY(
+     SELECT id FROM penstock.session_requests WHERE id = ANY (%(ids)s::uuid[]) AND announce FOR UPDATE SKIP LOCKED))
+  RETURNING id
 ),
 answered AS MATERIALIZED (
-  SELECT a.*, gen_random_uuid() AS event_id,
-         -- Not EXISTS, which may be answered by reading all of them.
-         (SELECT e.id FROM penstock.incoming_events e WHERE e.request_id = a.id LIMIT 1) IS NOT NULL AS from_event
-    FROM page
-   CROSS JOIN LATERAL (
-     SELECT r.id, r.lane_id, r.owner, o.finished_at,
-            (SELECT key FROM penstock.sessions WHERE id = r.session_id) AS session_key,
-            CASE WHEN o.state = 'completed' THEN 'completed'
-                 WHEN o.error_code = 'cancelled' THEN 'cancelled' ELSE 'failed' END AS status
-       FROM penstock.session_requests r
-       JOIN penstock.outcomes o ON o.lane_id = r.lane_id AND o.ordinal = r.ordinal
-      WHERE r.lane_id = page.id AND r.announce
-        AND r.ordinal < (SELECT next FROM penstock.lanes WHERE id = page.id)
-      ORDER BY r.ordinal
-      LIMIT %(most)s
-        FOR UPDATE OF r SKIP LOCKED) AS a
-),
-marked AS (
-  UPDATE penstock.session_requests SET announce = false WHERE id = ANY (ARRAY(SELECT id FROM answered))
+  SELECT a.*, gen_random_uuid() AS event_id
+    FROM unnest(%(ids)s::uuid[], %(lanes)b::int8[], %(owners)s::text[], %(session_keys)s::text[],
+                %(from_events)s::bool[], %(times)s::timestamptz[], %(statuses)s::text[])
+         WITH ORDINALITY AS a (id, lane_id, owner, session_key, from_event, finished_at, status, n)
+   WHERE (a.id IN (SELECT id FROM marked)) IS TRUE
 ),
 told AS (
   INSERT INTO penstock.sink_deliveries (sink, event_id, lane_id, request_id, session_key, owner, event_at, due_at)
@@ -170,9 +191,9 @@ told AS (
     JOIN jsonb_to_recordset(%(sinks)s::jsonb) AS s (name text, everything bool, statuses text[], owners text[])
       ON (s.everything OR a.from_event) AND a.status = ANY (s.statuses)
      AND (cardinality(s.owners) = 0 OR a.owner = ANY (s.owners))
-   ORDER BY a.lane_id
+   ORDER BY a.n
 )
-SELECT (SELECT max(id) FROM page), (SELECT count(*) FROM page), (SELECT count(*) FROM answered)
+SELECT count(*) FROM answered
 
 -- name: take_sink_deliveries_if_due
 -- Takes what is due for the sinks that are known here, some of each, as webhooks are taken. With it come the event that

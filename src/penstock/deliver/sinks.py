@@ -20,6 +20,7 @@ from psycopg.types.json import Jsonb
 from penstock import __version__, events
 from penstock.config import Config, WebhookLimits
 from penstock.db import sql
+from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection, Now, Pool, borrowed
 from penstock.deliver import signing
 from penstock.deliver.addresses import policy_for
@@ -89,14 +90,37 @@ async def announce(database: Pool, sinks: Sequence[Sink], *, now: Now = None) ->
     wanted = Jsonb([_as_asked(sink) for sink in sinks])
     after, total = 0, 0
     while True:
-        values = {"sinks": wanted, "after": after, "lanes": _LANES_AT_ONCE, "most": _ANSWERS_OF_A_LANE, "now": now}
+        values = {"after": after, "lanes": _LANES_AT_ONCE, "most": _ANSWERS_OF_A_LANE}
         async with borrowed(database) as connection:
-            row = await (await connection.execute(_SQL["announce_if_answered"], values)).fetchone()
-        last, lanes, answers = row if row is not None else (None, 0, 0)
-        total += int(answers)
-        if last is None or lanes < _LANES_AT_ONCE:
+            found = await (await connection.execute(_SQL["list_to_announce"], values)).fetchall()
+            # In a row of its own, a session that has nothing to tell yet.
+            total += await announce_answered(connection, [row for row in found if row[1] is not None], wanted, now)
+        lanes = {row[0] for row in found}
+        if len(lanes) < _LANES_AT_ONCE:
             return total
-        after = int(last)
+        after = max(lanes)
+
+
+async def announce_answered(connection: Connection, found: Sequence[Any], sinks: Jsonb, now: Now) -> int:
+    """Tell of those of some requests that were answered: how many."""
+    if not found:
+        return 0
+    places = {"lanes": Int8Array([row[0] for row in found]), "ordinals": Int4Array([row[1] for row in found])}
+    answers = await (await connection.execute(_SQL["read_answers"], places)).fetchall()
+    answered = [found[n - 1] for n, _, _ in answers]
+    values = {
+        "ids": [request_id for _, _, request_id, *_ in answered],
+        "lanes": Int8Array([row[0] for row in answered]),
+        "owners": [owner for *_, owner, _, _ in answered],
+        "session_keys": [key for *_, key, _ in answered],
+        "from_events": [from_event for *_, from_event in answered],
+        "times": [finished_at for _, finished_at, _ in answers],
+        "statuses": [status for *_, status in answers],
+        "sinks": sinks,
+        "now": now,
+    }
+    row = await (await connection.execute(_SQL["announce_if_marked"], values)).fetchone()
+    return int(row[0]) if row else 0
 
 
 def _as_asked(sink: Sink) -> dict[str, Any]:

@@ -6,17 +6,16 @@ their numbers and are passed over.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection, Pool, borrowed
-from penstock.export.order import LINE_OVERHEAD_BYTES, read_results
+from penstock.export.order import LINE_OVERHEAD_BYTES, ranges_of, read_results
 from penstock.export.read import Which
 from penstock.results import openai_line
 
@@ -24,8 +23,6 @@ _SQL = sql.load("penstock.export", "export.sql")
 
 _ENTRIES = 500
 _ORDINALS = 2_000
-
-_RANGE = re.compile(r"\[(\d+),(\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +55,32 @@ class _Stretch(NamedTuple):
 
 async def number_lines(connection: Connection, batch_id: UUID, which: Which) -> int:
     """Give every line that is recorded its number; how many there are."""
+    batch = {"batch": batch_id}
     while True:
-        cursor = await connection.execute(_SQL["number_journal"], {"batch": batch_id, "limit": _ENTRIES})
-        row = await cursor.fetchone()
-        if row is None:
-            await connection.execute(_SQL["begin_journal"], {"batch": batch_id})
-            continue
-        outputs, errors, more = row
-        if not more:
-            return int(outputs if which == "output" else errors)
+        unnumbered = await _one(connection, "find_unnumbered", batch)
+        head = await _one(connection, "read_journal_head", batch)
+        if head is None:
+            await connection.execute(_SQL["begin_journal"], batch)
+        elif unnumbered is not None:
+            await _number(connection, batch)
+        else:
+            return int(head[0] if which == "output" else head[1])
+
+
+async def _number(connection: Connection, batch: dict[str, Any]) -> None:
+    async with connection.transaction():
+        head = await _one(connection, "hold_journal_head", batch)
+        if head is not None:
+            outputs, errors = head
+            before = {"outputs": outputs, "errors": errors, "limit": _ENTRIES}
+            numbered = await _one(connection, "number_journal", {**batch, **before})
+            if numbered is not None:
+                outputs, errors = numbered
+                await connection.execute(_SQL["move_journal_head"], {**batch, "outputs": outputs, "errors": errors})
+
+
+async def _one(connection: Connection, statement: str, parameters: dict[str, Any]) -> Sequence[Any] | None:
+    return await (await connection.execute(_SQL[statement], parameters)).fetchone()
 
 
 async def journal_page(database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int) -> Page:
@@ -109,7 +123,7 @@ def _stretches(entries: Sequence[_Entry], offset: int) -> tuple[list[_Stretch], 
     stretches: list[_Stretch] = []
     left = _ORDINALS
     for entry in entries:
-        for start, stop in _without_first(_ranges(entry.ordinals), offset - entry.before):
+        for start, stop in _without_first(iter(ranges_of(entry.ordinals)), offset - entry.before):
             stop = min(stop, start + left)
             stretches.append(_Stretch(entry, start, stop, offset))
             offset += stop - start
@@ -117,11 +131,6 @@ def _stretches(entries: Sequence[_Entry], offset: int) -> tuple[list[_Stretch], 
             if left == 0:
                 return stretches, offset
     return stretches, offset
-
-
-def _ranges(text: str) -> Iterator[tuple[int, int]]:
-    for start, stop in _RANGE.findall(text):
-        yield int(start), int(stop)
 
 
 def _without_first(ranges: Iterator[tuple[int, int]], skip: int) -> Iterator[tuple[int, int]]:
@@ -145,7 +154,6 @@ async def _keys(connection: Connection, which: Which, stretches: Sequence[_Stret
             "stops": Int4Array([stretch.stop for stretch in stretches]),
             "times": [stretch.entry.written_at for stretch in stretches],
             "completed": which == "output",
-            "rows": _ORDINALS,
         },
     )
     return [(stretches[n - 1], ordinal, size) for n, ordinal, size in await cursor.fetchall()]

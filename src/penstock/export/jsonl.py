@@ -16,6 +16,7 @@ import psycopg
 
 from penstock.db import sql
 from penstock.errors import PenstockError
+from penstock.export.order import Lane, outside
 from penstock.model import BatchState
 from penstock.results import NOT_RUN, Result, openai_error_line, openai_line
 
@@ -154,10 +155,10 @@ def _lines(conninfo: str, batch_id: UUID, state: BatchState) -> Iterator[tuple[b
         lanes = connection.execute(_SQL["list_lanes"], {"batch": batch_id}).fetchall()
         budget = max(_PAGE_BYTES // max(1, len(lanes)), 64 * 1024)
         streams: list[Iterator[tuple[int, bool, bytes]]] = []
-        for lane_id, source_id, source_lane, _ in lanes:
-            streams.append(_outcomes(connection, batch_id, lane_id, budget))
+        for lane in (Lane(*row) for row in lanes):
+            streams.append(_outcomes(connection, batch_id, lane.id, budget))
             if state in NOT_RUN:
-                streams.append(_not_run(connection, batch_id, state, lane_id, source_id, source_lane))
+                streams.append(_not_run(connection, batch_id, state, lane))
         for _, ok, line in heapq.merge(*streams):
             yield ok, line
 
@@ -181,28 +182,19 @@ def _outcomes(
 
 
 def _not_run(
-    connection: psycopg.Connection,
-    batch_id: UUID,
-    state: BatchState,
-    lane_id: int,
-    source_id: int,
-    source_lane: int,
+    connection: psycopg.Connection, batch_id: UUID, state: BatchState, lane: Lane
 ) -> Iterator[tuple[int, bool, bytes]]:
     code, message = NOT_RUN[state]
-    start = 0
-    while True:
-        rows = connection.execute(
-            _SQL["read_inputs_missing"],
-            {
-                "lane": lane_id,
-                "source_id": source_id,
-                "source_lane": source_lane,
-                "from": start,
-                "rows": _PAGE_ROWS,
-            },
-        ).fetchall()
-        if not rows:
-            return
-        for _, line, custom_id in rows:
-            yield line, False, openai_error_line(batch_id, line, custom_id, code, message)
-        start = rows[-1][0] + 1
+    for start in range(0, lane.total, _PAGE_ROWS):
+        row = connection.execute(
+            _SQL["list_decided"], {"lanes": [lane.id], "starts": [start], "rows": _PAGE_ROWS}
+        ).fetchone()
+        ordinals = outside(row[1] if row else "", start, min(start + _PAGE_ROWS, lane.total))
+        if ordinals:
+            places = {
+                "sources": [lane.source_id] * len(ordinals),
+                "source_lanes": [lane.source_lane] * len(ordinals),
+                "ordinals": ordinals,
+            }
+            for _, line, custom_id in connection.execute(_SQL["read_inputs_at"], places).fetchall():
+                yield line, False, openai_error_line(batch_id, line, custom_id, code, message)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.config import MIB
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
+from penstock.export.order import input_columns, outcome_columns, ranges_of, read_inputs, read_not_completed
 from penstock.model import BatchState
 
 _SQL = sql.load("penstock.export", "export.sql")
@@ -23,9 +23,8 @@ STATUSES = ("pending", "processing", *OUTCOME_STATES, "cancelled", "expired")
 
 _PAGE_BYTES = 8 * MIB
 _WINDOW_LINES = 2_000
-_LANES_AT_ONCE = 16
 _LAST_LINE = 2**31 - 1
-_RANGE = re.compile(r"\[(\d+),(\d+)\)")
+_NO_OUTCOME = ("", *[None] * 7)
 _REST = {BatchState.CANCELLING: "cancelled", BatchState.CANCELLED: "cancelled", BatchState.EXPIRED: "expired"}
 """What lines are that wait, and will not be run."""
 
@@ -165,30 +164,50 @@ async def _read(
     """Rows, and the line to go on from if some were left for lack of room."""
     if not stretches:
         return [], None
-    without_outcome = [""] if view.wanted - set(OUTCOME_STATES) else []
-    cursor = await connection.execute(
-        _SQL["read_merged"],
-        {
-            **_columns([stretch.lane for stretch in stretches]),
-            "starts": Int4Array([stretch.start for stretch in stretches]),
-            "stops": Int4Array([stretch.stop for stretch in stretches]),
-            "states": [*view.wanted & set(OUTCOME_STATES), *without_outcome],
-            "rows": limit,
-            "bytes": max_bytes,
-        },
-        binary=True,
-    )
+    chosen, size = await _choose(connection, stretches, view, limit, max_bytes)
+    if not chosen:
+        return [], None
+    places = [(lane.source_id, lane.source_lane, ordinal) for _, lane, ordinal in chosen]
+    cursor = await connection.execute(_SQL["read_bodies_at"], input_columns(places), binary=True)
+    inputs = await cursor.fetchall()
+    decided = outcome_columns([(lane.id, ordinal) for _, lane, ordinal in chosen])
+    cursor = await connection.execute(_SQL["read_results_at"], decided, binary=True)
+    outcomes = {n: outcome for n, *outcome in await cursor.fetchall()}
     rows: list[MergedRow] = []
-    seen = size = last = 0
-    for n, ordinal, line, custom_id, body, state, *outcome in await cursor.fetchall():
-        lane = stretches[n - 1].lane
+    for n, line, custom_id, body in inputs:
+        _, lane, ordinal = chosen[n - 1]
+        state, *outcome = outcomes.get(n) or _NO_OUTCOME
         row = MergedRow(line, custom_id, state or view.waiting, lane.endpoint, lane.route, body, *outcome)
         if not state and view.undecided.is_leased(lane.id, ordinal):
             row = replace(row, status="processing")
         if row.status in view.wanted:
             rows.append(row)
-        seen, size, last = seen + 1, size + len(body) + len(row.response or b""), line
-    return rows, last if seen == limit or size >= max_bytes else None
+    return rows, chosen[-1][0] if len(chosen) == limit or size >= max_bytes else None
+
+
+async def _choose(
+    connection: Connection, stretches: Sequence[_Stretch], view: _View, limit: int, max_bytes: int
+) -> tuple[list[tuple[int, _Lane, int]], int]:
+    """(line, lane, ordinal) of the first inputs that may be asked for, in line order, and how many bytes they are."""
+    columns = {
+        **_columns([stretch.lane for stretch in stretches]),
+        "starts": Int4Array([stretch.start for stretch in stretches]),
+        "stops": Int4Array([stretch.stop for stretch in stretches]),
+    }
+    inputs = await (await connection.execute(_SQL["read_input_keys"], columns)).fetchall()
+    outcomes = await (await connection.execute(_SQL["read_outcome_keys"], columns)).fetchall()
+    decided = {(n, ordinal): (state, size) for n, ordinal, state, size in outcomes}
+    undecided = bool(view.wanted - set(OUTCOME_STATES))
+    chosen: list[tuple[int, _Lane, int]] = []
+    total = 0
+    for n, ordinal, line, size in sorted(inputs, key=lambda row: row[2]):
+        state, answer = decided.get((n, ordinal), ("", 0))
+        if state in view.wanted if state else undecided:
+            chosen.append((line, stretches[n - 1].lane, ordinal))
+            total += size + answer
+            if len(chosen) == limit or total >= max_bytes:
+                break
+    return chosen, total
 
 
 async def _state(connection: Connection, batch_id: UUID) -> BatchState | None:
@@ -208,22 +227,17 @@ async def _undecided(connection: Connection, batch_id: UUID) -> _Undecided:
     cursor = await connection.execute(_SQL["list_undecided"], {"batch": batch_id})
     for lane_id, leased, text in await cursor.fetchall():
         ranges = (undecided.leased if leased else undecided.deferred).setdefault(lane_id, [])
-        ranges.extend((int(start), int(stop)) for start, stop in _RANGE.findall(text))
+        ranges.extend(ranges_of(text))
     return undecided
 
 
 async def _not_completed(connection: Connection, lanes: Sequence[_Lane], limit: int) -> list[_Stretch]:
     """The next outcomes of each lane that did not complete, from their own index."""
-    cursor = await connection.execute(
-        _SQL["read_keys_not_completed"],
-        {
-            "lanes": Int8Array([lane.id for lane in lanes]),
-            "starts": Int4Array([lane.start for lane in lanes]),
-            "rows": limit,
-        },
-    )
-    rows = sorted(await cursor.fetchall(), key=lambda row: row[2])
-    return [_Stretch(lanes[n - 1], ordinal, ordinal + 1) for n, ordinal, *_ in rows]
+    found: list[tuple[int, _Stretch]] = []
+    for lane in lanes:
+        for ordinal, line, _ in await read_not_completed(connection, lane.id, lane.start, limit):
+            found.append((line, _Stretch(lane, ordinal, ordinal + 1)))
+    return [stretch for _, stretch in sorted(found, key=lambda one: one[0])]
 
 
 def _waiting(lanes: Sequence[_Lane], view: _View, limit: int) -> list[_Stretch]:
@@ -264,28 +278,40 @@ async def attempts_page(
     after = after or (0, -1, 0)
     lanes = await _attempt_lanes(connection, batch_id, line)
     lanes = [lane for lane in lanes if lane.id >= after[0] and lane.start < lane.stop]
-    rows: list[AttemptRow] = []
-    for first in range(0, len(lanes), _LANES_AT_ONCE):
-        some = lanes[first : first + _LANES_AT_ONCE]
+    found: list[tuple[_Lane, Any]] = []
+    for lane in lanes:
         # Before a lane's first ordinal, or after the last attempt that was seen.
-        starts = [
-            max((lane.start - 1, _LAST_LINE), after[1:]) if lane.id == after[0] else (lane.start - 1, _LAST_LINE)
-            for lane in some
-        ]
-        cursor = await connection.execute(
-            _SQL["read_attempts"],
-            {
-                **_columns(some),
-                "starts": Int4Array([ordinal for ordinal, _ in starts]),
-                "ids": Int8Array([attempt_id for _, attempt_id in starts]),
-                "stops": Int4Array([lane.stop for lane in some]),
-                "rows": limit - len(rows),
-            },
-        )
-        rows += [AttemptRow(some[row[0] - 1].id, *row[1:]) for row in await cursor.fetchall()]
-        if len(rows) >= limit:
+        start = (lane.start - 1, _LAST_LINE)
+        if lane.id == after[0]:
+            start = max(start, after[1:])
+        place = {"lane": lane.id, "start": start[0], "id": start[1], "stop": lane.stop, "rows": limit - len(found)}
+        cursor = await connection.execute(_SQL["read_attempts"], place)
+        found += [(lane, row) for row in await cursor.fetchall()]
+        if len(found) >= limit:
             break
-    return rows
+    lines = await _lines(connection, list(dict.fromkeys((lane, row[0]) for lane, row in found)))
+    return [
+        AttemptRow(lane.id, ordinal, attempt_id, *lines[lane.id, ordinal], *rest)
+        for lane, (ordinal, attempt_id, *rest) in found
+    ]
+
+
+async def _lines(
+    connection: Connection, places: Sequence[tuple[_Lane, int]]
+) -> dict[tuple[int, int], tuple[int | None, str | None]]:
+    """(line, custom id) by lane and ordinal, known while inputs or outcomes are."""
+    lines: dict[tuple[int, int], tuple[int | None, str | None]] = {}
+    cursor = await connection.execute(
+        _SQL["read_lines_at"], outcome_columns([(lane.id, ordinal) for lane, ordinal in places])
+    )
+    for n, line, custom_id in await cursor.fetchall():
+        lane, ordinal = places[n - 1]
+        lines[lane.id, ordinal] = line, custom_id
+    rest = [(lane, ordinal) for lane, ordinal in places if (lane.id, ordinal) not in lines]
+    inputs = await read_inputs(connection, [(lane.source_id, lane.source_lane, ordinal) for lane, ordinal in rest])
+    for (lane, ordinal), one in zip(rest, inputs, strict=True):
+        lines[lane.id, ordinal] = one or (None, None)
+    return lines
 
 
 async def _attempt_lanes(connection: Connection, batch_id: UUID, line: int | None) -> list[_Lane]:

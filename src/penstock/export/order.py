@@ -7,6 +7,7 @@ numbers per lane. The answers themselves are read when a page of them is known.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from penstock.db.pool import Connection
 from penstock.results import Result
 
 _SQL = sql.load("penstock.export", "export.sql")
+
+_RANGE = re.compile(r"\[(\d+),(\d+)\)")
 
 _KEYS_AHEAD = 2_000
 _LEAST_AHEAD = 16
@@ -103,57 +106,110 @@ class InputOrder:
     async def _feed_outcomes(self, connection: Connection, streams: Sequence[_Stream]) -> None:
         if not streams:
             return
+        if self._which == "errors":
+            for stream in streams:
+                await self._feed_not_completed(connection, stream)
+            return
         cursor = await connection.execute(
-            _SQL["read_keys_not_completed" if self._which == "errors" else "read_keys"],
+            _SQL["read_keys"],
             {
                 "lanes": Int8Array([stream.lane.id for stream in streams]),
                 "starts": Int4Array([stream.next for stream in streams]),
                 "rows": self._ahead,
             },
         )
-        counts = [0] * len(streams)
         for n, ordinal, line, completed, size in await cursor.fetchall():
-            stream = streams[n - 1]
-            counts[n - 1] += 1
-            stream.next = ordinal + 1
             if completed or self._which != "output":
+                stream = streams[n - 1]
                 stream.keys.append(Key(line, stream.lane.id, ordinal, size, None))
-        for stream, count in zip(streams, counts, strict=True):
-            stream.done = count < self._ahead
+        for stream in streams:
+            stream.next += self._ahead
+            stream.done = stream.next >= stream.lane.total
+
+    async def _feed_not_completed(self, connection: Connection, stream: _Stream) -> None:
+        keys = await read_not_completed(connection, stream.lane.id, stream.next, self._ahead)
+        for ordinal, line, size in keys:
+            stream.keys.append(Key(line, stream.lane.id, ordinal, size, None))
+            stream.next = ordinal + 1
+        stream.done = len(keys) < self._ahead
 
     async def _feed_missing(self, connection: Connection, streams: Sequence[_Stream]) -> None:
         if not streams:
             return
         cursor = await connection.execute(
-            _SQL["read_keys_missing"],
+            _SQL["list_decided"],
             {
                 "lanes": Int8Array([stream.lane.id for stream in streams]),
-                "sources": Int8Array([stream.lane.source_id for stream in streams]),
-                "source_lanes": Int4Array([stream.lane.source_lane for stream in streams]),
                 "starts": Int4Array([stream.next for stream in streams]),
                 "rows": self._ahead,
             },
         )
-        for n, ordinal, line, custom_id in await cursor.fetchall():
-            stream = streams[n - 1]
-            stream.keys.append(Key(line, stream.lane.id, ordinal, 0, custom_id))
-        for stream in streams:
-            stream.next += self._ahead
-            stream.done = stream.next >= stream.lane.total
+        decided: dict[int, str] = dict(await cursor.fetchall())
+        missing: list[tuple[_Stream, int]] = []
+        for n, stream in enumerate(streams, 1):
+            stop = min(stream.next + self._ahead, stream.lane.total)
+            missing += [(stream, ordinal) for ordinal in outside(decided.get(n, ""), stream.next, stop)]
+            stream.next = stop
+            stream.done = stop == stream.lane.total
+        places = [(stream.lane.source_id, stream.lane.source_lane, ordinal) for stream, ordinal in missing]
+        for (stream, ordinal), found in zip(missing, await read_inputs(connection, places), strict=True):
+            if found is not None:
+                line, custom_id = found
+                stream.keys.append(Key(line, stream.lane.id, ordinal, 0, custom_id))
+
+
+async def read_not_completed(
+    connection: Connection, lane_id: int, start: int, limit: int
+) -> list[tuple[int, int, int]]:
+    """(ordinal, line, size) of a lane's next outcomes that did not complete, from an ordinal on."""
+    where = {"lane": lane_id, "start": start, "rows": limit}
+    return await (await connection.execute(_SQL["read_keys_not_completed"], where)).fetchall()
+
+
+def ranges_of(text: str) -> list[tuple[int, int]]:
+    """The ordinal ranges of an int4multirange, ascending."""
+    return [(int(start), int(stop)) for start, stop in _RANGE.findall(text)]
+
+
+def outside(text: str, start: int, stop: int) -> list[int]:
+    """The ordinals from `start` up to `stop` that a multirange does not hold."""
+    ordinals: list[int] = []
+    for begin, end in [*ranges_of(text), (stop, stop)]:
+        ordinals.extend(range(start, begin))
+        start = max(start, end)
+    return ordinals
+
+
+async def read_inputs(connection: Connection, places: Sequence[tuple[int, int, int]]) -> list[tuple[int, str] | None]:
+    """(line, custom id) of the inputs at some (source, source lane, ordinal), in that order; None where none is."""
+    inputs: list[tuple[int, str] | None] = [None] * len(places)
+    if places:
+        cursor = await connection.execute(_SQL["read_inputs_at"], input_columns(places))
+        for n, line, custom_id in await cursor.fetchall():
+            inputs[n - 1] = line, custom_id
+    return inputs
+
+
+def input_columns(places: Sequence[tuple[int, int, int]]) -> dict[str, object]:
+    return {
+        "sources": Int8Array([source_id for source_id, _, _ in places]),
+        "source_lanes": Int4Array([source_lane for _, source_lane, _ in places]),
+        "ordinals": Int4Array([ordinal for _, _, ordinal in places]),
+    }
+
+
+def outcome_columns(places: Sequence[tuple[int, int]]) -> dict[str, object]:
+    return {
+        "lanes": Int8Array([lane_id for lane_id, _ in places]),
+        "ordinals": Int4Array([ordinal for _, ordinal in places]),
+    }
 
 
 async def read_results(connection: Connection, places: Sequence[tuple[int, int]]) -> list[Result | None]:
     """The outcomes at some (lane, ordinal), in that order; None where there is none any more."""
     results: list[Result | None] = [None] * len(places)
     if places:
-        cursor = await connection.execute(
-            _SQL["read_outcomes_at"],
-            {
-                "lanes": Int8Array([lane_id for lane_id, _ in places]),
-                "ordinals": Int4Array([ordinal for _, ordinal in places]),
-            },
-            binary=True,
-        )
+        cursor = await connection.execute(_SQL["read_outcomes_at"], outcome_columns(places), binary=True)
         for n, *outcome in await cursor.fetchall():
             results[n - 1] = Result._make(outcome)
     return results

@@ -270,27 +270,25 @@ place AS MATERIALIZED (
        ORDER BY ordinal DESC LIMIT 1) AS last ON true
 ),
 gone AS MATERIALIZED (
-  SELECT place.id AS lane_id, r.ordinal, r.cancelled_at, r.waited, 1 AS attempt
+  SELECT place.id AS lane_id, r.id, r.ordinal, r.cancelled_at, r.waited, 1 AS attempt
     FROM place
    CROSS JOIN LATERAL (
-     SELECT ordinal, cancelled_at, waited FROM penstock.session_requests
+     SELECT id, ordinal, cancelled_at, waited FROM penstock.session_requests
       WHERE lane_id = place.id AND ordinal >= place.next AND ordinal < place.upto) AS r
   UNION ALL
-  SELECT place.id, r.ordinal, r.cancelled_at, r.waited, place.attempt
+  SELECT place.id, r.id, r.ordinal, r.cancelled_at, r.waited, place.attempt
     FROM place
    CROSS JOIN LATERAL (
-     SELECT ordinal, cancelled_at, waited FROM penstock.session_requests
+     SELECT id, ordinal, cancelled_at, waited FROM penstock.session_requests
       WHERE lane_id = place.id AND ordinal = place.ordinal LIMIT 1) AS r
 ),
+-- A session's inputs go by the ids of their requests.
 written AS (
   INSERT INTO penstock.outcomes
     (lane_id, ordinal, line, state, attempts, lease_id, finished_at, custom_id, error_code, error_message)
-  SELECT gone.lane_id, gone.ordinal, gone.ordinal + 1, 'skipped', gone.attempt, 0, gone.cancelled_at, t.custom_id,
+  SELECT lane_id, ordinal, ordinal + 1, 'skipped', attempt, 0, cancelled_at, %(prefix)s || replace(id::text, '-', ''),
          'cancelled', 'It was cancelled before it was sent.'
     FROM gone
-   CROSS JOIN LATERAL (
-     SELECT custom_id FROM penstock.templates
-      WHERE source_id = -gone.lane_id AND source_lane = 0 AND ordinal = gone.ordinal LIMIT 1) AS t
 ),
 moved AS (
   UPDATE penstock.lanes l
@@ -306,12 +304,24 @@ moved AS (
 SELECT (SELECT count(*) FROM gone)::int4, (SELECT count(pg_notify('penstock_work', pool)) FROM moved WHERE runnable),
        (SELECT count(pg_notify('penstock_answers', lane_id::text)) FROM gone WHERE waited)
 
--- name: count_applied
--- How many of some items were recorded under the very lease they carry: tells a settle that was applied, although its
--- answer was lost, from one that was fenced.
-SELECT count(*)
-  FROM unnest(%(nonces)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[]) AS mine (nonce, lane_id, ordinal)
- WHERE EXISTS (SELECT FROM penstock.outcomes o
-                WHERE o.lane_id = mine.lane_id AND o.ordinal = mine.ordinal AND o.lease_nonce = mine.nonce)
-    OR EXISTS (SELECT FROM penstock.attempts a
-                WHERE a.lane_id = mine.lane_id AND a.ordinal = mine.ordinal AND a.lease_nonce = mine.nonce)
+-- name: find_recorded
+-- Which of some items have an outcome under the very lease they carry: tells a settle that was applied, although its
+-- answer was lost, from one that was fenced. GROUP BY the key keeps each a probe, also of tables that are spread over
+-- nodes.
+SELECT mine.n
+  FROM unnest(%(nonces)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[])
+       WITH ORDINALITY AS mine (nonce, lane_id, ordinal, n)
+ CROSS JOIN LATERAL (
+   SELECT FROM penstock.outcomes
+    WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal AND lease_nonce = mine.nonce
+    GROUP BY lane_id, ordinal) AS found
+
+-- name: find_tried
+-- The same of attempts that did not complete.
+SELECT mine.n
+  FROM unnest(%(nonces)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[])
+       WITH ORDINALITY AS mine (nonce, lane_id, ordinal, n)
+ CROSS JOIN LATERAL (
+   SELECT FROM penstock.attempts
+    WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal AND lease_nonce = mine.nonce
+    GROUP BY lane_id, ordinal) AS found

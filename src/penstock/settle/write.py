@@ -11,7 +11,7 @@ from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
 from penstock.db.bell import lanes_payload
 from penstock.db.pool import Connection, Now, ask_again
-from penstock.model import Again, Item, Lease, Outcome, OutcomeState, Usage
+from penstock.model import ID_PREFIX, Again, Item, Lease, Outcome, OutcomeState, Usage
 from penstock.results import openai_bytes
 
 Range = tuple[int, int]
@@ -147,24 +147,21 @@ async def pass_over(connection: Connection, sessions: Sequence[UUID], *, now: No
     async with connection.transaction():
         cursor = await connection.execute(_SQL["hold_sessions_lanes"], {"sessions": list(sessions)})
         lanes = [lane_id for (lane_id,) in await cursor.fetchall()]
-        row = await (
-            await connection.execute(_SQL["settle_cancelled_if_next"], {"lanes": lanes, "now": now})
-        ).fetchone()
+        parameters = {"lanes": lanes, "prefix": ID_PREFIX["session_request"], "now": now}
+        row = await (await connection.execute(_SQL["settle_cancelled_if_next"], parameters)).fetchone()
     return int(row[0]) if row else 0
 
 
 async def applied(connection: Connection, items: Sequence[Item]) -> int:
     """How many of these items were settled under the very lease they carry."""
-    cursor = await connection.execute(
-        _SQL["count_applied"],
-        {
-            "nonces": Int8Array([item.lease.nonce for item in items]),
-            "lanes": Int8Array([item.lease.lane_id for item in items]),
-            "ordinals": Int4Array([item.ordinal for item in items]),
-        },
-    )
-    row = await cursor.fetchone()
-    return int(row[0]) if row else 0
+    places = {
+        "nonces": Int8Array([item.lease.nonce for item in items]),
+        "lanes": Int8Array([item.lease.lane_id for item in items]),
+        "ordinals": Int4Array([item.ordinal for item in items]),
+    }
+    recorded = await (await connection.execute(_SQL["find_recorded"], places)).fetchall()
+    tried = await (await connection.execute(_SQL["find_tried"], places)).fetchall()
+    return len({*recorded, *tried})
 
 
 def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
@@ -85,13 +85,12 @@ class Status:
 
 async def get_batch(connection: Connection, batch_id: UUID, owner: str | None, *, now: Now = None) -> Batch | None:
     """The batch, if that owner has it; any owner's if none is named."""
-    cursor = await connection.execute(_SQL["read_batch"], {"id": batch_id, "owner": owner, "now": now})
-    row = await cursor.fetchone()
-    return _batch(row) if row else None
+    batch = await _read(connection, batch_id, owner)
+    return await _with_pace(connection, batch, now) if batch else None
 
 
 async def read_status(connection: Connection, batch_id: UUID) -> Status:
-    batch = await get_batch(connection, batch_id, None)
+    batch = await _read(connection, batch_id, None)
     if batch is None:
         raise PenstockError(f"no batch {batch_id}", hint="It may have been deleted, or belong to another database.")
     return Status(batch.id, batch.state, batch.created_at, batch.target, batch.ended_at, batch.counts)
@@ -129,10 +128,9 @@ async def list_batches(
         "created_after": since,
         "created_before": until,
         "limit": limit,
-        "now": now,
     }
     cursor = await connection.execute(_SQL["list_batches"], parameters)
-    return [_batch(row) for row in await cursor.fetchall()]
+    return [await _with_pace(connection, _batch(row), now) for row in await cursor.fetchall()]
 
 
 async def batch_of_result(
@@ -145,6 +143,22 @@ async def batch_of_result(
     return (batch, row[1]) if row and batch else None
 
 
+async def _read(connection: Connection, batch_id: UUID, owner: str | None) -> Batch | None:
+    row = await (await connection.execute(_SQL["read_batch"], {"id": batch_id, "owner": owner})).fetchone()
+    return _batch(row) if row else None
+
+
+async def _with_pace(connection: Connection, batch: Batch, now: Now) -> Batch:
+    """With the time it will take, if it is running."""
+    if batch.state is not BatchState.IN_PROGRESS:
+        return batch
+    parameters = {"id": batch.id, "validated_at": batch.validated_at, "now": now}
+    row = await (await connection.execute(_SQL["read_pace"], parameters)).fetchone()
+    if row is None or not row[0]:
+        return batch
+    return replace(batch, eta_s=float((batch.counts.pending + batch.counts.in_flight) / row[0]))
+
+
 def _id_at(moment: datetime, margin: timedelta) -> UUID:
     """The first id of a time: ids begin with the milliseconds since 1970."""
     milliseconds = int((moment + margin).timestamp() * 1000)
@@ -154,7 +168,7 @@ def _id_at(moment: datetime, margin: timedelta) -> UUID:
 def _batch(row: Sequence[Any]) -> Batch:
     head = list(row[:28])
     total, in_flight, completed, failed, not_found, skipped, retried = row[28:35]
-    output_bytes, error_bytes, *tokens, per_s = row[35:]
+    output_bytes, error_bytes, *tokens = row[35:]
     head[3] = state = BatchState(head[3])
     counts = Counts(total, 0, in_flight, completed, failed, not_found, skipped, retried=retried)
     rest = total - counts.settled - in_flight
@@ -165,6 +179,5 @@ def _batch(row: Sequence[Any]) -> Batch:
             counts.expired = rest
         case _:
             counts.pending = rest
-    eta_s = float((rest + in_flight) / per_s) if per_s else None
-    figures: list[Any] = [counts, Usage(*tokens), output_bytes, error_bytes, eta_s]
+    figures: list[Any] = [counts, Usage(*tokens), output_bytes, error_bytes, None]
     return Batch(*head, *figures)

@@ -83,8 +83,7 @@ async def retry_batch(
         async with connection.transaction():
             not_run = await _hold(connection, wish)
             if lanes is None:
-                cursor = await connection.execute(_SQL["list_lanes"], {"id": batch_id})
-                lanes = [lane for (lane,) in await cursor.fetchall()]
+                lanes = await _lanes_with_failures(connection, batch_id)
                 await _check_named(connection, wish, lanes)
             ordinals = await _failures(connection, wish, lanes[0], after) if lanes else []
             failures = await _settled(connection, wish, lanes[0], ordinals) if lanes else []
@@ -148,6 +147,14 @@ async def _hold(connection: Connection, wish: _Wish) -> int | None:
             hint="Retry it as a whole.",
         )
     return int(not_run) if state in _ENDED else None
+
+
+async def _lanes_with_failures(connection: Connection, batch_id: UUID) -> list[int]:
+    """The batch is held: no lane is added or taken away between the two reads, and no outcome taken back."""
+    cursor = await connection.execute(_SQL["list_lanes_of_batch"], {"id": batch_id})
+    lanes = [lane for (lane,) in await cursor.fetchall()]
+    cursor = await connection.execute(_SQL["list_lanes_with_failures"], {"lanes": lanes})
+    return [lane for (lane,) in await cursor.fetchall()]
 
 
 async def _check_named(connection: Connection, wish: _Wish, lanes: Sequence[int]) -> None:

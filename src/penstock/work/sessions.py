@@ -136,7 +136,9 @@ async def resume_session(
         lane = await _one(connection, "hold_lane_if_blocked", {"owner": owner, "key": key})
         if lane is None:
             return False
-        parameters = {"lane": lane[0], "retry_head": retry_head, "now": now}
+        # Nothing is decided in between: the lane is locked, and closed.
+        head = await _one(connection, "find_head", {"lane": lane[0]}) if retry_head else None
+        parameters = {"lane": lane[0], "head": head[0] if head else None, "now": now}
         return await _one(connection, "resume_if_held", parameters) is not None
 
 

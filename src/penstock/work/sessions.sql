@@ -295,90 +295,105 @@ SELECT id FROM penstock.lanes
  ORDER BY id
    FOR UPDATE
 
--- name: read_request
--- One request of a session, as far as it has come.
-SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status, status_code, response, error_code,
-       error_message, attempts, accepted_at, completed_at, fingerprint, lease_nonce
-  FROM penstock.session_answers
- WHERE id = %(id)s AND session_deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)
-   AND session_key = %(key)s
-
--- name: read_some_requests
--- Requests by their ids, whatever has become of them.
-SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream, status, status_code, response, error_code,
-       error_message, attempts, accepted_at, completed_at, fingerprint, lease_nonce
-  FROM penstock.session_answers
- WHERE id = ANY (%(ids)s::uuid[])
-
--- name: read_answered
--- Those of some requests that have come to an end: one way or the other, or with their session.
-SELECT id, session_id, session_key, ordinal + 1, endpoint, route, stream,
-       CASE WHEN completed_at IS NULL THEN 'cancelled' ELSE status END, status_code, response,
-       CASE WHEN completed_at IS NULL THEN 'session_deleted' ELSE error_code END,
-       CASE WHEN completed_at IS NULL THEN 'Its session was deleted.' ELSE error_message END,
-       attempts, accepted_at, coalesce(completed_at, session_deleted_at), fingerprint, lease_nonce
-  FROM penstock.session_answers
- WHERE id = ANY (%(ids)s::uuid[]) AND (completed_at IS NOT NULL OR session_deleted_at IS NOT NULL)
-
--- name: list_requests
--- A page of a session's requests in their order. First their places, each status looked for where it can be: what is
--- undecided is not behind the cursor's last, what failed or was cancelled has an index of its own. Then one probe for
--- each. Ordinals are dense, so that most are counted out rather than read in order, for which a planner who expects few
--- rows would sort them all.
-WITH lane AS MATERIALIZED (
-  SELECT l.id, l.next, l.total
-    FROM penstock.sessions s
-   CROSS JOIN LATERAL (SELECT id, next, total FROM penstock.lanes WHERE id = s.lane_id LIMIT 1) AS l
-   WHERE s.place = ARRAY[%(owner)s::text, %(key)s]
-),
-place AS MATERIALIZED (
-  (SELECT generate_series(%(from)s::int4, least(%(from)s::int4 + %(limit)s::int4, total) - 1) AS ordinal
-     FROM lane
-    WHERE %(status)s::text IS NULL)
-  UNION ALL
-  -- The one before the cursor may be either, or neither.
-  (SELECT every.ordinal
-     FROM (SELECT generate_series(greatest(%(from)s::int4, next - 1),
-                                  CASE %(status)s::text WHEN 'pending' THEN total ELSE next END - 1) AS ordinal
-             FROM lane
-            WHERE %(status)s::text IN ('pending', 'processing')) AS every
-    CROSS JOIN LATERAL (
-      SELECT FROM penstock.session_requests
-       WHERE lane_id = (SELECT id FROM lane) AND ordinal = every.ordinal AND cancelled_at IS NULL
-       LIMIT 1) AS live
-    LIMIT %(limit)s::int4 + 1)
-  UNION ALL
-  (SELECT every.ordinal
-     FROM (SELECT generate_series(%(from)s::int4, next - 1) AS ordinal
-             FROM lane
-            WHERE %(status)s::text = 'completed') AS every
-    CROSS JOIN LATERAL (
-      SELECT FROM penstock.outcomes
-       WHERE lane_id = (SELECT id FROM lane) AND ordinal = every.ordinal AND state = 'completed'
-       LIMIT 1) AS done
-    LIMIT %(limit)s::int4)
-  UNION ALL
-  (SELECT ordinal FROM penstock.outcomes
-    WHERE %(status)s::text = 'failed' AND lane_id = (SELECT id FROM lane) AND ordinal >= %(from)s
-      AND state <> 'completed' AND error_code IS DISTINCT FROM 'cancelled'
-    ORDER BY ordinal
-    LIMIT %(limit)s::int4)
-  UNION ALL
-  (SELECT ordinal FROM penstock.session_requests
-    WHERE %(status)s::text = 'cancelled' AND lane_id = (SELECT id FROM lane) AND ordinal >= %(from)s
-      AND cancelled_at IS NOT NULL
-    ORDER BY ordinal
-    LIMIT %(limit)s::int4)
-)
-SELECT a.id, a.session_id, a.session_key, a.ordinal + 1, a.endpoint, a.route, a.stream, a.status, a.status_code,
-       a.response, a.error_code, a.error_message, a.attempts, a.accepted_at, a.completed_at, a.fingerprint, a.lease_nonce
-  FROM place
+-- name: find_requests
+-- Some requests, as far as they have come: whether each is being worked on, waits for another try, or was decided. An
+-- outcome is there of what was decided, and is read after this: what is in flight now, or waits, may be decided by then
+-- and is told as it was; what was decided stays so, unless it is deleted or run again in between. Then it is looked for
+-- once more. The other way round, a request could be answered between the two and be found nowhere.
+-- Each part is one probe: a join might read the tables whole.
+SELECT r.id, r.session_id, s.key, r.ordinal, r.endpoint, r.route, r.stream, r.accepted_at, r.cancelled_at,
+       r.fingerprint, s.owner, s.deleted_at, r.lane_id, l.attempt, l.nonce, d.attempt,
+       l.attempt IS NULL AND d.attempt IS NULL AND coalesce(
+         r.ordinal < (SELECT next FROM penstock.lanes WHERE id = r.lane_id), false) AS decided
+  FROM penstock.session_requests r
  CROSS JOIN LATERAL (
-   SELECT * FROM penstock.session_answers
-    WHERE lane_id = (SELECT id FROM lane) AND ordinal = place.ordinal
-    LIMIT 1) AS a
- WHERE %(status)s::text IS NULL OR a.status = %(status)s::text
- ORDER BY a.ordinal
+   SELECT owner, key, deleted_at FROM penstock.sessions WHERE id = r.session_id LIMIT 1) AS s
+  LEFT JOIN LATERAL (
+   SELECT attempt, nonce FROM penstock.leases
+    WHERE batch_id = r.session_id AND ordinals @> r.ordinal LIMIT 1) AS l ON true
+  LEFT JOIN LATERAL (
+   SELECT attempt FROM penstock.deferrals WHERE batch_id = r.session_id AND ordinals @> r.ordinal LIMIT 1) AS d ON true
+ WHERE r.id = ANY (%(ids)s::uuid[])
+
+-- name: find_requests_at
+-- The same of one session, by their places.
+SELECT r.id, r.session_id, s.key, r.ordinal, r.endpoint, r.route, r.stream, r.accepted_at, r.cancelled_at,
+       r.fingerprint, s.owner, s.deleted_at, r.lane_id, l.attempt, l.nonce, d.attempt,
+       l.attempt IS NULL AND d.attempt IS NULL AND coalesce(
+         r.ordinal < (SELECT next FROM penstock.lanes WHERE id = r.lane_id), false) AS decided
+  FROM unnest(%(ordinals)s::int4[]) AS place (ordinal)
+ CROSS JOIN LATERAL (
+   SELECT * FROM penstock.session_requests WHERE lane_id = %(lane)s AND ordinal = place.ordinal LIMIT 1) AS r
+ CROSS JOIN LATERAL (
+   SELECT owner, key, deleted_at FROM penstock.sessions WHERE id = r.session_id LIMIT 1) AS s
+  LEFT JOIN LATERAL (
+   SELECT attempt, nonce FROM penstock.leases
+    WHERE batch_id = r.session_id AND ordinals @> r.ordinal LIMIT 1) AS l ON true
+  LEFT JOIN LATERAL (
+   SELECT attempt FROM penstock.deferrals WHERE batch_id = r.session_id AND ordinals @> r.ordinal LIMIT 1) AS d ON true
+ ORDER BY r.ordinal
+
+-- name: read_decided
+-- What became of some requests that were decided.
+-- GROUP BY its key keeps each a probe: a join might read the table whole, and a LIMIT for each of many is what a table
+-- that is spread over nodes cannot do.
+SELECT w.n, o.state::text, o.status_code, o.response, o.error_code, o.error_message, o.attempts, o.finished_at,
+       o.lease_nonce
+  FROM unnest(%(lanes)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS w (lane_id, ordinal, n)
+ CROSS JOIN LATERAL (
+   SELECT state, status_code, response, error_code, error_message, attempts, finished_at, lease_nonce
+     FROM penstock.outcomes
+    WHERE lane_id = w.lane_id AND ordinal = w.ordinal
+    GROUP BY lane_id, ordinal) AS o
+
+-- name: read_one_decided
+-- The same of a single one, which is what most ask for: at half the cost, and of the one node that has it.
+SELECT 1, state::text, status_code, response, error_code, error_message, attempts, finished_at, lease_nonce
+  FROM penstock.outcomes
+ WHERE lane_id = %(lane)s AND ordinal = %(ordinal)s
+
+-- name: find_lane
+-- A session's lane, its cursor and its end.
+SELECT l.id, l.next, l.total
+  FROM penstock.sessions s
+ CROSS JOIN LATERAL (SELECT id, next, total FROM penstock.lanes WHERE id = s.lane_id LIMIT 1) AS l
+ WHERE s.place = ARRAY[%(owner)s::text, %(key)s]
+
+-- name: list_undecided
+-- The places of a session's next requests that may be pending, or being worked on: none is behind the cursor's last,
+-- which may be either, or neither. Ordinals are dense, so that they are counted out rather than read in order, for
+-- which a planner who expects few rows would sort them all; here and below.
+SELECT every.ordinal
+  FROM generate_series(%(from)s::int4, %(stop)s::int4 - 1) AS every (ordinal)
+ CROSS JOIN LATERAL (
+   SELECT FROM penstock.session_requests
+    WHERE lane_id = %(lane)s AND ordinal = every.ordinal AND cancelled_at IS NULL
+    LIMIT 1) AS live
+ LIMIT %(limit)s
+
+-- name: list_cancelled
+-- The places of a session's next requests that were cancelled.
+SELECT ordinal FROM penstock.session_requests
+ WHERE lane_id = %(lane)s AND ordinal >= %(from)s AND ordinal < %(stop)s AND cancelled_at IS NOT NULL
+ ORDER BY ordinal
+ LIMIT %(limit)s
+
+-- name: list_completed
+-- The places of a session's next requests that were completed.
+SELECT every.ordinal
+  FROM generate_series(%(from)s::int4, %(stop)s::int4 - 1) AS every (ordinal)
+ CROSS JOIN LATERAL (
+   SELECT FROM penstock.outcomes
+    WHERE lane_id = %(lane)s AND ordinal = every.ordinal AND state = 'completed'
+    LIMIT 1) AS done
+ LIMIT %(limit)s
+
+-- name: list_failed
+-- The places of a session's next requests that failed, from an index of their own.
+SELECT ordinal FROM penstock.outcomes
+ WHERE lane_id = %(lane)s AND ordinal >= %(from)s AND ordinal < %(stop)s AND state <> 'completed'
+   AND error_code IS DISTINCT FROM 'cancelled'
+ ORDER BY ordinal
  LIMIT %(limit)s
 
 -- name: cancel_if_waiting
@@ -464,17 +479,19 @@ SELECT id FROM penstock.lanes
    AND NOT open AND deadline = 'infinity'
    FOR UPDATE
 
+-- name: find_head
+-- The last request of a session that was decided. Requests after it that were cancelled were passed over meanwhile.
+SELECT ordinal FROM penstock.outcomes
+ WHERE lane_id = %(lane)s AND NOT (state = 'skipped' AND error_code IS NOT DISTINCT FROM 'cancelled')
+ ORDER BY ordinal DESC
+ LIMIT 1
+
 -- name: resume_if_held
--- Lets a blocked session go on, if asked to with its dead head once more. The lane is locked by this transaction, and
--- nothing of it is in flight. Requests after the head that were cancelled have been passed over meanwhile.
+-- Lets a blocked session go on, with its head once more if that is named and dead. The lane is locked by this
+-- transaction, and nothing of it is in flight.
 WITH dead AS (
   DELETE FROM penstock.outcomes
-   WHERE %(retry_head)s::boolean AND lane_id = %(lane)s
-     AND ordinal = (SELECT ordinal FROM penstock.outcomes
-                     WHERE lane_id = %(lane)s AND NOT (state = 'skipped' AND error_code IS NOT DISTINCT FROM 'cancelled')
-                     ORDER BY ordinal DESC
-                     LIMIT 1)
-     AND state IN ('failed', 'not_found')
+   WHERE lane_id = %(lane)s AND ordinal = %(head)s::int4 AND state IN ('failed', 'not_found')
   RETURNING ordinal, generation, attempts
 ),
 deferred AS (

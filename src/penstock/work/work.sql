@@ -53,8 +53,7 @@ SELECT b.id, b.state, b.total, b.pool, f.id AS file_id, f.digest, b.metadata
 UPDATE penstock.batches SET idempotency_key = NULL WHERE id = %(id)s
 
 -- name: read_batch
--- A batch's figures in one snapshot: they add up at every read. Ended batches answer from their frozen figures. Its pace
--- is that of its last hundred settles, or of the last minute.
+-- A batch's figures in one snapshot: they add up at every read. Ended batches answer from their frozen figures.
 SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoint, m.model, b.completion_window,
        b.window_s, b.metadata, b.priority, nullif(b.deadline, 'infinity') AS deadline, b.created_at, b.validated_at,
        b.paused_at, b.cancelling_at, b.completed_at, b.cancelled_at, b.expired_at, b.failed_at, b.problems,
@@ -68,8 +67,7 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
        coalesce(b.input_tokens, p.input_tokens, 0)::int8 AS input_tokens,
        coalesce(b.cached_tokens, p.cached_tokens, 0)::int8 AS cached_tokens,
        coalesce(b.output_tokens, p.output_tokens, 0)::int8 AS output_tokens,
-       coalesce(b.reasoning_tokens, p.reasoning_tokens, 0)::int8 AS reasoning_tokens,
-       j.per_s
+       coalesce(b.reasoning_tokens, p.reasoning_tokens, 0)::int8 AS reasoning_tokens
   FROM penstock.batches b
   LEFT JOIN LATERAL (
     SELECT sum(completed) AS completed, sum(failed) AS failed, sum(not_found) AS not_found, sum(skipped) AS skipped,
@@ -82,19 +80,21 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
   LEFT JOIN LATERAL (
     SELECT max(route) AS model FROM (SELECT route FROM penstock.lanes WHERE batch_id = b.id LIMIT 2) AS two
     HAVING count(*) = 1) AS m ON true
-  LEFT JOIN LATERAL (
-    SELECT sum(done) FILTER (WHERE written_at > began) / nullif(extract(epoch FROM at - min(began)), 0) AS per_s
-      FROM (SELECT done, written_at, at,
-                   CASE WHEN count(*) OVER () = 100 THEN greatest(min(written_at) OVER (), at - interval '1 minute')
-                        ELSE greatest(b.validated_at, at - interval '1 minute') END AS began
-              FROM (SELECT completed_count + others_count AS done, written_at,
-                           coalesce(%(now)s::timestamptz, now()) AS at
-                      FROM penstock.journal
-                     WHERE batch_id = b.id AND b.state = 'in_progress'
-                     ORDER BY id DESC
-                     LIMIT 100) AS latest) AS lately
-     GROUP BY at) AS j ON true
  WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
+
+-- name: read_pace
+-- How many lines of a batch were decided each second: by its last hundred settles, or in the last minute. Read after
+-- its figures, with which it has nothing to add up to.
+SELECT sum(done) FILTER (WHERE written_at > began) / nullif(extract(epoch FROM at - min(began)), 0) AS per_s
+  FROM (SELECT done, written_at, at,
+               CASE WHEN count(*) OVER () = 100 THEN greatest(min(written_at) OVER (), at - interval '1 minute')
+                    ELSE greatest(%(validated_at)s::timestamptz, at - interval '1 minute') END AS began
+          FROM (SELECT completed_count + others_count AS done, written_at, coalesce(%(now)s::timestamptz, now()) AS at
+                  FROM penstock.journal
+                 WHERE batch_id = %(id)s
+                 ORDER BY id DESC
+                 LIMIT 100) AS latest) AS lately
+ GROUP BY at
 
 -- name: list_batches
 -- A page of an owner's batches with their figures, in one snapshot: newest first, or, going back, those just after a
@@ -152,8 +152,7 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
        coalesce(b.input_tokens, p.input_tokens, 0)::int8 AS input_tokens,
        coalesce(b.cached_tokens, p.cached_tokens, 0)::int8 AS cached_tokens,
        coalesce(b.output_tokens, p.output_tokens, 0)::int8 AS output_tokens,
-       coalesce(b.reasoning_tokens, p.reasoning_tokens, 0)::int8 AS reasoning_tokens,
-       j.per_s
+       coalesce(b.reasoning_tokens, p.reasoning_tokens, 0)::int8 AS reasoning_tokens
   FROM penstock.batches b
   LEFT JOIN LATERAL (
     SELECT sum(completed) AS completed, sum(failed) AS failed, sum(not_found) AS not_found, sum(skipped) AS skipped,
@@ -166,18 +165,6 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
   LEFT JOIN LATERAL (
     SELECT max(route) AS model FROM (SELECT route FROM penstock.lanes WHERE batch_id = b.id LIMIT 2) AS two
     HAVING count(*) = 1) AS m ON true
-  LEFT JOIN LATERAL (
-    SELECT sum(done) FILTER (WHERE written_at > began) / nullif(extract(epoch FROM at - min(began)), 0) AS per_s
-      FROM (SELECT done, written_at, at,
-                   CASE WHEN count(*) OVER () = 100 THEN greatest(min(written_at) OVER (), at - interval '1 minute')
-                        ELSE greatest(b.validated_at, at - interval '1 minute') END AS began
-              FROM (SELECT completed_count + others_count AS done, written_at,
-                           coalesce(%(now)s::timestamptz, now()) AS at
-                      FROM penstock.journal
-                     WHERE batch_id = b.id AND b.state = 'in_progress'
-                     ORDER BY id DESC
-                     LIMIT 100) AS latest) AS lately
-     GROUP BY at) AS j ON true
  WHERE b.id = ANY (ARRAY(SELECT id FROM chosen))
  ORDER BY b.id DESC
 
@@ -601,9 +588,17 @@ unpublished AS (
 )
 SELECT id FROM opened
 
--- name: list_lanes
+-- name: list_lanes_of_batch
 -- The lanes of a batch.
 SELECT id FROM penstock.lanes WHERE batch_id = %(id)s ORDER BY id
+
+-- name: list_lanes_with_failures
+-- Those of some lanes that have outcomes to be had again. It reads the keys of all that are, from an index that has
+-- nothing else: whoever asks goes on to read all of them whole.
+SELECT lane_id FROM penstock.outcomes
+ WHERE lane_id = ANY (%(lanes)s::int8[]) AND state <> 'completed'
+ GROUP BY lane_id
+ ORDER BY lane_id
 
 -- name: list_failures
 -- The next failures of a lane: all, or those with certain custom ids or lines.
@@ -641,13 +636,9 @@ SELECT o.*
 
 -- name: find_named_failures
 -- Those of some custom ids or lines that are failures of these lanes.
-SELECT o.custom_id, o.line, o.attempts
-  FROM unnest(%(lanes)s::int8[]) AS lane (id)
- CROSS JOIN LATERAL (
-   SELECT custom_id, line, attempts FROM penstock.outcomes
-    WHERE lane_id = lane.id AND state <> 'completed'
-      AND (custom_id = ANY (%(custom_ids)s::text[]) OR line = ANY (%(lines)s::int4[]))
-   OFFSET 0) AS o
+SELECT custom_id, line, attempts FROM penstock.outcomes
+ WHERE lane_id = ANY (%(lanes)s::int8[]) AND state <> 'completed'
+   AND (custom_id = ANY (%(custom_ids)s::text[]) OR line = ANY (%(lines)s::int4[]))
 
 -- name: rerun_if_held
 -- Turns outcomes of one lane into work again, as their next generation: their ordinals are deferred and due, and the
