@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from penstock.db import embedded
 from penstock.db.migrate import migrate
+from tests.support.db import RUNNING_18
 from tests.support.pooler import pooled
 
 # How long an example takes says something about the machine, nothing about the code. `--all` tries more of them.
@@ -42,7 +43,8 @@ ON_15_TOO = {
     "test_upload_parts",
 }
 
-_names = (f"t{number}" for number in count())
+# A run that a test starts has the server of that test.
+_names = (f"t{os.getpid()}_{number}" for number in count())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,6 +109,9 @@ def _nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server_18(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if RUNNING_18 in os.environ:
+        yield os.environ[RUNNING_18]
+        return
     yield from _served(tmp_path_factory.mktemp("pg18"), None)
 
 

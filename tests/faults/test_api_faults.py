@@ -72,7 +72,7 @@ def upload_of(way: str) -> tuple[str, str, bytes, str]:
             return "POST", "/v1/messages/batches", json.dumps({"requests": asked}).encode(), "application/json"
 
 
-@pytest.mark.parametrize("way", ["raw", "form", "message batch"])
+@pytest.mark.parametrize("way", ["raw", pytest.param("form", marks=pytest.mark.again), "message batch"])
 def test_killed_in_the_middle_of_an_upload(tmp_path: Path, database_18: str, way: str) -> None:
     method, path, body, kind = upload_of(way)
     settings = (*NOWHERE, *QUICK_LIVENESS, *SMALL_COPIES)
@@ -173,7 +173,7 @@ def test_the_database_is_stopped_and_started_under_the_server(tmp_path: Path) ->
         start_mock_process("--latency", "200ms") as mock,
         served(
             tmp_path,
-            *("--base-url", mock.base_url, "--set", "connect_wait_s=2", "--set", "concurrency=8"),
+            *("--base-url", mock.base_url, "--set", "connect_wait_s=0.3", "--set", "concurrency=8"),
             database=make_conninfo(own.conninfo),
         ) as server,
     ):
