@@ -18,6 +18,8 @@ from penstock.db import embedded
 from penstock.db.migrate import migrate
 from tests.support.db import RUNNING_18
 from tests.support.pooler import pooled
+from tests.support.prepared import Prepared
+from tests.support.thorough import be_thorough
 
 # How long an example takes says something about the machine, nothing about the code. `--all` tries more of them.
 settings.register_profile("some", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
@@ -70,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "some")
     if config.getoption("--all"):
-        os.environ["PENSTOCK_RACES"] = "all"
+        be_thorough()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -137,6 +139,12 @@ def pooler(server_18: str) -> Iterator[str]:
     """PgBouncer in front of the embedded server: its conninfo, without a database."""
     with pooled(server_18) as conninfo:
         yield conninfo
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Puts a PostgreSQL 18 that is already made into a data directory, for tests that are not about its making."""
+    return Prepared(tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.support.cli import request_line
 from tests.support.disks import MIB, disk, mounting
 from tests.support.dump import dumped
 from tests.support.mock_process import start_mock_process
+from tests.support.prepared import Prepared
 from tests.support.server import ServerProcess, served
 from tests.support.tenants import form
 from tests.support.wait import wait_until
@@ -167,9 +168,9 @@ def stopped(directory: Path) -> Iterator[None]:
         keeper.resume()
 
 
-def test_the_database_is_stopped_and_started_under_the_server(tmp_path: Path) -> None:
+def test_the_database_is_stopped_and_started_under_the_server(tmp_path: Path, prepared: Prepared) -> None:
     with (
-        embedded.acquire(tmp_path / "pg") as own,
+        embedded.acquire(prepared(tmp_path / "pg")) as own,
         start_mock_process("--latency", "200ms") as mock,
         served(
             tmp_path,

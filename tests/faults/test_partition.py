@@ -196,7 +196,7 @@ def connections(worker: Process) -> set[int]:
     [
         pytest.param(BOTH, id="both ways", marks=pytest.mark.again),
         pytest.param((Way.UP,), id="up"),
-        pytest.param((Way.DOWN,), id="down"),
+        pytest.param((Way.DOWN,), id="down", marks=pytest.mark.again),
     ],
 )
 @networking

@@ -20,8 +20,8 @@ from tests.support.db import RUNNING_18
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
-FLOWS = ["batches", "fence", "settle_buffer", "worker"]
-ALL_FLOWS = [*FLOWS, "export", "intake", "liveness"]
+FLOWS = ["fence", "settle_buffer", "worker"]
+ALL_FLOWS = [*FLOWS, "batches", "export", "intake", "liveness"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
-from tests.plan.conftest import LARGE, SMALL
+from tests.plan.conftest import SMALL
 from tests.plan.crowd import Subject, fresh_database, inform, make_subject
 from tests.support.plans import Mode, Plan, Session
 
@@ -56,7 +56,7 @@ Operation = Callable[[Journalled, Connection], Awaitable[None]]
 def built(any_server: str) -> Iterator[tuple[Journalled, Journalled]]:
     with ExitStack() as stack:
         made = []
-        for lines in (SMALL, LARGE):
+        for lines in (SMALL, 100_000):
             session = stack.enter_context(fresh_database(any_server))
             session.execute("ALTER TABLE penstock.journal SET (autovacuum_enabled = false)")
             session.execute("ANALYZE")
