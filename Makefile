@@ -70,7 +70,7 @@ chaos: setup ## a seeded run of faults, checked: make chaos SEED=1 MINUTES=10
 chaos-sessions: setup ## the same over sessions and their callers: make chaos-sessions SEED=1 SESSIONS=500 REQUESTS=20 REPLICAS=3
 	@$(BIN)/python -m tests.chaos.sessions --seed $(or $(SEED),1) --sessions $(or $(SESSIONS),500) --requests $(or $(REQUESTS),20) --replicas $(or $(REPLICAS),3)
 
-races: setup ## every order of every few moves at once (make test has half of those of two, a twelfth of those of three)
+races: setup ## every order of every few moves at once (make test has a quarter of those of two, a twelfth of those of three)
 	@$(PYTEST) --all tests/race
 
 replay: setup ## the same faults once more, everything kept: make replay SEED=1
