@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Thousands of processes are started: without bytecode each of them would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list these targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +18,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r bootstrap.lock
-	@$(BIN)/uv pip sync --quiet --system-certs --python $(BIN)/python --require-hashes bootstrap.lock requirements.lock
+	@$(BIN)/uv pip sync --quiet --compile-bytecode --system-certs --python $(BIN)/python --require-hashes bootstrap.lock requirements.lock
 	@$(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
@@ -26,17 +28,25 @@ lock: ## refresh requirements.lock from pyproject.toml
 demo: setup ## run 2,000 requests against a mock upstream and look at the result
 	@$(BIN)/python examples/demo.py
 
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Two per core: many tests wait, for a grace, a drain or a packet that does not come.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-test: setup ## check, then run the tests on PostgreSQL 18, and on 15 where it may differ
+# The tests, and `make check` beside them; what it finds is printed last, where it is seen.
+define CHECK_AND_TEST
 	@scripts/system-packages
-	@$(MAKE) --no-print-directory check
-	@$(PYTEST)
+	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
+	$(MAKE) --no-print-directory check >"$$said" 2>&1 & check=$$!; \
+	$(PYTEST) $(1); tests=$$?; \
+	wait $$check; checked=$$?; \
+	if [ $$checked -ne 0 ]; then echo "make check found:"; fi; cat "$$said"; \
+	if [ $$tests -ne 0 ] || [ $$checked -ne 0 ]; then echo "tests: exit code $$tests, make check: $$checked"; exit 1; fi
+endef
+
+test: setup ## check, and run the tests on PostgreSQL 18, and on 15 where it may differ
+	$(call CHECK_AND_TEST)
 
 test-all: setup ## the same, and what shows the same again: everything on 15, every order of a race; before a release
-	@scripts/system-packages
-	@$(MAKE) --no-print-directory check
-	@$(PYTEST) --all
+	$(call CHECK_AND_TEST,--all)
 
 flakes: setup ## every test again and again, in random order, on busy cores: make flakes MINUTES=60 SEED=1 TESTS=tests/flow
 	@scripts/system-packages
@@ -60,7 +70,7 @@ chaos: setup ## a seeded run of faults, checked: make chaos SEED=1 MINUTES=10
 chaos-sessions: setup ## the same over sessions and their callers: make chaos-sessions SEED=1 SESSIONS=500 REQUESTS=20 REPLICAS=3
 	@$(BIN)/python -m tests.chaos.sessions --seed $(or $(SEED),1) --sessions $(or $(SESSIONS),500) --requests $(or $(REQUESTS),20) --replicas $(or $(REPLICAS),3)
 
-races: setup ## every order of every few moves at once (make test has half of those of two, a sixth of those of three)
+races: setup ## every order of every few moves at once (make test has a quarter of those of two, a twelfth of those of three)
 	@$(PYTEST) --all tests/race
 
 replay: setup ## the same faults once more, everything kept: make replay SEED=1

@@ -16,7 +16,10 @@ from psycopg.conninfo import make_conninfo
 
 from penstock.db import embedded
 from penstock.db.migrate import migrate
+from tests.support.db import RUNNING_18
 from tests.support.pooler import pooled
+from tests.support.prepared import Prepared
+from tests.support.thorough import be_thorough
 
 # How long an example takes says something about the machine, nothing about the code. `--all` tries more of them.
 settings.register_profile("some", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
@@ -42,7 +45,8 @@ ON_15_TOO = {
     "test_upload_parts",
 }
 
-_names = (f"t{number}" for number in count())
+# A run that a test starts has the server of that test.
+_names = (f"t{os.getpid()}_{number}" for number in count())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "some")
     if config.getoption("--all"):
-        os.environ["PENSTOCK_RACES"] = "all"
+        be_thorough()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -107,6 +111,9 @@ def _nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server_18(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if RUNNING_18 in os.environ:
+        yield os.environ[RUNNING_18]
+        return
     yield from _served(tmp_path_factory.mktemp("pg18"), None)
 
 
@@ -132,6 +139,12 @@ def pooler(server_18: str) -> Iterator[str]:
     """PgBouncer in front of the embedded server: its conninfo, without a database."""
     with pooled(server_18) as conninfo:
         yield conninfo
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Puts a PostgreSQL 18 that is already made into a data directory, for tests that are not about its making."""
+    return Prepared(tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture

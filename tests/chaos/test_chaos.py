@@ -9,6 +9,7 @@ import pytest
 from tests.chaos.plan import BATCHES, Act, make_plan
 from tests.chaos.run import Settings, run
 from tests.chaos.table import table
+from tests.support.prepared import Prepared
 from tests.support.schedule import Rhythm
 
 SHORT = Rhythm(
@@ -30,7 +31,8 @@ def test_a_plan_has_every_kind_of_fault_and_ends_healed(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run_is_clean(tmp_path: Path) -> None:
+def test_a_short_run_is_clean(tmp_path: Path, prepared: Prepared) -> None:
+    prepared(tmp_path / "data")
     outcome = run(Settings(tmp_path, make_plan(1, SECONDS, 3, SHORT), lines=1_500))
     print(table(outcome))
     # Whether every fault found something to hit depends on the machine, in so short a time: `make chaos` insists on it.

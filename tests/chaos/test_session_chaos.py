@@ -9,6 +9,7 @@ import pytest
 from tests.chaos.plan import SESSIONS, Act, make_plan
 from tests.chaos.session_run import SECTIONS, SessionSettings, run_sessions
 from tests.chaos.table import table
+from tests.support.prepared import Prepared
 from tests.support.schedule import Rhythm
 
 SHORT = Rhythm(
@@ -26,7 +27,8 @@ def test_a_plan_has_every_kind_of_fault_and_ends_healed(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run_is_clean(tmp_path: Path) -> None:
+def test_a_short_run_is_clean(tmp_path: Path, prepared: Prepared) -> None:
+    prepared(tmp_path / "data")
     settings = SessionSettings(
         tmp_path,
         make_plan(1, SECONDS, 2, SHORT, SESSIONS),

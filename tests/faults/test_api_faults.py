@@ -24,6 +24,7 @@ from tests.support.cli import request_line
 from tests.support.disks import MIB, disk, mounting
 from tests.support.dump import dumped
 from tests.support.mock_process import start_mock_process
+from tests.support.prepared import Prepared
 from tests.support.server import ServerProcess, served
 from tests.support.tenants import form
 from tests.support.wait import wait_until
@@ -72,7 +73,7 @@ def upload_of(way: str) -> tuple[str, str, bytes, str]:
             return "POST", "/v1/messages/batches", json.dumps({"requests": asked}).encode(), "application/json"
 
 
-@pytest.mark.parametrize("way", ["raw", "form", "message batch"])
+@pytest.mark.parametrize("way", ["raw", pytest.param("form", marks=pytest.mark.again), "message batch"])
 def test_killed_in_the_middle_of_an_upload(tmp_path: Path, database_18: str, way: str) -> None:
     method, path, body, kind = upload_of(way)
     settings = (*NOWHERE, *QUICK_LIVENESS, *SMALL_COPIES)
@@ -167,13 +168,13 @@ def stopped(directory: Path) -> Iterator[None]:
         keeper.resume()
 
 
-def test_the_database_is_stopped_and_started_under_the_server(tmp_path: Path) -> None:
+def test_the_database_is_stopped_and_started_under_the_server(tmp_path: Path, prepared: Prepared) -> None:
     with (
-        embedded.acquire(tmp_path / "pg") as own,
+        embedded.acquire(prepared(tmp_path / "pg")) as own,
         start_mock_process("--latency", "200ms") as mock,
         served(
             tmp_path,
-            *("--base-url", mock.base_url, "--set", "connect_wait_s=2", "--set", "concurrency=8"),
+            *("--base-url", mock.base_url, "--set", "connect_wait_s=0.3", "--set", "concurrency=8"),
             database=make_conninfo(own.conninfo),
         ) as server,
     ):

@@ -32,6 +32,7 @@ from penstock.worker import Worker
 from tests.support.db import connected, one, pooled
 from tests.support.engine import make_batch
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.prepared import Prepared
 from tests.support.processes import Process
 from tests.support.proxy_link import Way
 from tests.support.upstream import UpstreamProcess
@@ -302,10 +303,10 @@ class TestPartition:
             first.kill()
 
 
-def test_a_database_that_keeps_crashing(tmp_path: Path) -> None:
+def test_a_database_that_keeps_crashing(tmp_path: Path, prepared: Prepared) -> None:
     """R4: immediate shutdowns under load, as often as the server comes back."""
     lines = 1_200
-    data_dir = tmp_path / "data"
+    data_dir = prepared(tmp_path / "data")
     with embedded.acquire(data_dir) as server:
         migrate(server.conninfo)
         with workbench(tmp_path, server.conninfo, lines=lines) as bench:

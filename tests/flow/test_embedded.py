@@ -25,6 +25,7 @@ from penstock.db import embedded
 from penstock.db.cluster import Cluster
 from penstock.db.keeper import find_postmaster, try_lock
 from penstock.errors import PenstockError
+from tests.support.prepared import Prepared
 from tests.support.wait import wait_until
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
@@ -86,11 +87,18 @@ class User:
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path) -> Iterator[Path]:
+def new_dir(tmp_path: Path) -> Iterator[Path]:
+    """Where there is nothing yet."""
     path = tmp_path / "data"
     yield path
     if path.exists():
         wait_until(lambda: stopped(path), 30)
+
+
+@pytest.fixture
+def data_dir(new_dir: Path, prepared: Prepared) -> Path:
+    """Where the server has been made, and not been started."""
+    return prepared(new_dir)
 
 
 def is_free(path: Path, mode: int = fcntl.LOCK_EX) -> bool:
@@ -137,20 +145,20 @@ def words(conninfo: str) -> object:
     return ask(conninfo, "SELECT array_agg(word ORDER BY word) FROM words")
 
 
-def test_starts_and_is_found_again_with_its_data(data_dir: Path) -> None:
-    with embedded.acquire(data_dir) as server:
+def test_starts_and_is_found_again_with_its_data(new_dir: Path) -> None:
+    with embedded.acquire(new_dir) as server:
         remember(server.conninfo, "kept")
         identity = ask(server.conninfo, "SELECT system_identifier FROM pg_control_system()")
         assert ask(server.conninfo, "SHOW fsync") == "on"
         assert ask(server.conninfo, "SHOW listen_addresses") == ""
         assert ask(server.conninfo, "SHOW data_checksums") == "on"
         assert ask(server.conninfo, "SHOW server_encoding") == "UTF8"
-    wait_until(lambda: stopped(data_dir), 30)
-    with embedded.acquire(data_dir, settings={"max_connections": "20"}) as server:
+    wait_until(lambda: stopped(new_dir), 30)
+    with embedded.acquire(new_dir, settings={"max_connections": "20"}) as server:
         assert words(server.conninfo) == ["kept"]
         assert ask(server.conninfo, "SELECT system_identifier FROM pg_control_system()") == identity
         assert ask(server.conninfo, "SHOW max_connections") == "20"
-    assert (data_dir / ".gitignore").read_text() == "*\n"
+    assert (new_dir / ".gitignore").read_text() == "*\n"
 
 
 def test_the_last_one_out_stops_it(data_dir: Path) -> None:
@@ -250,23 +258,23 @@ def test_everything_killed_at_once(data_dir: Path) -> None:
         assert words(again.conninfo) == ["kept"]
 
 
-def test_killed_while_being_made(data_dir: Path) -> None:
-    with User(data_dir) as user:
-        wait_until(lambda: list(data_dir.glob("pg.new-*/PG_VERSION")), 30)
+def test_killed_while_being_made(new_dir: Path) -> None:
+    with User(new_dir) as user:
+        wait_until(lambda: list(new_dir.glob("pg.new-*/PG_VERSION")), 30)
         os.kill(user.process.pid, signal.SIGSTOP)
-        keeper = psutil.Process(keeper_pid(data_dir))
+        keeper = psutil.Process(keeper_pid(new_dir))
         for process in [keeper, *keeper.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         user.kill()
-    assert not (data_dir / "pg").exists()
-    with embedded.acquire(data_dir) as server:
+    assert not (new_dir / "pg").exists()
+    with embedded.acquire(new_dir) as server:
         assert answers(server.conninfo)
-        assert not list(data_dir.glob("pg.new-*"))
+        assert not list(new_dir.glob("pg.new-*"))
 
 
-def test_six_at_once_make_one_server(data_dir: Path) -> None:
-    users = [User(data_dir) for _ in range(6)]
+def test_six_at_once_make_one_server(new_dir: Path) -> None:
+    users = [User(new_dir) for _ in range(6)]
     try:
         started = "SELECT (pg_postmaster_start_time(), system_identifier)::text FROM pg_control_system()"
         assert len({ask(user.conninfo(), started) for user in users}) == 1
@@ -361,14 +369,14 @@ def test_an_open_parent_and_a_private_interpreter(tmp_path: Path, monkeypatch: p
             wait_until(lambda: stopped(data_dir), 30)
 
 
-def test_postgresql_15_and_the_wrong_version_for_its_data(data_dir: Path) -> None:
+def test_postgresql_15_and_the_wrong_version_for_its_data(new_dir: Path) -> None:
     other = DEBIAN_15 if DEBIAN_15.exists() else embedded.bundled_bin_dir()
-    with embedded.acquire(data_dir, bin_dir=other) as server:
+    with embedded.acquire(new_dir, bin_dir=other) as server:
         assert answers(server.conninfo)
-    wait_until(lambda: stopped(data_dir), 30)
-    (data_dir / "pg" / "PG_VERSION").write_text("15\n")
+    wait_until(lambda: stopped(new_dir), 30)
+    (new_dir / "pg" / "PG_VERSION").write_text("15\n")
     with pytest.raises(PenstockError, match="made by PostgreSQL 15; this is PostgreSQL 18") as caught:
-        embedded.acquire(data_dir)
+        embedded.acquire(new_dir)
     assert "pg_dump" in (caught.value.hint or "")
 
 

@@ -16,24 +16,26 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from penstock.claim.heart import Heart
 from penstock.config import DatabaseLimits, LivenessLimits
 from penstock.db.pool import open_pool
+from tests.support.db import RUNNING_18
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
-FLOWS = ["batches", "fence", "settle_buffer", "worker"]
-ALL_FLOWS = [*FLOWS, "export", "intake", "liveness"]
+FLOWS = ["fence", "settle_buffer", "worker"]
+ALL_FLOWS = [*FLOWS, "batches", "export", "intake", "liveness"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flows", [pytest.param(FLOWS, id="some"), pytest.param(ALL_FLOWS, id="all", marks=pytest.mark.again)]
 )
-def test_the_flows_pass_behind_a_pooler(flows: list[str]) -> None:
+def test_the_flows_pass_behind_a_pooler(flows: list[str], server_18: str) -> None:
     files = [f"tests/flow/test_{name}.py" for name in flows]
     # One test ends the server's side of a connection and expects to notice; a pooler's purpose is that it does not.
     chosen = "pooled and not seal_that_never_arrived"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--server", "pooled", "-k", chosen]
     # A run of its own, not a part of this one's.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env[RUNNING_18] = server_18
     run = subprocess.run(
         [*command, *files], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=280
     )

@@ -63,7 +63,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-@pytest.mark.parametrize("how", ["batch", "purpose last", "user_data", "gzip", "message batch"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "batch",
+        pytest.param("purpose last", marks=pytest.mark.again),
+        pytest.param("user_data", marks=pytest.mark.again),
+        "gzip",
+        "message batch",
+    ],
+)
 def test_memory_is_flat(database_18: str, how: str) -> None:
     def peak_kib(size: int) -> int:
         arguments = [sys.executable, "-c", _STORE, database_18, str(uuid4()), how, str(size)]

@@ -8,8 +8,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from tests.plan.crowd import World, Worlds, fill, fresh_database, populate
+from tests.support.thorough import thorough
 
-SMALL, LARGE = 1_000, 100_000
+# Growth shows by a factor of thirty, as it does by one of a hundred.
+SMALL, LARGE = 1_000, 100_000 if thorough() else 30_000
 
 
 @pytest.fixture(scope="session", params=["18", "15"])

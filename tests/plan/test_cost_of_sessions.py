@@ -17,6 +17,7 @@ from penstock.model import Item, Lease
 from penstock.settle.write import Changes, settle
 from penstock.work import sessions
 from penstock.work.sessions import Taker, accept_many
+from tests.plan.conftest import LARGE, SMALL
 from tests.plan.crowd import fresh_database
 from tests.support.plans import Mode, Plan, Session
 from tests.support.sessions import DONE, OWNER, POOL, ROUTE, accepted, wish
@@ -24,7 +25,7 @@ from tests.support.sessions import DONE, OWNER, POOL, ROUTE, accepted, wish
 ACTIVE = 500
 WANT = 20
 WORKER = uuid4()
-SHALLOW, DEEP = 1_000, 100_000
+SHALLOW, DEEP = SMALL, LARGE
 _LARGE = {"sessions", "session_requests", "templates", "outcomes", "lanes"}
 
 _REQUESTS = (

@@ -15,9 +15,10 @@ from penstock.settle.write import Changes, settle
 from tests.plan.crowd import POOL, ROUTE, Subject, check_in, claim, fresh_database, make_subject
 from tests.support.engine import tidy
 from tests.support.plans import Mode, Session
+from tests.support.thorough import thorough
 
 CLAIM = 4
-CYCLES = 1_000
+CYCLES = 1_000 if thorough() else 400
 FOLD_EVERY = 100
 
 

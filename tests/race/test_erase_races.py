@@ -147,7 +147,7 @@ def on_ruins(conninfo: str, sessions: int, body: Callable[[Ruins], Awaitable[Non
 def test_deletion_beside_any_move_in_any_order(database_18: str, setting: Setting, delete: Move) -> None:
     async def body(stage: Ruins) -> None:
         for move in (*EVERY, purge):
-            for order in orders(2):
+            for order in orders(2, scenes=True):
                 await stage.play(setting, (delete, move), order)
         for order in orders_of_twins():
             await stage.play(setting, (delete, delete), order)

@@ -355,7 +355,7 @@ def on_stage(conninfo: str, sessions: int, body: Callable[[Stage], Awaitable[Non
 def test_any_two_moves_in_any_order(database_18: str, setting: Setting) -> None:
     async def body(stage: Stage) -> None:
         for first, second in combinations(EVERY, 2):
-            for order in orders(2):
+            for order in orders(2, scenes=True):
                 await stage.perform(setting, (first, second), order)
         for move in EVERY:
             for order in orders_of_twins():

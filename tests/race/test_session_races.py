@@ -332,7 +332,7 @@ def test_every_two_moves_in_every_order(database: str, setting: Setting) -> None
     async def body(stage: Stage) -> None:
         for moves in combinations_with_replacement(SCENES[setting], 2):
             if _sensible(moves):
-                for order in orders_of_twins() if moves[0] is moves[1] else orders(2):
+                for order in orders_of_twins() if moves[0] is moves[1] else orders(2, scenes=True):
                     await stage.perform(setting, moves, order)
         assert stage.blocked["accept"], "somebody must have waited for the session"
 
@@ -357,7 +357,7 @@ def test_deleting_beside_every_other_move(database: str, setting: Setting) -> No
 
     async def body(stage: Stage) -> None:
         for move in SCENES[setting]:
-            for order in orders(2):
+            for order in orders(2, scenes=True):
                 await stage.perform(setting, (delete, move), order)
 
     on_stage(database, 2, body)

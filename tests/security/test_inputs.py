@@ -201,17 +201,22 @@ def test_nor_in_message_batches(ground: TenantGround) -> None:
 @pytest.mark.parametrize("endpoint", WITH_QUERY, ids=named)
 def test_hostile_queries(ground: TenantGround, endpoint: Endpoint) -> None:
     assert endpoint.query is not None
+
+    def ask_with(query: str) -> None:
+        body = b"" if endpoint.method == "PUT" else None
+        answer = ground.ask(who(endpoint), endpoint.method, f"{place(endpoint)}?{query[:60_000]}", body)
+        check(answer.status, query[:100])
+
+    for text in EVIL:
+        ask_with(f"{encoded(text)}={encoded(text)}")
     for field in msgspec.structs.fields(endpoint.query):
         for text in EVIL:
             for query in (
                 f"{field.encode_name}={encoded(text)}",
                 f"{field.encode_name}[]={encoded(text)}",
                 f"{field.encode_name}[{encoded(text)}]={encoded(text)}",
-                f"{encoded(text)}={encoded(text)}",
             ):
-                body = b"" if endpoint.method == "PUT" else None
-                answer = ground.ask(who(endpoint), endpoint.method, f"{place(endpoint)}?{query[:60_000]}", body)
-                check(answer.status, query[:100])
+                ask_with(query)
         for text in ("x" * 200_000, "&".join("a" * 1_000)):
             way = f"{place(endpoint)}?{field.encode_name}={text}"
             check(ground.ask(who(endpoint), endpoint.method, way).status, text[:100])

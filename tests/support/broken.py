@@ -55,7 +55,7 @@ def counters_from_input() -> None:
     """Counters move by what was sent, not by what was written."""
     _without(
         "settle_if_leased",
-        "SELECT batch_id, state AS what, n FROM final",
+        "SELECT batch_id, state AS what, n FROM final WHERE NOT session",
         "SELECT (SELECT id FROM penstock.batches LIMIT 1) AS batch_id, s AS what, n"
         " FROM unnest(%(f_state)b::text[]) WITH ORDINALITY AS s (s, n)",
     )

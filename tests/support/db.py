@@ -13,6 +13,9 @@ from penstock.config import DatabaseLimits
 from penstock.db import arrays
 from penstock.db.pool import Connection, Pool, open_pool
 
+RUNNING_18 = "PENSTOCK_TEST_SERVER_18"
+"""Variable with the conninfo of a server that has the template: a run started by a test starts none of its own."""
+
 _T = TypeVar("_T")
 
 

@@ -20,6 +20,7 @@ import psycopg
 
 from penstock.db import arrays
 from penstock.db.pool import Connection
+from tests.support.thorough import thorough
 
 DEADLINE_S = 30.0
 # Nothing here tests the disk, and a deadlock should be told at once.
@@ -29,22 +30,22 @@ Statement = Callable[[Connection], Awaitable[Any]]
 Order = tuple[int, ...]
 
 
-def orders(sessions: int) -> list[Order]:
+def orders(sessions: int, *, scenes: bool = False) -> list[Order]:
     """A session's first mention runs its statement, the second commits.
 
     Of two sessions there are four in which they meet (one after the other is what every other test does), and each pair
-    of moves has two of them, one for either to begin. Of three there are ninety, and each test has its own sixth; on
-    the older server half of that. `make races` has all.
+    of moves has two of them, one for either to begin; a pair that meets in many scenes has one in each. Of three there
+    are ninety, and each test has its own twelfth. `make races` has all.
     """
     found = _all(sessions)
-    if os.environ.get("PENSTOCK_RACES") == "all":
+    if thorough():
         return found
     meeting = [order for order in found if _meet(order)]
     test = os.environ["PYTEST_CURRENT_TEST"]
     if sessions > 2:
-        older = "[15" in test
-        return sorted(_chance(test).sample(meeting, len(meeting) // (12 if older else 6)))
-    return [_chance(test).choice([order for order in meeting if order[0] == first]) for first in (0, 1)]
+        return sorted(_chance(test).sample(meeting, len(meeting) // 12))
+    drawn = [_chance(test).choice([order for order in meeting if order[0] == first]) for first in (0, 1)]
+    return [_chance(test).choice(drawn)] if scenes else drawn
 
 
 @cache

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.broken import VARIANTS
+from tests.support.db import RUNNING_18
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -39,12 +40,12 @@ LONG = {"bisect", "self_fence"}
     "variant",
     [pytest.param(name, marks=[pytest.mark.again] if name in LONG else []) for name in sorted(WITNESSES)],
 )
-def test_without_its_guard_a_named_test_fails(variant: str) -> None:
+def test_without_its_guard_a_named_test_fails(variant: str, server_18: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.broken", "-p", "no:cacheprovider"]
     run = subprocess.run(
         [*command, "--timeout=20", WITNESSES[variant]],
         cwd=ROOT,
-        env={**os.environ, "PENSTOCK_BROKEN": variant},
+        env={**os.environ, RUNNING_18: server_18, "PENSTOCK_BROKEN": variant},
         capture_output=True,
         text=True,
         check=False,
@@ -52,3 +53,5 @@ def test_without_its_guard_a_named_test_fails(variant: str) -> None:
     )
     assert run.returncode == 1, f"the test passed, or did not run, without {variant}:\n{run.stdout}\n{run.stderr}"
     assert "1 failed" in run.stdout
+    if variant not in LONG:
+        assert "from pytest-timeout" not in run.stdout, f"the test did not fail, it hung:\n{run.stdout}"
