@@ -87,6 +87,36 @@ def test_every_line_is_there_with_what_became_of_it(database: str, limit: int) -
     with_connection(database, body)
 
 
+def test_what_is_run_again_is_pending_and_shows_its_last_result(database_18: str) -> None:
+    async def body(connection: Connection) -> None:
+        batch_id = await make_batch(connection, [12, 3])
+        lease = await leased(connection, 12, "model-0")
+        await decide(connection, lease, {n: BAD if n < 9 else GOOD for n in range(12)})
+        # Lines 1 to 13 have failed, every other of them; those from 15 on have not.
+        assert (await batches.retry_batch(connection, batch_id, None, lines=[1, 3, 5, 7, 9, 11])).requests == 6
+        again = await leased(connection, 2, "model-0")
+        assert again.ranges == ((0, 2),)
+
+        status = {1: "processing", 3: "processing", **dict.fromkeys((5, 7, 9, 11), "pending")}
+        status |= {**dict.fromkeys((13, 15, 17), "failed"), **dict.fromkeys((19, 21, 23), "completed")}
+        status |= dict.fromkeys((2, 4, 6), "pending")
+        for limit in (1, 2, 100):
+            rows = await walked(connection, batch_id, limit=limit)
+            assert {row.line: row.status for row in rows} == status
+            assert {row.error_message for row in rows if row.line in (1, 5)} == {"no"}
+            for wanted in ("failed", "pending", "processing", "completed", "not_found"):
+                found = [row.line for row in await walked(connection, batch_id, [wanted], limit)]
+                assert found == sorted(line for line, word in status.items() if word == wanted), wanted
+        await decide(connection, again, {0: GOOD, 1: GONE})
+        assert [row.line for row in await walked(connection, batch_id, ["not_found"])] == [3]
+        # What will not be run keeps the result it has.
+        await batches.cancel(connection, batch_id)
+        assert [row.line for row in await walked(connection, batch_id, ["failed"])] == [5, 7, 9, 11, 13, 15, 17]
+        assert [row.line for row in await walked(connection, batch_id, ["cancelled"])] == [2, 4, 6]
+
+    with_connection(database_18, body)
+
+
 @pytest.mark.parametrize(
     "statuses",
     [

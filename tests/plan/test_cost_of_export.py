@@ -169,7 +169,14 @@ async def attempts(at: Journalled, connection: Connection) -> None:
 
 
 async def undecided(at: Journalled, connection: Connection) -> None:
-    await rows_of(connection, "list_undecided", {"batch": at.subject.batch}, 0)
+    where = {"batch": at.subject.batch, "lanes": Int8Array([at.subject.lane]), "ranges": None}
+    stretch = {"starts": Int4Array([0]), "stops": Int4Array([_PAGE])}
+    await rows_of(connection, "list_undecided", where | stretch, 0)
+
+
+async def keys_of_state(at: Journalled, connection: Connection) -> None:
+    where = {"lane": at.subject.lane, "state": "failed", "start": at.subject.lines // 4, "rows": 5}
+    await rows_of(connection, "read_keys_of_state", where, 5)
 
 
 async def ended(at: Journalled, connection: Connection) -> None:
@@ -182,7 +189,7 @@ async def lanes_with_inputs(at: Journalled, connection: Connection) -> None:
 
 _PAGES: list[Operation] = [
     *(keys, keys_not_completed, keys_missing, inputs_at, outcomes_at, journal_outputs, journal_errors, journal_end),
-    *(journal_numbers, keys_written, lines, merged, attempts, undecided, ended, lanes_with_inputs),
+    *(journal_numbers, keys_written, lines, merged, attempts, undecided, keys_of_state, ended, lanes_with_inputs),
 ]
 
 

@@ -77,6 +77,15 @@ SELECT ordinal, line, coalesce(octet_length(response), 0) AS size
  ORDER BY ordinal
  LIMIT %(rows)s
 
+-- name: read_keys_of_state
+-- The next outcomes of one lane that are of one state, and not completed.
+SELECT ordinal
+  FROM penstock.outcomes
+ WHERE lane_id = %(lane)s AND state = %(state)s::penstock.outcome_state AND state <> 'completed'
+   AND ordinal >= %(start)s
+ ORDER BY ordinal
+ LIMIT %(rows)s
+
 -- name: read_outcomes_at
 -- Some outcomes, in the order asked for.
 SELECT w.n, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.error_code, o.error_message, o.response
@@ -191,10 +200,17 @@ SELECT l.id, l.source_id, l.source_lane, l.route, l.endpoint, l.next, l.total,
  ORDER BY l.id
 
 -- name: list_undecided
--- What a batch has in flight and what waits to be run again, by lane.
-SELECT lane_id, true AS leased, ordinals::text FROM penstock.leases WHERE batch_id = %(batch)s
-UNION ALL
-SELECT lane_id, false, ordinals::text FROM penstock.deferrals WHERE batch_id = %(batch)s
+-- What a batch has in flight and what waits to be run again, within some stretches of its lanes: of each lease and each
+-- deferral all, or the first so many ranges. The stretches of a lane become one value first: they may be many, and so may
+-- its leases.
+SELECT h.lane_id, h.leased, h.generation, ARRAY(SELECT unnest(h.ordinals * w.ordinals) LIMIT %(ranges)s)::text
+  FROM (SELECT lane_id, range_agg(int4range(start, stop)) AS ordinals
+          FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[]) AS w (lane_id, start, stop)
+         GROUP BY lane_id) AS w
+  JOIN (SELECT lane_id, true AS leased, generation, ordinals FROM penstock.leases WHERE batch_id = %(batch)s
+        UNION ALL
+        SELECT lane_id, false, generation, ordinals FROM penstock.deferrals WHERE batch_id = %(batch)s) AS h
+    ON h.lane_id = w.lane_id AND h.ordinals && w.ordinals
 
 -- name: read_input_keys
 -- What is needed to choose a page from some stretches of inputs, without their bodies. The outcomes are read after the
@@ -209,11 +225,11 @@ SELECT w.n, t.ordinal, t.line, t.size
 
 -- name: read_outcome_keys
 -- The same of what became of them.
-SELECT w.n, o.ordinal, o.state::text, o.size
+SELECT w.n, o.ordinal, o.state::text, o.generation, o.size
   FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[])
        WITH ORDINALITY AS w (lane_id, start, stop, n)
  CROSS JOIN LATERAL (
-   SELECT ordinal, state, coalesce(octet_length(response), 0) AS size FROM penstock.outcomes
+   SELECT ordinal, state, generation, coalesce(octet_length(response), 0) AS size FROM penstock.outcomes
     WHERE lane_id = w.lane_id AND ordinal >= w.start AND ordinal < w.stop
     GROUP BY lane_id, ordinal) AS o
 
@@ -230,11 +246,11 @@ SELECT w.n, t.line, t.custom_id, t.body
 
 -- name: read_results_at
 -- What became of some inputs.
-SELECT w.n, o.state::text, o.status_code, o.request_id, o.error_code, o.error_message, o.response, o.attempts,
-       o.finished_at
+SELECT w.n, o.state::text, o.generation, o.status_code, o.request_id, o.error_code, o.error_message, o.response,
+       o.attempts, o.finished_at
   FROM unnest(%(lanes)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS w (lane_id, ordinal, n)
  CROSS JOIN LATERAL (
-   SELECT state, status_code, request_id, error_code, error_message, response, attempts, finished_at
+   SELECT state, generation, status_code, request_id, error_code, error_message, response, attempts, finished_at
      FROM penstock.outcomes
     WHERE lane_id = w.lane_id AND ordinal = w.ordinal
     GROUP BY lane_id, ordinal) AS o

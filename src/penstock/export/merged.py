@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -12,7 +12,7 @@ from penstock.config import MIB
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
-from penstock.export.order import input_columns, outcome_columns, ranges_of, read_inputs, read_not_completed
+from penstock.export.order import input_columns, outcome_columns, ranges_of, read_inputs
 from penstock.model import BatchState
 
 _SQL = sql.load("penstock.export", "export.sql")
@@ -24,7 +24,7 @@ STATUSES = ("pending", "processing", *OUTCOME_STATES, "cancelled", "expired")
 _PAGE_BYTES = 8 * MIB
 _WINDOW_LINES = 2_000
 _LAST_LINE = 2**31 - 1
-_NO_OUTCOME = ("", *[None] * 7)
+_NO_OUTCOME: tuple[Any, ...] = (None, 0, *[None] * 7)
 _REST = {BatchState.CANCELLING: "cancelled", BatchState.CANCELLED: "cancelled", BatchState.EXPIRED: "expired"}
 """What lines are that wait, and will not be run."""
 
@@ -93,15 +93,13 @@ class _Stretch(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Undecided:
-    """Ordinal ranges by lane."""
+class _Undecided(NamedTuple):
+    """Ordinals that are in flight, or wait to be run again."""
 
-    leased: dict[int, list[tuple[int, int]]]
-    deferred: dict[int, list[tuple[int, int]]]
-
-    def is_leased(self, lane_id: int, ordinal: int) -> bool:
-        return any(start <= ordinal < stop for start, stop in self.leased.get(lane_id, ()))
+    start: int
+    stop: int
+    leased: bool
+    generation: int
 
 
 async def results_page(
@@ -117,56 +115,69 @@ async def results_page(
     state = await _state(connection, batch_id)
     if state is None:
         return []
-    # Before the outcomes: what is settled in between is found settled.
-    undecided = await _undecided(connection, batch_id)
-    view = _View(set(STATUSES if statuses is None else statuses), _REST.get(state, "pending"), undecided)
+    view = _View(set(STATUSES if statuses is None else statuses), _REST.get(state, "pending"))
     rows: list[MergedRow] = []
     line: int | None = after_line
     while line is not None and len(rows) < limit and max_bytes > 0:
-        stretches, last_line = await _next_stretches(connection, batch_id, view, line, limit)
-        found, resume = await _read(connection, stretches, view, limit - len(rows), max_bytes)
+        stretches, last_line, cut = await _next_stretches(connection, batch_id, view, line, limit)
+        # Before the outcomes: what is settled in between is found settled.
+        view.undecided = await _undecided(connection, batch_id, stretches)
+        found, resume = await _read(connection, stretches, cut, view, limit - len(rows), max_bytes)
         rows += found
         max_bytes -= sum(len(row.body) + len(row.response or b"") for row in found)
         line = last_line if resume is None else resume
     return rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _View:
-    """What is asked for, and what is needed to tell lines without an outcome apart."""
+    """What is asked for, and what is needed to tell lines apart that are not decided."""
 
     wanted: set[str]
     waiting: str
-    undecided: _Undecided
+    undecided: dict[int, list[_Undecided]] = field(default_factory=dict)
+    """By lane, within the stretches that are read."""
+
+    def status(self, lane_id: int, ordinal: int, state: str | None, generation: int) -> str:
+        """That of an input with an outcome of this state and generation, or without one. While it is run again it is as
+        if it had none, unless it will not be run: then the one it has stays."""
+        for some in self.undecided.get(lane_id, ()):
+            if some.start <= ordinal < some.stop and (state is None or some.generation > generation):
+                if some.leased:
+                    return "processing"
+                if state is None or self.waiting == "pending":
+                    return self.waiting
+        return state or self.waiting
 
 
 async def _next_stretches(
     connection: Connection, batch_id: UUID, view: _View, after_line: int, limit: int
-) -> tuple[list[_Stretch], int | None]:
-    """Where to look next, and the last line that this covers; None if it covers all that can matter."""
+) -> tuple[list[_Stretch], int | None, set[int]]:
+    """Where to look next, and the last line that this covers; None if it covers all that can matter, but for the rest
+    of lanes that were cut."""
     outcomes = view.wanted & set(OUTCOME_STATES)
     if outcomes and outcomes == view.wanted and "completed" not in outcomes:
         lanes = await _lanes(connection, batch_id, after_line, _LAST_LINE)
-        return await _not_completed(connection, lanes, limit), None
+        stretches, cut = await _not_completed(connection, lanes, outcomes, limit)
+        return stretches, None, cut
     if not outcomes:
         lanes = await _lanes(connection, batch_id, after_line, _LAST_LINE)
-        return _waiting(lanes, view, limit), None
+        stretches, cut = await _waiting(connection, batch_id, lanes, view, limit)
+        return stretches, None, cut
     width = limit if len(view.wanted) == len(STATUSES) else _WINDOW_LINES
     last_line = min(after_line + width, _LAST_LINE)
     lanes = await _lanes(connection, batch_id, after_line, last_line)
     stretches = [_Stretch(lane, lane.start, lane.stop) for lane in lanes if lane.start < lane.stop]
-    return stretches, last_line if any(lane.stop < lane.total for lane in lanes) else None
+    return stretches, last_line if any(lane.stop < lane.total for lane in lanes) else None, set()
 
 
 async def _read(
-    connection: Connection, stretches: Sequence[_Stretch], view: _View, limit: int, max_bytes: int
+    connection: Connection, stretches: Sequence[_Stretch], cut: set[int], view: _View, limit: int, max_bytes: int
 ) -> tuple[list[MergedRow], int | None]:
-    """Rows, and the line to go on from if some were left for lack of room."""
+    """Rows, and the line to go on from if some were left, for lack of room or because their lanes were cut."""
     if not stretches:
         return [], None
-    chosen, size = await _choose(connection, stretches, view, limit, max_bytes)
-    if not chosen:
-        return [], None
+    chosen, resume = await _choose(connection, stretches, cut, view, limit, max_bytes)
     places = [(lane.source_id, lane.source_lane, ordinal) for _, lane, ordinal in chosen]
     cursor = await connection.execute(_SQL["read_bodies_at"], input_columns(places), binary=True)
     inputs = await cursor.fetchall()
@@ -176,19 +187,18 @@ async def _read(
     rows: list[MergedRow] = []
     for n, line, custom_id, body in inputs:
         _, lane, ordinal = chosen[n - 1]
-        state, *outcome = outcomes.get(n) or _NO_OUTCOME
-        row = MergedRow(line, custom_id, state or view.waiting, lane.endpoint, lane.route, body, *outcome)
-        if not state and view.undecided.is_leased(lane.id, ordinal):
-            row = replace(row, status="processing")
-        if row.status in view.wanted:
-            rows.append(row)
-    return rows, chosen[-1][0] if len(chosen) == limit or size >= max_bytes else None
+        state, generation, *outcome = outcomes.get(n) or _NO_OUTCOME
+        status = view.status(lane.id, ordinal, state, generation)
+        if status in view.wanted:
+            rows.append(MergedRow(line, custom_id, status, lane.endpoint, lane.route, body, *outcome))
+    return rows, resume
 
 
 async def _choose(
-    connection: Connection, stretches: Sequence[_Stretch], view: _View, limit: int, max_bytes: int
-) -> tuple[list[tuple[int, _Lane, int]], int]:
-    """(line, lane, ordinal) of the first inputs that may be asked for, in line order, and how many bytes they are."""
+    connection: Connection, stretches: Sequence[_Stretch], cut: set[int], view: _View, limit: int, max_bytes: int
+) -> tuple[list[tuple[int, _Lane, int]], int | None]:
+    """(line, lane, ordinal) of the first inputs that are asked for, in line order; and the line after which there may
+    be more."""
     columns = {
         **_columns([stretch.lane for stretch in stretches]),
         "starts": Int4Array([stretch.start for stretch in stretches]),
@@ -196,18 +206,26 @@ async def _choose(
     }
     inputs = await (await connection.execute(_SQL["read_input_keys"], columns)).fetchall()
     outcomes = await (await connection.execute(_SQL["read_outcome_keys"], columns)).fetchall()
-    decided = {(n, ordinal): (state, size) for n, ordinal, state, size in outcomes}
-    undecided = bool(view.wanted - set(OUTCOME_STATES))
+    decided = {(n, ordinal): outcome for n, ordinal, *outcome in outcomes}
     chosen: list[tuple[int, _Lane, int]] = []
     total = 0
+    last_lines: dict[int, int] = {}
+    for n, _, line, _ in inputs:
+        lane_id = stretches[n - 1].lane.id
+        last_lines[lane_id] = max(line, last_lines.get(lane_id, 0))
+    # After the last of a lane that was cut, lines of others would come too early.
+    covered = min((line for lane_id, line in last_lines.items() if lane_id in cut), default=None)
     for n, ordinal, line, size in sorted(inputs, key=lambda row: row[2]):
-        state, answer = decided.get((n, ordinal), ("", 0))
-        if state in view.wanted if state else undecided:
-            chosen.append((line, stretches[n - 1].lane, ordinal))
+        lane = stretches[n - 1].lane
+        if covered is not None and line > covered:
+            break
+        state, generation, answer = decided.get((n, ordinal), (None, 0, 0))
+        if view.status(lane.id, ordinal, state, generation) in view.wanted:
+            chosen.append((line, lane, ordinal))
             total += size + answer
             if len(chosen) == limit or total >= max_bytes:
-                break
-    return chosen, total
+                return chosen, line
+    return chosen, covered
 
 
 async def _state(connection: Connection, batch_id: UUID) -> BatchState | None:
@@ -222,32 +240,63 @@ async def _lanes(connection: Connection, batch_id: UUID, after_line: int, last_l
     return [_Lane._make(row) for row in await cursor.fetchall()]
 
 
-async def _undecided(connection: Connection, batch_id: UUID) -> _Undecided:
-    undecided = _Undecided({}, {})
-    cursor = await connection.execute(_SQL["list_undecided"], {"batch": batch_id})
-    for lane_id, leased, text in await cursor.fetchall():
-        ranges = (undecided.leased if leased else undecided.deferred).setdefault(lane_id, [])
-        ranges.extend(ranges_of(text))
+async def _undecided(
+    connection: Connection, batch_id: UUID, stretches: Sequence[_Stretch], limit: int | None = None
+) -> dict[int, list[_Undecided]]:
+    """What is in flight, or waits to be run again, within some stretches, by lane; of each lease and each deferral all,
+    or the first so many ranges."""
+    where = {
+        "batch": batch_id,
+        "lanes": Int8Array([stretch.lane.id for stretch in stretches]),
+        "starts": Int4Array([stretch.start for stretch in stretches]),
+        "stops": Int4Array([stretch.stop for stretch in stretches]),
+        "ranges": limit,
+    }
+    undecided: dict[int, list[_Undecided]] = {}
+    cursor = await connection.execute(_SQL["list_undecided"], where)
+    for lane_id, leased, generation, text in await cursor.fetchall():
+        undecided.setdefault(lane_id, []).extend(
+            _Undecided(start, stop, leased, generation) for start, stop in ranges_of(text)
+        )
     return undecided
 
 
-async def _not_completed(connection: Connection, lanes: Sequence[_Lane], limit: int) -> list[_Stretch]:
-    """The next outcomes of each lane that did not complete, from their own index."""
-    found: list[tuple[int, _Stretch]] = []
-    for lane in lanes:
-        for ordinal, line, _ in await read_not_completed(connection, lane.id, lane.start, limit):
-            found.append((line, _Stretch(lane, ordinal, ordinal + 1)))
-    return [stretch for _, stretch in sorted(found, key=lambda one: one[0])]
-
-
-def _waiting(lanes: Sequence[_Lane], view: _View, limit: int) -> list[_Stretch]:
-    """The next ordinals of each lane that are in flight, or wait: the few places where such can be."""
-    undecided = view.undecided
+async def _not_completed(
+    connection: Connection, lanes: Sequence[_Lane], states: Collection[str], limit: int
+) -> tuple[list[_Stretch], set[int]]:
+    """The next outcomes of each lane that are of these states, which are not completed, from their own index; and the
+    lanes that may have more."""
     stretches: list[_Stretch] = []
+    cut: set[int] = set()
     for lane in lanes:
-        ranges = list(undecided.leased.get(lane.id, ())) if "processing" in view.wanted else []
+        ordinals: list[int] = []
+        for state in states:
+            where = {"lane": lane.id, "state": state, "start": lane.start, "rows": limit}
+            cursor = await connection.execute(_SQL["read_keys_of_state"], where)
+            ordinals += [ordinal for (ordinal,) in await cursor.fetchall()]
+        if len(ordinals) >= limit:
+            cut.add(lane.id)
+        stretches += [_Stretch(lane, ordinal, ordinal + 1) for ordinal in sorted(ordinals)[:limit]]
+    return stretches, cut
+
+
+async def _waiting(
+    connection: Connection, batch_id: UUID, lanes: Sequence[_Lane], view: _View, limit: int
+) -> tuple[list[_Stretch], set[int]]:
+    """The next ordinals of each lane that are in flight, or wait: the few places where such can be; and the lanes that
+    may have more."""
+    whole = [_Stretch(lane, lane.start, lane.total) for lane in lanes if lane.start < lane.total]
+    undecided = await _undecided(connection, batch_id, whole, limit)
+    stretches: list[_Stretch] = []
+    cut: set[int] = set()
+    for lane in lanes:
+        ranges = [
+            (some.start, some.stop)
+            for some in undecided.get(lane.id, ())
+            if ("processing" if some.leased else view.waiting) in view.wanted
+        ]
         if view.waiting in view.wanted:
-            ranges += [*undecided.deferred.get(lane.id, ()), (lane.next, lane.total)]
+            ranges.append((lane.next, lane.total))
         left = limit
         for start, stop in sorted(ranges):
             begin = max(start, lane.start)
@@ -255,7 +304,9 @@ def _waiting(lanes: Sequence[_Lane], view: _View, limit: int) -> list[_Stretch]:
             if begin < end:
                 stretches.append(_Stretch(lane, begin, end))
                 left -= end - begin
-    return stretches
+        if left == 0:
+            cut.add(lane.id)
+    return stretches, cut
 
 
 def _columns(lanes: Iterable[_Lane]) -> dict[str, object]:
