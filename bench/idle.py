@@ -34,7 +34,7 @@ _TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE 
 _OPEN = """
 WITH batch AS (
   INSERT INTO penstock.batches (id, owner, pool, total, created_at, validated_at)
-  SELECT gen_random_uuid(), 'owner-' || n % 50, 'pool-0', 10, now(), now() FROM generate_series(1, %(count)s) AS n
+  SELECT gen_random_uuid(), 'owner-' || n %% 50, 'pool-0', 10, now(), now() FROM generate_series(1, %(count)s) AS n
   RETURNING id, owner
 ),
 lane AS (

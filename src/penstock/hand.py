@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from uuid import UUID
 
@@ -62,6 +63,7 @@ class Hand:
         self._unread: dict[int, tuple[Lease, list[Range]]] = {}
         self._items: dict[int, tuple[Lease, int]] = {}
         self._suspects: set[int] = set()
+        self._batches: Counter[UUID] = Counter()
         self._room = asyncio.Event()
         self.bytes = 0
         """Of the bodies of all items in hand."""
@@ -71,6 +73,7 @@ class Hand:
     def take(self, lease: Lease) -> None:
         """A lease was claimed; none of its bodies is read yet."""
         self._unread[lease.nonce] = (lease, list(lease.ranges))
+        self._batches[lease.batch_id] += 1
         self.lanes.add(lease.lane_id)
         if lease.suspect:
             self._suspects.add(lease.nonce)
@@ -79,6 +82,7 @@ class Hand:
         """A lease on one item was claimed, and that is in memory already."""
         self._items[item.lease.nonce] = (item.lease, 1)
         self.bytes += len(item.raw)
+        self._batches[item.lease.batch_id] += 1
         self.lanes.add(item.lease.lane_id)
 
     def unread(self, lease: Lease) -> list[Range]:
@@ -130,9 +134,27 @@ class Hand:
 
     def _forget(self, lease: Lease) -> None:
         self._suspects.discard(lease.nonce)
+        self._batches[lease.batch_id] -= 1
+        if not self._batches[lease.batch_id]:
+            del self._batches[lease.batch_id]
         if lease.session:
             # It has one lease at a time, and there may be any number of sessions.
             self.lanes.discard(lease.lane_id)
+        elif not self._batches:
+            self.lanes.clear()
+
+    def lanes_with(self, count: int) -> list[int]:
+        """The lanes of which at least so many are here."""
+        counts: Counter[int] = Counter()
+        for lease, items in self._items.values():
+            counts[lease.lane_id] += items
+        for lease, ranges in self._unread.values():
+            counts[lease.lane_id] += sum(stop - start for start, stop in ranges)
+        return [lane_id for lane_id, items in counts.items() if items >= count]
+
+    def holds_batch(self, batch_id: UUID) -> bool:
+        """Whether there is a lease here of this batch, or session."""
+        return batch_id in self._batches
 
     @property
     def leases(self) -> dict[int, Lease]:

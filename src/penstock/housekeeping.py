@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
 from time import monotonic
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -89,9 +88,3 @@ class BatchKeeper:
             self._walked_to = walked[-1] if len(walked) == _WALK_AT_ONCE else None
             if some := {*changed, *closing, *walked}:
                 await batches.finish_all(connection, some)
-
-
-async def finish_touched(database: Pool, touched: Collection[UUID]) -> None:
-    """End those of some batches that are over."""
-    async with borrowed(database) as connection:
-        await batches.finish_all(connection, touched)

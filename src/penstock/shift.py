@@ -27,8 +27,9 @@ from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.pool import Dispatcher
 from penstock.hand import Door, Hand, Handing
-from penstock.housekeeping import BatchKeeper, finish_touched, reclaim_lost, take_idle_round, take_turn
+from penstock.housekeeping import BatchKeeper, reclaim_lost, take_idle_round, take_turn
 from penstock.model import Again, Halt, Item, Lease, Outcome, Verdict
+from penstock.parting import Parting
 from penstock.providers import is_session_pool
 from penstock.routes import Routes
 from penstock.settle.buffer import Answers, SettleBuffer
@@ -70,6 +71,7 @@ class Shift:
         self.buffer = SettleBuffer(
             *(database, self.id, config.settle),
             on_pressure=self._press,
+            on_written=self._written,
             on_more=self.woken.set,
             on_answers=on_answers,
         )
@@ -84,6 +86,7 @@ class Shift:
         self._pace = Pace(config.claim, self._for_sessions)
         self._hand = Hand(config.claim.ready_max_bytes)
         self._supply = Supply(database, self._hand, dispatcher, self.buffer)
+        self._parting = Parting(database, self._hand, self.buffer)
         self._stopping = asyncio.Event()
         self._registered = False
         self._ended = False
@@ -96,7 +99,6 @@ class Shift:
         """The nonces of leases of what is to be failed, until it is."""
         self._hurried: list[str] = []
         """Routes of which something was taken back from the lost."""
-        self._touched: set[UUID] = set()
         self._batch_keeper = BatchKeeper(database)
         self._loop = asyncio.get_running_loop()
         self._heart = Heart(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
@@ -114,6 +116,7 @@ class Shift:
                 ("guard", self._guard_loop),
                 ("claim", self._claim_loop),
                 ("round", self._round_loop),
+                ("parting", self._parting.run),
                 ("stop", self._stopping.wait),
             )
         ]
@@ -215,8 +218,6 @@ class Shift:
                 for lease in sorted(leases, key=lambda each: not each.reclaims):
                     if not lease.session:
                         await self._supply.lines(lease)
-                if not leases:
-                    await self._finish_touched()
             except psycopg.Error as error:
                 _log.warning("claim failed, trying again: %s", error)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
@@ -273,6 +274,8 @@ class Shift:
     async def _claim(self) -> list[Lease]:
         ahead = self._pace.ahead(self._dispatcher.concurrency)
         size = ahead + self._dispatcher.room if self._for_sessions else 2 * ahead
+        # After news there is more in hand than need be: what is new is claimed, and nothing besides.
+        full = self._hand.lanes_with(self._dispatcher.concurrency) if self._dispatcher.waiting > ahead else []
         routes, self._hurried = self._hurried, []
         async with borrowed(self._database) as connection:
             if routes:
@@ -287,13 +290,12 @@ class Shift:
                 connection,
                 dict.fromkeys(routes, share),
                 worker_id=self.id,
+                full=full,
                 taper_floor=min(share, max(self._config.claim.claim_min, self._dispatcher.concurrency)),
                 suspect_ok=not (self._hand.holds_suspect or self.buffer.holds_suspect),
             )
         for lease in leases:
             self._hand.take(lease)
-            if not lease.session:
-                self._touched.add(lease.batch_id)
         return leases
 
     async def _recover(self) -> None:
@@ -356,6 +358,7 @@ class Shift:
     def receive(self, item: Item, verdict: Verdict) -> None:
         """The dispatcher's sink: the call is over and its slot is free."""
         self._hand.release(item)
+        self._parting.leave(item.lease)
         self._pace.observe(verdict.duration_ms / 1000)
         if isinstance(verdict, Outcome):
             self.trouble = ""
@@ -369,6 +372,9 @@ class Shift:
             self.buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])
             if self._routes.halt(item.route, verdict):
                 self._give_back_unstarted(item.route)
+
+    def _written(self) -> None:
+        self._parting.written()
 
     def _press(self, pressed: bool) -> None:
         if pressed:
@@ -420,11 +426,3 @@ class Shift:
             idle = not self._hand.leases and not len(self.buffer) and self._turns.nothing_due and self._is_told()
             if not idle or take_idle_round(self._database, min(_IDLE_S, self._config.liveness.heartbeat_grace_s / 8)):
                 return
-
-    async def _finish_touched(self) -> None:
-        """Nothing to claim: batches this worker had a hand in may be over. The rest ends with the last to settle it."""
-        if not self._touched or self._hand.leases or len(self.buffer):
-            return
-        self._hand.lanes.clear()
-        touched, self._touched = self._touched, set()
-        await finish_touched(self._database, touched)

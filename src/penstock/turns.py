@@ -60,8 +60,10 @@ class Turns:
             self._places, self._due_from, self.due_in_s = {}, None, None
         return self._routes
 
-    async def claim(self, connection: Connection, wants: Mapping[str, int], **options: Any) -> list[Lease]:
-        """Lease up to `wants[route]` ordinals of each route, from those whose turn it is."""
+    async def claim(
+        self, connection: Connection, wants: Mapping[str, int], *, full: Sequence[int] = (), **options: Any
+    ) -> list[Lease]:
+        """Lease up to `wants[route]` ordinals of each route, from those whose turn it is, except for `full` lanes."""
         begin = self._begin(wants)
         if self._due_from is None or (self.due_in_s is not None and self.due_in_s <= 0):
             # Where enough stood in line already, the rest comes later: who is alone now may not be then.
@@ -84,9 +86,11 @@ class Turns:
             wants=wants,
             places={**begin, **lower},
             due_from=self._due_from,
+            full=full,
             **options,
         )
-        self._places.update({route: line for route, line in claimed.places.items() if route not in lower})
+        if not full:
+            self._places.update({route: line for route, line in claimed.places.items() if route not in lower})
         self._due_from = claimed.at - timedelta(seconds=_SLACK_S)
         due = claimed.next_due_at
         self.due_in_s = None if due is None else (due - claimed.at).total_seconds()

@@ -56,12 +56,16 @@ class Line:
         """Look at the whole line, as workers do now and then."""
         self.turns = Turns("test", by_time=False)
 
-    async def claim(self, want: int, times: int = 1) -> list[Lease]:
+    async def claim(
+        self, want: int, times: int = 1, *, full: Sequence[int] = (), taper_floor: int | None = None
+    ) -> list[Lease]:
         leases: list[Lease] = []
         for _ in range(times):
             routes = await self.turns.routes(self.connection)
-            options = {"worker_id": WORKER, "taper_floor": want, "suspect_ok": True}
-            leases += await self.turns.claim(self.connection, dict.fromkeys(routes, want), **options)
+            wants, floor = dict.fromkeys(routes, want), want if taper_floor is None else taper_floor
+            leases += await self.turns.claim(
+                self.connection, wants, full=full, worker_id=WORKER, taper_floor=floor, suspect_ok=True
+            )
         for lease in leases:
             self.served[lease.batch_id] += size(lease)
         return leases
@@ -74,6 +78,37 @@ def size(lease: Lease) -> int:
 async def owners_of(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, str]:
     cursor = await connection.execute("SELECT id, owner FROM penstock.batches WHERE id = ANY (%s)", [list(ids)])
     return dict(await cursor.fetchall())
+
+
+def test_a_little_that_is_left_is_claimed_at_once_beside_others(database: str) -> None:
+    """Alone it would be shared out in ever smaller pieces, so that workers finish together."""
+
+    async def body(connection: Connection) -> None:
+        line = Line(connection)
+        small = await make(connection, "a", 100)
+        [lease] = await line.claim(400, taper_floor=10)
+        assert size(lease) == 25
+        await make(connection, "b")
+        line.look()
+        await line.claim(400, taper_floor=10)
+        assert line.served[small] == 100
+
+    with_connection(database, body)
+
+
+def test_lanes_of_which_there_is_enough_are_passed_over(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        line = Line(connection)
+        large = await make(connection, "a")
+        [lease] = await line.claim(1_000)
+        small = await make(connection, "b", 100)
+        line.look()
+        leases = await line.claim(1_000, full=[lease.lane_id])
+        assert [(other.batch_id, size(other)) for other in leases] == [(small, 100)]
+        # It is passed over this time, and has not lost its place.
+        assert [other.batch_id for other in await line.claim(1_000)] == [large]
+
+    with_connection(database, body)
 
 
 def test_owners_share_by_their_weight_however_many_batches_they_have(database: str) -> None:

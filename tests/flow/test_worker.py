@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
+
 from penstock.adapt.pace import Pace
 from penstock.claim import gates
 from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
@@ -57,6 +59,34 @@ def test_a_batch_is_worked_off_to_its_end(database: str) -> None:
         assert await one(connection, "SELECT count(*) FROM penstock.workers") == (0,)
 
     in_pool(database, body)
+
+
+def test_a_batch_ends_with_the_last_that_is_written_of_it(database_18: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round of housekeeping ends it, and the worker goes on with another one."""
+
+    async def never(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr("penstock.shift.take_turn", never)
+
+    async def body(pool: Pool, connection: Connection) -> None:
+        large = await make_batch(connection, [100_000])
+
+        async def call(_: Item) -> Verdict:
+            await asyncio.sleep(0)
+            return DONE
+
+        worker = worker_of(pool, call)
+        running = asyncio.create_task(worker.run())
+        await until(pool, large, lambda status: status.counts.completed > 0)
+        small = await make_batch(connection, [20])
+        status = await until(pool, small, lambda status: status.state.terminal)
+        assert status.state is BatchState.COMPLETED
+        assert (await batches.read_status(connection, large)).state is BatchState.IN_PROGRESS
+        worker.stop()
+        await running
+
+    in_pool(database_18, body)
 
 
 def test_stopping_gives_back_what_was_not_called_and_charges_nothing(database: str) -> None:

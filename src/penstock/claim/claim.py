@@ -100,12 +100,13 @@ async def claim_in_line(
     places: Mapping[str, Place] | None = None,
     due_from: datetime | None = None,
     look: int = _LOOK,
+    full: Sequence[int] = (),
     taper_floor: int = 1,
     suspect_ok: bool = True,
     now: Now = None,
 ) -> Claimed:
     """Lease what stands in line, from these places on: of the first `look` lanes of each route, and of as many
-    deferrals."""
+    deferrals; not of lanes that are `full`."""
     cursor = await connection.execute(
         _SQL["claim_open"],
         {
@@ -114,6 +115,7 @@ async def claim_in_line(
             "wants": list(wants.values()),
             **_from(wants, places, due_from),
             "worker": worker_id,
+            "full": list(full),
             "taper_floor": taper_floor,
             "pieces": _PIECES,
             "look": look,

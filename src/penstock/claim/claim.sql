@@ -3,8 +3,9 @@
 
 -- name: claim_open
 -- Takes up to wants[i] ordinals of routes[i] from those whose turn it is: lanes, and deferrals that are due, in one line
--- by band and tag. A claim is shared by several of one band. Each lane that was served goes back in line behind its
--- owner's last, as much farther as it was given work for its weight; sessions keep their place. Suspects come first.
+-- by band and tag. A claim is shared by several of one band; lanes of which the worker has enough are passed over. Each
+-- lane that was served goes back in line behind its owner's last, as much farther as it was given work for its weight;
+-- sessions keep their place. Suspects come first.
 -- The line is looked at from a place on. What lies before it was served already: dead versions, which a snapshot held
 -- elsewhere keeps. The answer says where the living begin, and when the next deferral is due that is not in line.
 -- Locks the lane, never the item: whoever pauses, cancels or deletes holds the same lock, so nothing is claimed
@@ -29,7 +30,7 @@ met AS MATERIALIZED (
         FROM penstock.lanes l
        WHERE l.pool = %(pool)s AND l.route = ask.route AND l.runnable
          AND (l.band, l.tag) >= (ask.from_band, ask.from_tag)
-         AND l.deadline > coalesce(%(now)s::timestamptz, now())
+         AND l.deadline > coalesce(%(now)s::timestamptz, now()) AND l.id <> ALL (%(full)s::int8[])
        ORDER BY l.band, l.tag, l.id
        LIMIT least(ask.want, %(look)s))
      UNION ALL
@@ -51,7 +52,7 @@ seen AS MATERIALIZED (
 -- What time it is in each band, and in what pieces a claim is shared out.
 band AS MATERIALIZED (
   SELECT route, band, min(tag - step) AS at, ceil(max(want)::float8 / least(%(pieces)s, count(*)))::int4 AS piece,
-         count(DISTINCT owner) = 1 AND count(*) FILTER (WHERE is_lane) <= 1 AS alone,
+         count(DISTINCT owner) = 1 AND count(*) FILTER (WHERE is_lane) <= 1 AND %(full)s::int8[] = '{}' AS alone,
          coalesce(sum(room) FILTER (WHERE NOT is_lane), 0)::int4 AS due
     FROM seen
    GROUP BY route, band
@@ -137,18 +138,21 @@ lane AS MATERIALIZED (
        FROM penstock.lanes l
       WHERE l.pool = %(pool)s AND l.route = turn.route AND l.runnable
         AND (l.band, l.tag) >= (turn.from_band, turn.from_tag)
-        AND l.deadline > coalesce(%(now)s::timestamptz, now())
+        AND l.deadline > coalesce(%(now)s::timestamptz, now()) AND l.id <> ALL (%(full)s::int8[])
       ORDER BY l.band, l.tag, l.id
       LIMIT turn.lanes
         FOR UPDATE SKIP LOCKED) AS l
 ),
--- Near its end a lane is shared out in ever smaller pieces, so that workers finish together.
+-- Near its end a lane that is alone in line is shared out in ever smaller pieces, so that workers finish together.
+-- Where there are others, there is work for all, and who has little left is not to come back for it again and again.
 -- IS TRUE keeps the look for a deferral's lane a lookup in a hash table. As a join it depends on estimates, which are
 -- worth nothing here: a thousand retries in a thousand lanes became a loop within a loop.
 candidate AS (
   SELECT true AS is_lane, id, id AS lane_id, route, want, false AS suspect, band, tag,
          CASE WHEN width IS NULL
-              THEN least(total - next, greatest(%(taper_floor)s::int4, (total - next) / 4),
+              THEN least(total - next,
+                         CASE WHEN (SELECT b.alone FROM band b WHERE b.route = lane.route AND b.band = lane.band)
+                              THEN greatest(%(taper_floor)s::int4, (total - next) / 4) END,
                          CASE WHEN id = looks.ids[width_bucket(id, looks.ids)]
                               THEN looks.takes[width_bucket(id, looks.ids)]
                               ELSE (SELECT b.piece FROM band b WHERE b.route = lane.route AND b.band = lane.band) END)

@@ -160,14 +160,15 @@ class SettleBuffer(Coalescer[Result]):
         limits: SettleLimits,
         *,
         on_pressure: Callable[[bool], None] = lambda _: None,
+        on_written: Callable[[], None] = lambda: None,
         on_more: Callable[[], None] = lambda: None,
         on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
-        """`on_more` is called when sessions are ready for their next request, or something is to be tried again;
-        `on_answers` when what somebody waits for has been written, and then ringing for those who wait elsewhere is
-        left to it."""
+        """`on_written` is called after each flush; `on_more` when sessions are ready for their next request, or
+        something is to be tried again; `on_answers` when what somebody waits for has been written, and then ringing for
+        those who wait elsewhere is left to it."""
         self._results = Results(worker_id, on_more, on_answers)
-        super().__init__(self._results, pool, limits, on_pressure=on_pressure)
+        super().__init__(self._results, pool, limits, on_pressure=on_pressure, on_written=on_written)
 
     @property
     def tally(self) -> Tally:
@@ -182,6 +183,11 @@ class SettleBuffer(Coalescer[Result]):
     def leases(self) -> set[int]:
         """The nonces of all leases of which something waits to be written."""
         return {_lease_of(entry).nonce for entry in self.unwritten}
+
+    @property
+    def batches(self) -> set[UUID]:
+        """The batches, and sessions, of which something waits to be written."""
+        return {_lease_of(entry).batch_id for entry in self.unwritten}
 
     def put(self, entry: Result) -> None:
         if _lease_of(entry).suspect:

@@ -94,11 +94,13 @@ class Coalescer(Generic[Entry]):
         limits: SettleLimits,
         *,
         on_pressure: Callable[[bool], None] = lambda _: None,
+        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         self._kind = kind
         self._pool = pool
         self._limits = limits
         self._on_pressure = on_pressure
+        self._on_written = on_written
         self._entries: dict[Hashable, Entry] = {}
         self._writing: Sequence[Entry] = ()
         self._bytes = 0
@@ -167,6 +169,7 @@ class Coalescer(Generic[Entry]):
                 self._writing = entries
                 await self._flush(entries)
                 self._writing = ()
+                self._on_written()
             self._relax()
             if not self._entries:
                 self._some.clear()
