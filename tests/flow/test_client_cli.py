@@ -221,7 +221,8 @@ def test_pause_resume_cancel_retry(slow: Slow) -> None:
     desk, mock = slow.desk, slow.mock
     # More than a worker calls at once: a pause finds some that wait.
     write_requests(desk.directory / "in.jsonl", 100)
-    name = desk.submit("in.jsonl")
+    with slow.server.frozen_workers():
+        name = desk.submit("in.jsonl")
     wait_until(lambda: call_count(mock) > 0, 30)
 
     with slow.server.frozen_workers():
@@ -281,6 +282,7 @@ def test_watching_survives_a_restart_and_an_interrupt_leaves_the_batch(tmp_path:
     with (
         start_mock_process("--latency", "200ms", "--capacity", "4") as mock,
         Processes(tmp_path / "serve") as processes,
+        ExitStack() as stack,
     ):
 
         def start(name: str, port: int) -> ServerProcess:
@@ -292,6 +294,8 @@ def test_watching_survives_a_restart_and_an_interrupt_leaves_the_batch(tmp_path:
 
         first = start("first", 0)
         desk = Desk(tmp_path, "--server", first.url)
+        frozen = stack.enter_context(ExitStack())
+        frozen.enter_context(first.frozen_workers())
         name = desk.submit("in.jsonl")
         with start_cli("watch", name, "--json", *desk.where, cwd=tmp_path) as leaving:
             assert leaving.stdout is not None
@@ -303,6 +307,7 @@ def test_watching_survives_a_restart_and_an_interrupt_leaves_the_batch(tmp_path:
         with start_cli("watch", name, "--json", *desk.where, cwd=tmp_path) as watching:
             assert watching.stdout is not None
             assert json.loads(watching.stdout.readline())["id"] == name
+            frozen.close()
             first.process.kill()
             start("second", first.port)
             ended = finish(watching)

@@ -14,4 +14,4 @@ def wait_until(condition: Callable[[], object], deadline_s: float) -> None:
         if waited > deadline_s:
             raise AssertionError(f"not true within {deadline_s:g} s: {condition.__qualname__}")
         # The longer it takes, the less often: looking takes its time from what is waited for.
-        time.sleep(min(max(0.01, waited / 20), 0.1))
+        time.sleep(min(max(0.01, waited / 50), 0.05))
