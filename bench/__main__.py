@@ -37,6 +37,8 @@ QUICK: Mapping[str, Sequence[str]] = {
     "sessions": ["--quick"],
     "idle": ["--quick"],
     "turns": ["--quick"],
+    "bodies": ["--quick"],
+    "held_snapshot": ["--quick"],
 }
 
 
