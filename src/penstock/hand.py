@@ -102,18 +102,20 @@ class Hand:
         self._items[lease.nonce] = (lease, count + len(items))
         self.bytes += sum(len(item.raw) for item in items)
 
-    def release(self, item: Item) -> None:
-        """The item was decided or is given back."""
+    def release(self, item: Item) -> bool:
+        """The item was decided or is given back. Whether it was the last of its lease."""
         self.bytes -= len(item.raw)
         self._room.set()
         nonce = item.lease.nonce
         lease, count = self._items[nonce]
         if count > 1:
             self._items[nonce] = (lease, count - 1)
-            return
+            return False
         del self._items[nonce]
-        if nonce not in self._unread:
-            self._forget(lease)
+        if nonce in self._unread:
+            return False
+        self._forget(lease)
+        return True
 
     def all_unread(self) -> list[tuple[Lease, list[Range]]]:
         return list(self._unread.values())

@@ -31,7 +31,7 @@ class Parting:
         self._some = asyncio.Event()
 
     def leave(self, lease: Lease) -> None:
-        """Something of a lease is no longer in hand."""
+        """Nothing of a lease is in hand any more."""
         if not lease.session and not self._hand.holds_batch(lease.batch_id):
             self._left.add(lease.batch_id)
 

@@ -357,8 +357,8 @@ class Shift:
 
     def receive(self, item: Item, verdict: Verdict) -> None:
         """The dispatcher's sink: the call is over and its slot is free."""
-        self._hand.release(item)
-        self._parting.leave(item.lease)
+        if self._hand.release(item):
+            self._parting.leave(item.lease)
         self._pace.observe(verdict.duration_ms / 1000)
         if isinstance(verdict, Outcome):
             self.trouble = ""
