@@ -326,7 +326,11 @@ owner AS MATERIALIZED (
 ),
 places AS MATERIALIZED (
   SELECT array_agg(id ORDER BY id) AS ids, array_agg(CASE WHEN alone THEN 0 ELSE step END ORDER BY id) AS steps,
-         array_agg(CASE WHEN session THEN extract(epoch FROM due_at) WHEN alone THEN start ELSE last + behind END
+         -- Where nobody else is in line, a billionth of the seconds since some day in 2026: a little later each time, so
+         -- that what was served before lies behind.
+         array_agg(CASE WHEN session THEN extract(epoch FROM due_at)
+                        WHEN alone THEN start + (extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 1.79e9) * 1e-9
+                        ELSE last + behind END
                    ORDER BY id) AS tags
     FROM (SELECT d.*, o.start, o.last, sum(d.step) OVER (PARTITION BY d.route, d.band, d.owner ORDER BY d.due_at, d.id) AS behind
             FROM due d
