@@ -165,7 +165,8 @@ async def _planning_ms(conninfo: str) -> tuple[float, float]:
             connection.plans = []
             for _ in range(20):
                 await _cycle(connection, worker_id)
-            claim_plans, settle_plans = connection.plans[0::3], connection.plans[2::3]
+            # Claim, read, ask whether it is still leased, settle.
+            claim_plans, settle_plans = connection.plans[0::4], connection.plans[3::4]
             return median([plan.planning_ms for plan in claim_plans]), median(
                 [plan.planning_ms for plan in settle_plans]
             )

@@ -37,9 +37,8 @@ class Parting:
 
     def written(self) -> None:
         """Results were written."""
-        if not self._left:
-            return
-        over = {batch_id for batch_id in self._left if not self._hand.holds_batch(batch_id)} - self._buffer.batches
+        gone = {batch_id for batch_id in self._left if not self._hand.holds_batch(batch_id)}
+        over = gone - self._buffer.batches if gone else gone
         self._left -= over
         if over:
             self._over |= over

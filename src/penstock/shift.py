@@ -257,7 +257,7 @@ class Shift:
         # Twice this is claimed when fewer than this wait: up to three times this wait.
         if self._hurried:
             return 3 * ahead + self._turnover()
-        return 5 * ahead if self._turns.news and not self._for_sessions else max(1, ahead)
+        return max(1, 5 * ahead if self._turns.news and not self._for_sessions else ahead)
 
     def _turnover(self) -> int:
         return self._pace.within(_ROUND_S, self._dispatcher.concurrency)

@@ -202,3 +202,19 @@ def test_an_answer_that_comes_while_a_rerun_is_asked_for_is_not_lost(
         assert (again.generation, again.spent, again.ranges) == (2, 3, ((0, 1),))
 
     with_connection(database_18, body)
+
+
+def test_a_batch_past_its_deadline_is_retried_when_it_has_expired(database_18: str) -> None:
+    async def body(connection: Connection) -> None:
+        batch_id = await make_wish(connection, [2])
+        await answer(connection, await take(connection, 1), FAILED)
+        held = await take(connection, 1)
+        for table in (b"batches", b"lanes"):
+            await connection.execute(b"UPDATE penstock.%s SET deadline = now()" % table)
+        with pytest.raises(batches.NotRetryable, match="about to expire"):
+            await batches.retry_batch(connection, batch_id, None)
+        await answer(connection, held)
+        assert await batches.finish(connection, batch_id)
+        assert (await batches.retry_batch(connection, batch_id, None)).requests == 1
+
+    with_connection(database_18, body)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -19,6 +20,8 @@ from penstock.work import batches
 from penstock.work.growth import NewInput, NotGrowing, create_growing_batch, grow_batch, seal_batch
 from tests.support.db import one, with_connection
 from tests.support.wishes import ENDPOINT, POOL, answer, take
+
+Move = Callable[[Connection, UUID], Coroutine[Any, Any, bool]]
 
 
 async def growing(connection: Connection) -> UUID:
@@ -164,5 +167,47 @@ def test_work_discovered_while_it_runs(database_18: str) -> None:
         assert (await state(connection, batch_id))[:2] == (BatchState.COMPLETED, 31)
         done = "SELECT count(*) FROM penstock.outcomes WHERE state = %s"
         assert await one(connection, done, [OutcomeState.COMPLETED]) == (31,)
+
+    with_connection(database_18, body)
+
+
+@pytest.mark.parametrize("move", [batches.pause, batches.cancel, batches.resume], ids=lambda move: move.__name__)
+def test_lanes_that_are_added_meanwhile_are_steered_too(database: str, move: Move) -> None:
+    """Whoever steers waits for whoever adds, and then sees what was added."""
+
+    async def body(connection: Connection) -> None:
+        batch_id = await growing(connection)
+        await grow_batch(connection, batch_id, inputs("a"))
+        if move is batches.resume:
+            await batches.pause(connection, batch_id)
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
+            arrays.register(other)
+            async with other.transaction():
+                await grow_batch(other, batch_id, inputs("b", "model-1"))
+                moving = asyncio.create_task(move(connection, batch_id))
+                await until_blocked(other, connection)
+            assert await moving
+            cursor = await other.execute("SELECT array_agg(open) FROM penstock.lanes")
+            assert await cursor.fetchone() == ([move is batches.resume] * 2,)
+        if move is batches.cancel:
+            assert await batches.finish(connection, batch_id)
+
+    with_connection(database, body)
+
+
+async def until_blocked(watcher: Connection, waiting: Connection) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            cursor = await watcher.execute("SELECT cardinality(pg_blocking_pids(%s))", [waiting.info.backend_pid])
+            if await cursor.fetchone() != (0,):
+                return
+
+
+def test_nothing_is_added_past_the_deadline(database_18: str) -> None:
+    async def body(connection: Connection) -> None:
+        batch_id = await growing(connection)
+        await connection.execute("UPDATE penstock.batches SET deadline = now()")
+        with pytest.raises(NotGrowing, match="takes no more inputs"):
+            await grow_batch(connection, batch_id, inputs("a"))
 
     with_connection(database_18, body)

@@ -9,9 +9,11 @@ import pytest
 from penstock.adapt.pace import Pace
 from penstock.claim import gates
 from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
+from penstock.db.bell import Bell
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Again, BatchState, Halt, Item, Outcome, OutcomeState, Verdict
+from penstock.tasks import cancelled
 from penstock.work import batches
 from penstock.worker import Worker
 from tests.support.db import one, pooled
@@ -85,6 +87,29 @@ def test_a_batch_ends_with_the_last_that_is_written_of_it(database_18: str, monk
         assert (await batches.read_status(connection, large)).state is BatchState.IN_PROGRESS
         worker.stop()
         await running
+
+    in_pool(database_18, body)
+
+
+def test_news_reach_a_worker_that_claims_one_at_a_time(database_18: str) -> None:
+    async def body(pool: Pool, connection: Connection) -> None:
+        config = replace(CONFIG, claim=ClaimLimits(claim_poll_s=0.01, claim_min=1, claim_max=1))
+
+        async def call(_: Item) -> Verdict:
+            return DONE
+
+        bell = Bell(str(pool.conninfo))
+        listening = asyncio.create_task(bell.run())
+        dispatcher = CoroutineDispatcher(each(call), 1, RetryLimits())
+        worker = Worker(config, pool, "test", dispatcher, bell)
+        running = asyncio.create_task(worker.run())
+        for _ in range(3):
+            batch_id = await make_batch(connection, [5])
+            await connection.execute("NOTIFY penstock_work, 'test'")
+            await until(pool, batch_id, lambda status: status.state.terminal)
+        worker.stop()
+        await running
+        await cancelled([listening])
 
     in_pool(database_18, body)
 

@@ -243,7 +243,7 @@ async def list_unrun(world: World, connection: Connection) -> None:
 
 
 async def hold_first_unrun(world: World, connection: Connection) -> None:
-    await connection.execute(_WORK["hold_first_unrun"], {"id": world.drained, "limit": 10})
+    await connection.execute(_WORK["hold_first_unrun"], {"id": world.drained, "limit": 10, "now": None})
 
 
 async def give_up_unrun(world: World, connection: Connection) -> None:
@@ -252,7 +252,13 @@ async def give_up_unrun(world: World, connection: Connection) -> None:
 
 
 async def hold_if_growing(world: World, connection: Connection) -> None:
-    await connection.execute(_GROWTH["hold_if_growing"], {"id": world.subject.batch})
+    where = {"id": world.subject.batch, "file_id": world.subject.batch, "now": None}
+    await connection.execute(_GROWTH["hold_if_growing"], where)
+
+
+async def hold_file_of_batch(world: World, connection: Connection) -> None:
+    cursor = await connection.execute(_GROWTH["hold_file_of_batch"], {"id": world.subject.batch})
+    assert await cursor.fetchone() is not None
 
 
 async def list_file_lanes(world: World, connection: Connection) -> None:
@@ -336,7 +342,7 @@ _OTHERS: list[Operation] = [
     *(list_changed, list_closing, list_steered, list_unfinished),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
     *(list_failures, list_rerunning, read_failures, rerun_failures, list_unrun, hold_first_unrun, give_up_unrun),
-    *(hold_if_growing, list_file_lanes, grow, list_unserved),
+    *(hold_if_growing, hold_file_of_batch, list_file_lanes, grow, list_unserved),
 ]
 
 

@@ -297,13 +297,14 @@ async def _waiting(
         ]
         if view.waiting in view.wanted:
             ranges.append((lane.next, lane.total))
-        left = limit
+        left, seen = limit, lane.start
         for start, stop in sorted(ranges):
-            begin = max(start, lane.start)
+            # What was claimed since the cursor was read lies beyond it, too.
+            begin = max(start, seen)
             end = min(stop, begin + left)
             if begin < end:
                 stretches.append(_Stretch(lane, begin, end))
-                left -= end - begin
+                left, seen = left - (end - begin), end
         if left == 0:
             cut.add(lane.id)
     return stretches, cut

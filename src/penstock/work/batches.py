@@ -142,8 +142,11 @@ async def cancel(connection: Connection, batch_id: UUID, owner: str | None = Non
 
 
 async def _moved(connection: Connection, statement: str, batch_id: UUID, owner: str | None, now: Now) -> bool:
-    cursor = await connection.execute(_SQL[statement], {"id": batch_id, "owner": owner, "now": now})
-    return await cursor.fetchone() is not None
+    async with connection.transaction():
+        # By itself: whoever holds the batch may be adding lanes, which only a statement that begins later can see.
+        await connection.execute(_SQL["hold_batch"], {"id": batch_id})
+        cursor = await connection.execute(_SQL[statement], {"id": batch_id, "owner": owner, "now": now})
+        return await cursor.fetchone() is not None
 
 
 # -- housekeeping

@@ -69,10 +69,7 @@ async def create_growing_batch(
 async def grow_batch(connection: Connection, batch_id: UUID, inputs: Sequence[NewInput], *, now: Now = None) -> int:
     """Add inputs, in this order, all or none; the batch's total then. Whoever adds to the same batch waits for it."""
     async with connection.transaction():
-        row = await (await connection.execute(_SQL["hold_if_growing"], {"id": batch_id})).fetchone()
-        if row is None:
-            raise NotGrowing(f"batch {batch_id} takes no more inputs", hint="It was sealed, cancelled or deleted.")
-        source_id, total = row
+        source_id, total = await _hold(connection, batch_id, now)
         cursor = await connection.execute(_SQL["list_file_lanes"], {"source_id": source_id})
         lanes = {(route, endpoint): (lane, filled) for lane, route, endpoint, filled in await cursor.fetchall()}
         added = Counter((one.route, one.endpoint) for one in inputs)
@@ -93,6 +90,19 @@ async def grow_batch(connection: Connection, batch_id: UUID, inputs: Sequence[Ne
             },
         )
     return int(total) + len(inputs)
+
+
+async def _hold(connection: Connection, batch_id: UUID, now: Now) -> tuple[int, int]:
+    """Lock the batch and its file; the source of the file, and how many inputs there are."""
+    file = await (await connection.execute(_SQL["hold_file_of_batch"], {"id": batch_id})).fetchone()
+    if file is not None:
+        parameters = {"id": batch_id, "file_id": file[0], "now": now}
+        row = await (await connection.execute(_SQL["hold_if_growing"], parameters)).fetchone()
+        if row is not None:
+            return file[1], row[0]
+    raise NotGrowing(
+        f"batch {batch_id} takes no more inputs", hint="It was sealed, cancelled or deleted, or its time is up."
+    )
 
 
 async def _store(

@@ -11,13 +11,19 @@ VALUES (%(id)s, %(owner)s, %(file_id)s, %(pool)s, %(key)s, %(metadata)s::jsonb, 
         coalesce(%(deadline)s::timestamptz, 'infinity'), 0, coalesce(%(now)s::timestamptz, now()),
         coalesce(%(now)s::timestamptz, now()), true)
 
+-- name: hold_file_of_batch
+-- Locks the file that a batch grows with, before the batch, as whoever deletes it does.
+SELECT id, source_id FROM penstock.files
+ WHERE id = (SELECT file_id FROM penstock.batches WHERE id = %(id)s)
+   FOR NO KEY UPDATE
+
 -- name: hold_if_growing
 -- Locks a batch that takes more inputs: until the commit nobody else adds any, steers it, ends it or deletes it.
-SELECT f.source_id, b.total
-  FROM penstock.batches b
-  JOIN penstock.files f ON f.id = b.file_id
- WHERE b.id = %(id)s AND (b.growing AND b.state IN ('in_progress', 'paused') AND b.deleted_at IS NULL) IS TRUE
-   FOR UPDATE OF b
+SELECT total FROM penstock.batches
+ WHERE id = %(id)s
+   AND (growing AND file_id = %(file_id)s AND state IN ('in_progress', 'paused') AND deleted_at IS NULL
+        AND deadline > coalesce(%(now)s::timestamptz, now())) IS TRUE
+   FOR UPDATE
 
 -- name: list_file_lanes
 -- What a file's lanes hold.

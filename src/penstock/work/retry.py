@@ -107,34 +107,38 @@ async def give_up_reruns(connection: Connection, batches: Collection[UUID], *, n
     """Of some batches that are to end as they are: what was to be run again keeps the outcome it has."""
     cursor = await connection.execute(_SQL["list_unrun"], {"ids": list(batches), "now": now})
     for (batch_id,) in await cursor.fetchall():
-        while await _give_up_some(connection, batch_id):
+        while await _give_up_some(connection, batch_id, now):
             pass
 
 
-async def _give_up_some(connection: Connection, batch_id: UUID) -> bool:
+async def _give_up_some(connection: Connection, batch_id: UUID, now: Now) -> bool:
     """Whether there may be more."""
     async with connection.transaction():
-        cursor = await connection.execute(_SQL["hold_first_unrun"], {"id": batch_id, "limit": _CHUNK_ROWS})
+        parameters = {"id": batch_id, "limit": _CHUNK_ROWS, "now": now}
+        cursor = await connection.execute(_SQL["hold_first_unrun"], parameters)
         row = await cursor.fetchone()
         if row is None:
             return False
         deferral, lane, ordinals = row
         failures = await _read(connection, lane, ordinals)
-        parameters = {"id": batch_id, "deferral": deferral, "ordinals": ordinals, **_figures(batch_id, failures)}
-        await connection.execute(_SQL["give_up_unrun"], parameters)
+        given_up = {"id": batch_id, "deferral": deferral, "ordinals": ordinals, **_figures(batch_id, failures)}
+        await connection.execute(_SQL["give_up_unrun"], given_up)
     return True
 
 
 async def _hold(connection: Connection, wish: _Wish) -> int | None:
     """Lock the batch, or say why it cannot be. If it has ended: how many of its requests were never run."""
-    cursor = await connection.execute(_SQL["hold_if_known"], {"id": wish.batch_id, "owner": wish.owner})
+    parameters = {"id": wish.batch_id, "owner": wish.owner, "now": wish.now}
+    cursor = await connection.execute(_SQL["hold_if_known"], parameters)
     row = await cursor.fetchone()
     if row is None:
         raise NotRetryable(f"no batch {wish.batch_id}", hint="It may have been deleted.")
-    name, has_inputs, has_results, limited, not_run = row
+    name, has_inputs, has_results, limited, not_run, late = row
     state = BatchState(name)
     if state not in _RUNNING + _ENDED:
         raise NotRetryable(f"Cannot retry a batch with status '{state}'.")
+    if late and state in _RUNNING:
+        raise NotRetryable("Cannot retry a batch that is about to expire.", hint="Retry it when it has expired.")
     if not has_inputs:
         raise NotRetryable("Cannot retry a batch whose input file was deleted.")
     if not has_results:

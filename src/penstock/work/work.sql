@@ -268,6 +268,10 @@ SELECT batch_id, owner, coalesce(%(now)s::timestamptz, now()), pool, route, endp
  ORDER BY source_lane
 RETURNING id
 
+-- name: hold_batch
+-- Locks a batch, before the next statement.
+SELECT id FROM penstock.batches WHERE id = %(id)s FOR UPDATE
+
 -- name: pause_if_running
 -- Closes the lanes and holds the deferrals. What is in flight finishes. Statements that wait for several lanes take them
 -- in id order (steering, and settles that make room), and after these deferrals, in id order too.
@@ -536,7 +540,8 @@ RETURNING name
 SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
        b.dialect <> 'openai' OR num_nulls(b.output_file_id, b.error_file_id) = 0 AS has_results,
        EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND width IS NOT NULL) AS limited,
-       b.total - coalesce(b.completed + b.failed + b.not_found + b.skipped, b.total) AS not_run
+       b.total - coalesce(b.completed + b.failed + b.not_found + b.skipped, b.total) AS not_run,
+       b.deadline <= coalesce(%(now)s::timestamptz, now()) AS late
   FROM penstock.batches b
  WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
    FOR UPDATE
@@ -682,9 +687,14 @@ SELECT b.id
    AND (SELECT true FROM penstock.lanes WHERE batch_id = b.id AND open LIMIT 1) IS NULL
 
 -- name: hold_first_unrun
--- Locks a batch, and the next of its deferrals of what is to be run again; some ordinals of it.
+-- Locks a batch that is to end, if it still is, and the next of its deferrals of what is to be run again; some ordinals
+-- of it.
 WITH batch AS MATERIALIZED (
-  SELECT id FROM penstock.batches WHERE id = %(id)s AND (deleted_at IS NULL) IS TRUE FOR UPDATE SKIP LOCKED
+  SELECT id FROM penstock.batches
+   WHERE id = %(id)s
+     AND ((cancelling_at IS NOT NULL OR deadline <= coalesce(%(now)s::timestamptz, now()))
+          AND state IN ('in_progress', 'paused', 'cancelling') AND deleted_at IS NULL) IS TRUE
+     FOR UPDATE SKIP LOCKED
 )
 SELECT d.id, d.lane_id, ARRAY(
          SELECT o FROM unnest(penstock.first_ordinals(d.ordinals, %(limit)s)) AS r,
