@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -555,7 +556,8 @@ class TestDispatchers:
                 async with Desk(fn, concurrency=8) as desk:
                     items = [make_item(line=n, route=f"r{n % 3}") for n in range(5_000)]
                     for start in range(0, len(items), 100):
-                        desk.dispatcher.offer(items[start : start + 100])
+                        # Aborted calls run on in their threads. Once there are as many as places, nothing is taken in.
+                        await desk.until(partial(_taken, desk, items[start : start + 100]))
                         await asyncio.sleep(rng.choice([0, 0, 0.001, 0.005]))
                         again: list[Item] = []
                         match rng.randrange(6):
@@ -579,6 +581,14 @@ class TestDispatchers:
                     assert set(left.values()) == {1}
 
             run(scenario())
+
+
+def _taken(desk: Desk, items: Sequence[Item]) -> bool:
+    try:
+        desk.dispatcher.offer(items)
+    except PenstockError:
+        return False
+    return True
 
 
 class TestThreads:
