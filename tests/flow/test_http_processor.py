@@ -36,6 +36,11 @@ LIMITS = DispatchLimits(
     max_response_bytes=1024 * 1024,
 )
 PATIENT = replace(LIMITS, first_byte_timeout_s=20, idle_timeout_s=20, attempt_timeout_s=20)
+TIMES = {
+    "first_byte_timeout": "first_byte_timeout_s",
+    "idle_timeout": "idle_timeout_s",
+    "request_timeout": "attempt_timeout_s",
+}
 BAD = "/v1/bad"
 
 Client = Callable[[DispatchLimits, Mapping[str, str]], Transport]
@@ -62,7 +67,7 @@ class OnEachClient:
 
 def processor(
     base_url: str,
-    limits: DispatchLimits = LIMITS,
+    limits: DispatchLimits = PATIENT,
     *,
     key: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -88,7 +93,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(bounded())
 
 
-async def ask(script: Script, limits: DispatchLimits = LIMITS, attempt: int = 1) -> Verdict:
+async def ask(script: Script, limits: DispatchLimits = PATIENT, attempt: int = 1) -> Verdict:
     """The verdict on one call to a script, and the proof that neighbours were served meanwhile."""
     async with (
         Upstream({BAD: script}) as upstream,
@@ -294,13 +299,15 @@ class TestBadUpstreams(OnEachClient):
     )
     def test_ends_in_time_with_its_own_code(self, script: Script, codes: set[str]) -> None:
         began = time.monotonic()
-        verdict = asyncio.run(ask(script))
+        # Only the time that is to be up is short: a busy machine must not make another one end the call.
+        short = {field: getattr(LIMITS, field) for code, field in TIMES.items() if code in codes}
+        verdict = asyncio.run(ask(script, replace(PATIENT, **short)))
         assert isinstance(verdict, Again), verdict
         assert verdict.error_code in codes
         assert verdict.counts
         assert verdict.gate_s == 0
         assert "\n" not in verdict.error_message
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENT.attempt_timeout_s
 
     def test_the_last_attempt_fails_for_good(self) -> None:
         verdict = asyncio.run(ask(hostile.reset_mid_body, attempt=RetryLimits().max_attempts))
@@ -330,7 +337,7 @@ class TestBadUpstreams(OnEachClient):
 
     def test_a_call_that_ran_out_of_time_frees_its_connection(self) -> None:
         async def scenario() -> None:
-            async with Upstream({BAD: hostile.silence}) as upstream, processor(upstream.base_url) as http:
+            async with Upstream({BAD: hostile.silence}) as upstream, processor(upstream.base_url, LIMITS) as http:
                 await http.call(make_item(url=BAD))
                 await upstream.until(lambda: upstream.open_connections == 0)
 
@@ -439,7 +446,7 @@ class TestUnreachable(OnEachClient):
     @pytest.mark.parametrize("script", [answer(404), answer(500), hostile.silence])
     def test_any_answer_and_even_silence_is_reachable(self, script: Script) -> None:
         async def scenario() -> None:
-            async with Upstream({"/v1/models": script}) as upstream, processor(upstream.base_url) as http:
+            async with Upstream({"/v1/models": script}) as upstream, processor(upstream.base_url, LIMITS) as http:
                 await http.probe()
 
         run(scenario())
