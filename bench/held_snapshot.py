@@ -1,4 +1,4 @@
-"""What claims cost while somebody holds a snapshot, as a dump does: nothing that died since can be cleaned away.
+"""The cost of claims while somebody holds a snapshot, as a dump does: dead rows cannot be cleaned away meanwhile.
 
     python -m bench.held_snapshot [--minutes 10] [--quick]
 

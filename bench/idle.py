@@ -1,4 +1,4 @@
-"""What idle workers cost.
+"""The cost of idle workers.
 
     python -m bench.idle [--workers 100] [--batches 5000] [--seconds 30] [--quick]
 

@@ -326,13 +326,14 @@ owner AS MATERIALIZED (
 ),
 places AS MATERIALIZED (
   SELECT array_agg(id ORDER BY id) AS ids, array_agg(CASE WHEN alone THEN 0 ELSE step END ORDER BY id) AS steps,
-         -- Where nobody else is in line, a billionth of the seconds since some day in 2026: a little later each time, so
-         -- that what was served before lies behind.
+         -- The tag of a deferral that is alone in line grows with the clock, by a billionth of a second's worth: dead rows of
+         -- deferrals that were served before it then lie behind the place at which the next claim begins to look.
          array_agg(CASE WHEN session THEN extract(epoch FROM due_at)
                         WHEN alone THEN start + (extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 1.79e9) * 1e-9
                         ELSE last + behind END
                    ORDER BY id) AS tags
-    FROM (SELECT d.*, o.start, o.last, sum(d.step) OVER (PARTITION BY d.route, d.band, d.owner ORDER BY d.due_at, d.id) AS behind
+    FROM (SELECT d.*, o.start, o.last,
+                 sum(d.step) OVER (PARTITION BY d.route, d.band, d.owner ORDER BY d.due_at, d.id) AS behind
             FROM due d
             LEFT JOIN owner o ON o.route = d.route AND o.band = d.band AND o.owner = d.owner) AS placed
 )
