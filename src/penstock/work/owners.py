@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.db import sql
 from penstock.db.pool import Connection
 
-_SQL = sql.load("penstock.work", "work.sql")
+_SQL = sql.load("penstock.work", "owners.sql")
 
 
 async def set_weight(connection: Connection, owner: str, weight: float) -> None:

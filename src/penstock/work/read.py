@@ -14,7 +14,7 @@ from penstock.db.pool import Connection, Now
 from penstock.errors import PenstockError
 from penstock.model import BatchState, Counts, Usage
 
-_SQL = sql.load("penstock.work", "work.sql")
+_SQL = sql.load("penstock.work", "read.sql")
 
 _FIRST, _LAST = UUID(int=0), UUID(int=2**128 - 1)
 _EVER, _NEVER = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)

@@ -14,7 +14,7 @@ from penstock.db.pool import Connection, Now
 from penstock.model import new_id
 from penstock.work.read import Batch, get_batch
 
-_SQL = sql.load("penstock.work", "work.sql")
+_SQL = sql.load("penstock.work", "request.sql")
 
 _UNVALIDATED_LIMIT = 1_000
 

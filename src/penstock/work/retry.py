@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.model import BatchState
 from penstock.results import Result, openai_line
 
-_SQL = sql.load("penstock.work", "work.sql")
+_SQL = sql.load("penstock.work", "retry.sql")
 
 _CHUNK_ROWS = 1_000
 _LIMITS = RetryLimits()

@@ -1,3 +1,28 @@
+-- name: close_if_past_deadline
+-- Closes the lanes of those of some batches whose deadline has passed, and holds their deferrals.
+WITH late AS MATERIALIZED (
+  SELECT id FROM penstock.batches
+   WHERE id = ANY (%(ids)s::uuid[]) AND deadline <= coalesce(%(now)s::timestamptz, now())
+),
+lane AS MATERIALIZED (
+  SELECT id FROM penstock.lanes
+   WHERE batch_id = ANY (ARRAY(SELECT id FROM late)) AND open
+   ORDER BY id
+     FOR UPDATE
+),
+waiting AS MATERIALIZED (
+  SELECT id FROM penstock.deferrals
+   WHERE batch_id = ANY (ARRAY(SELECT id FROM late)) AND NOT held AND EXISTS (SELECT FROM lane)
+   ORDER BY id
+     FOR UPDATE
+),
+parked AS (
+  UPDATE penstock.deferrals SET held = true WHERE id = ANY (ARRAY(SELECT id FROM waiting))
+)
+UPDATE penstock.lanes SET open = false
+ WHERE id = ANY (ARRAY(SELECT id FROM lane))
+RETURNING id
+
 -- name: finish_if_over
 -- Ends those of some batches for which there is nothing left to do, and freezes their figures: completed if every input
 -- has its outcome, else cancelled or expired once nothing is in flight any more, nor to be run again. What goes with the
