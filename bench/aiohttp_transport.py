@@ -9,8 +9,8 @@ from time import monotonic
 import aiohttp
 
 from penstock.config import DispatchLimits
-from penstock.dispatch.answer import Answer
-from penstock.dispatch.transport import TransportError
+from penstock.dispatch.http.answer import Answer
+from penstock.dispatch.http.transport import TransportError
 
 
 class AiohttpTransport:

@@ -28,15 +28,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.aiohttp_transport import AiohttpTransport
 from penstock.config import DispatchLimits, RetryLimits
-from penstock.dispatch.direct import DirectTransport
-from penstock.dispatch.http import HttpProcessor
-from penstock.dispatch.transport import PyreqwestTransport, Transport
+from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.processor import HttpProcessor
+from penstock.dispatch.http.transport import PyreqwestTransport, Transport
 from penstock.model import Item, Lease, Outcome, OutcomeState, Verdict
 
 IN_FLIGHT = (1, 64, 512)
 CLIENTS: dict[str, Callable[[DispatchLimits, Mapping[str, str]], Transport]] = {
     "pyreqwest": PyreqwestTransport,
-    "direct": DirectTransport,
+    "direct": HttpClient,
     "aiohttp": AiohttpTransport,
 }
 BODY = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % (b"x" * 546)

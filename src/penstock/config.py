@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.providers import Provider
-    from penstock.sinks import Sink
+    from penstock.deliver.sink_config import Sink
+    from penstock.dispatch.providers import Provider
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -337,12 +337,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _parse_tables(name: str, value: Any, file: str) -> tuple[Any, ...]:
     if name == "providers":
-        from penstock.providers import parse
+        from penstock.dispatch.providers import parse
 
         return parse(value, file)
-    from penstock import sinks
+    from penstock.deliver import sink_config
 
-    return sinks.parse(value, file)
+    return sink_config.parse(value, file)
 
 
 def _entries(value: Any, place: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 _CANCEL_AGAIN_S = 1.0
 
 
-async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks until they have ended."""
     tasks = list(tasks)
     going = {task for task in tasks if not task.done()}
@@ -23,7 +23,7 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def heard(task: asyncio.Task[Any]) -> None:
+def ignore_result(task: asyncio.Task[Any]) -> None:
     """Take note of how a task ended: one that fails while nobody waits for it any more has nobody else to tell."""
     if not task.cancelled():
         task.exception()

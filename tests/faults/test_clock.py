@@ -12,13 +12,15 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import read_status
+from penstock.batches.upkeep import take_turn
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
 from penstock.model import Again, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.cli import (
     DEADLINE_S,
     ask,
@@ -133,8 +135,8 @@ def test_the_database_clock_jumps_ahead(database: str) -> None:
         for lease in again:
             rows = [(lease, o, o + 1, "c", DONE) for o in claims.first_ordinals(lease.ranges, 9)]
             await settle(connection, later, Changes(outcomes=rows))
-        assert await batches.finish(connection, batch)
-        counts = (await batches.read_status(connection, batch)).counts
+        assert await finish_batch(connection, batch)
+        counts = (await read_status(connection, batch)).counts
         assert (counts.completed, counts.retried, counts.in_flight) == (6, 0, 0)
         assert await one(connection, "SELECT count(*), count(DISTINCT lease_id) FROM penstock.outcomes") == (6, 2)
 
@@ -149,12 +151,12 @@ def test_the_database_s_clock_set_back_an_hour(database: str) -> None:
         lost, keeper = uuid4(), uuid4()
         before = datetime.now(UTC)
         after = before - timedelta(hours=1)
-        assert await batches.take_turn(connection, "round", 0.75, now=before)
+        assert await take_turn(connection, "round", 0.75, now=before)
         await liveness.register(connection, lost, "test", now=before)
         await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=lost, taper_floor=4, now=before)
 
-        assert await batches.take_turn(connection, "round", 0.75, now=after)
-        assert not await batches.take_turn(connection, "round", 0.75, now=after + timedelta(seconds=0.1))
+        assert await take_turn(connection, "round", 0.75, now=after)
+        assert not await take_turn(connection, "round", 0.75, now=after + timedelta(seconds=0.1))
         assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=after)).leases == 0
         within = after + timedelta(seconds=LIMITS.heartbeat_grace_s - 1)
         assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=within)).leases == 0

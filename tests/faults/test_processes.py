@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from penstock.errors import ExitCode
-from penstock.mock import Behaviour
+from penstock.mock.behaviour import Behaviour
 from tests.support.cli import check_answers, ids_of, run_cli, write_requests
 from tests.support.history import digest_of
 from tests.support.postgres_proxy import PostgresProxy

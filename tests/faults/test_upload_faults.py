@@ -19,9 +19,9 @@ import pytest
 from penstock.config import IntakeLimits
 from penstock.intake import files as stored
 from penstock.intake import parts as uploads
-from penstock.intake import sweep_leftovers
 from penstock.intake.files import FileRow
 from penstock.intake.parts import PartRow, PartWriter
+from penstock.intake.sweep import sweep_leftovers
 from penstock.intake.upload import Upload, UploadedFile
 from tests.support.db import pooled, with_connection
 from tests.support.postgres_proxy import PostgresProxy

@@ -7,15 +7,20 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches.create import create_batch
+from penstock.batches.finish import finish_batch, finish_batches
+from penstock.batches.read import get_batch, list_batches, read_status
+from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
+from penstock.batches.upkeep import list_changed, list_closing, list_steered, list_unfinished, take_turn
+from penstock.batches.validate import list_unvalidated, request_batch, validate_batch
 from penstock.claim import claim as claims
 from penstock.claim import gates
 from penstock.db.pool import Connection, Now
 from penstock.erase import erase
 from penstock.errors import PenstockError
-from penstock.housekeeping import BatchKeeper
 from penstock.model import BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
+from penstock.worker.maintenance import BatchMaintenance
 from tests.support.db import connected, one, pooled, with_connection
 from tests.support.engine import make_batch, make_file, tidy
 from tests.support.wishes import answer, ask_for, make_wish
@@ -30,7 +35,7 @@ async def take(connection: Connection, want: int, *routes: str, now: Now = None)
 
 
 async def create(connection: Connection, file_id: UUID, **more: Any) -> UUID:
-    return await batches.create_batch(connection, file_id=file_id, owner="local", pool="test", **more)
+    return await create_batch(connection, file_id=file_id, owner="local", pool="test", **more)
 
 
 async def complete(connection: Connection, leases: list[Lease]) -> None:
@@ -48,8 +53,8 @@ def test_one_file_serves_many_batches_each_complete(database: str) -> None:
         while leases := await take(connection, 4):
             await complete(connection, leases)
         for batch_id in made:
-            assert await batches.finish(connection, batch_id)
-            status = await batches.read_status(connection, batch_id)
+            assert await finish_batch(connection, batch_id)
+            status = await read_status(connection, batch_id)
             assert (status.state, status.counts.completed) == (BatchState.COMPLETED, 5)
         assert await one(connection, "SELECT count(*), count(DISTINCT lane_id) FROM penstock.outcomes") == (15, 3)
 
@@ -60,12 +65,12 @@ def test_a_batch_needs_a_sealed_file_of_its_owner(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         file_id = await make_file(connection, [1])
         with pytest.raises(PenstockError, match="no file"):
-            await batches.create_batch(connection, file_id=file_id, owner="other", pool="test")
+            await create_batch(connection, file_id=file_id, owner="other", pool="test")
         await connection.execute("UPDATE penstock.files SET state = 'failed', sealed_at = NULL")
         with pytest.raises(PenstockError, match="no file"):
-            await batches.create_batch(connection, file_id=file_id, owner="local", pool="test")
+            await create_batch(connection, file_id=file_id, owner="local", pool="test")
         with pytest.raises(PenstockError, match="no batch"):
-            await batches.read_status(connection, uuid4())
+            await read_status(connection, uuid4())
 
     with_connection(database_18, body)
 
@@ -91,22 +96,22 @@ def test_nothing_is_claimed_from_a_paused_or_cancelled_batch(database: str) -> N
         back = Changes()
         back.give_back(held[0], [(0, 2)])
         await settle(connection, WORKER, back)
-        assert await batches.pause(connection, batch_id)
+        assert await pause_batch(connection, batch_id)
         assert await take(connection, 10) == []
-        assert await batches.resume(connection, batch_id)
+        assert await resume_batch(connection, batch_id)
         again = await take(connection, 3)
         assert sorted(ordinal for lease in again for ordinal in claims.first_ordinals(lease.ranges, 9)) == [0, 1, 4]
-        assert await batches.cancel(connection, batch_id)
-        assert not await batches.resume(connection, batch_id)
+        assert await cancel_batch(connection, batch_id)
+        assert not await resume_batch(connection, batch_id)
         assert await take(connection, 10) == []
 
-        assert not await batches.finish(connection, batch_id), "work is still in flight"
+        assert not await finish_batch(connection, batch_id), "work is still in flight"
         await complete(connection, again)
         rest = Changes()
         rest.give_back(held[0], [(2, 4)])
         await settle(connection, WORKER, rest)
-        assert await batches.finish(connection, batch_id)
-        status = await batches.read_status(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
+        status = await read_status(connection, batch_id)
         assert status.state is BatchState.CANCELLED
         assert (status.counts.completed, status.counts.cancelled, status.counts.pending) == (3, 7, 0)
         assert await one(connection, "SELECT held, size FROM penstock.deferrals") == (True, 2), "for a retry"
@@ -118,14 +123,14 @@ def test_a_deferral_written_during_a_pause_is_not_claimed(database_18: str) -> N
     async def body(connection: Connection) -> None:
         batch_id = await make_batch(connection, [3])
         held = await take(connection, 3)
-        assert await batches.pause(connection, batch_id)
+        assert await pause_batch(connection, batch_id)
         back = Changes()
         back.give_back(held[0], [(0, 3)])
         await settle(connection, WORKER, back)
         assert await take(connection, 3) == []
         await tidy(connection, batch_id)
         assert await one(connection, "SELECT held FROM penstock.deferrals") == (True,)
-        assert await batches.resume(connection, batch_id)
+        assert await resume_batch(connection, batch_id)
         assert len(await take(connection, 3)) == 1
 
     with_connection(database_18, body)
@@ -139,10 +144,10 @@ def test_a_batch_past_its_deadline_expires_and_keeps_its_results(database: str) 
         leases = await take(connection, 1, now=now)
         after = now + timedelta(hours=2)
         assert await take(connection, 9, now=after) == []
-        assert not await batches.finish(connection, batch_id, now=after)
+        assert not await finish_batch(connection, batch_id, now=after)
         await complete(connection, leases)
-        assert await batches.finish(connection, batch_id, now=after)
-        status = await batches.read_status(connection, batch_id)
+        assert await finish_batch(connection, batch_id, now=after)
+        status = await read_status(connection, batch_id)
         assert (status.state, status.counts.completed, status.counts.expired) == (BatchState.EXPIRED, 1, 3)
 
     with_connection(database, body)
@@ -187,15 +192,15 @@ def test_claims_and_cancels_that_race_leave_exact_figures(database: str) -> None
                 return done
 
             async def stop() -> None:
-                while (await batches.read_status(connection, batch_id)).counts.completed < 100:
+                while (await read_status(connection, batch_id)).counts.completed < 100:
                     await asyncio.sleep(0)
-                assert await batches.cancel(connection, batch_id)
+                assert await cancel_batch(connection, batch_id)
 
             stopping = asyncio.create_task(stop())
             done = await asyncio.gather(*(work() for _ in range(4)))
             await stopping
-            assert await batches.finish(connection, batch_id)
-            counts = (await batches.read_status(connection, batch_id)).counts
+            assert await finish_batch(connection, batch_id)
+            counts = (await read_status(connection, batch_id)).counts
             assert counts.completed == sum(done)
             assert counts.completed + counts.cancelled == 400
             assert counts.cancelled > 0
@@ -211,29 +216,29 @@ class TestAsking:
             now = datetime(2030, 1, 1, tzinfo=UTC)
             file_id = await make_file(connection, [3, 2])
             batch_id = await ask_for(connection, file_id, validated=False, now=now, metadata={"a": "b"})
-            assert await batches.unvalidated(connection) == [batch_id]
-            batch = await batches.get_batch(connection, batch_id, "local")
+            assert await list_unvalidated(connection) == [batch_id]
+            batch = await get_batch(connection, batch_id, "local")
             assert batch is not None
             assert (batch.state, batch.counts.total, batch.file_id) == (BatchState.VALIDATING, 0, file_id)
             assert (batch.metadata, batch.window_s, batch.deadline) == ({"a": "b"}, 86_400, now + timedelta(days=1))
             assert batch.output_file_id is not None
-            assert not await batches.pause(connection, batch_id)
-            assert not await batches.finish(connection, batch_id)
-            assert batch_id not in await batches.unfinished(connection)
+            assert not await pause_batch(connection, batch_id)
+            assert not await finish_batch(connection, batch_id)
+            assert batch_id not in await list_unfinished(connection)
 
             pools = {"model-0": "serve:one", "model-1": "serve:two"}
-            await batches.validate_batch(connection, batch_id, pools.get, now=now)
-            await batches.validate_batch(connection, batch_id, lambda _: None, now=now)
-            batch = await batches.get_batch(connection, batch_id, "local")
+            await validate_batch(connection, batch_id, pools.get, now=now)
+            await validate_batch(connection, batch_id, lambda _: None, now=now)
+            batch = await get_batch(connection, batch_id, "local")
             assert batch is not None
             assert (batch.state, batch.counts.total, batch.counts.pending) == (BatchState.IN_PROGRESS, 5, 5)
             assert (batch.validated_at, batch.model, batch.pool) == (now, None, "serve")
             lanes = await (await connection.execute("SELECT route, pool FROM penstock.lanes ORDER BY id")).fetchall()
             assert dict(lanes) == pools
-            assert await batches.unvalidated(connection) == []
-            assert await batches.unfinished(connection) == [batch_id]
-            assert await batches.get_batch(connection, batch_id, "other") is None
-            for steer in (batches.pause, batches.cancel):
+            assert await list_unvalidated(connection) == []
+            assert await list_unfinished(connection) == [batch_id]
+            assert await get_batch(connection, batch_id, "other") is None
+            for steer in (pause_batch, cancel_batch):
                 assert not await steer(connection, batch_id, "other")
 
         with_connection(database, body)
@@ -245,16 +250,16 @@ class TestAsking:
                 **{"owner": "local", "dialect": "openai", "file_id": file_id, "endpoint": "/v1/x"},
                 **{"completion_window": "24h", "window_s": 60, "key": "k", "fingerprint": b"f"},
             }
-            first = await batches.request_batch(connection, **wish)
-            again = await batches.request_batch(connection, **(wish | {"fingerprint": b"g", "file_id": uuid4()}))
+            first = await request_batch(connection, **wish)
+            again = await request_batch(connection, **(wish | {"fingerprint": b"g", "file_id": uuid4()}))
             assert first is not None
             assert again is not None
             assert (first.existed, again.existed) == (False, True)
             assert (first.batch.id, first.batch.fingerprint) == (again.batch.id, b"f")
-            assert await batches.request_batch(connection, **(wish | {"key": "l", "file_id": uuid4()})) is None
-            assert await batches.request_batch(connection, **(wish | {"key": "k", "owner": "other"})) is None
+            assert await request_batch(connection, **(wish | {"key": "l", "file_id": uuid4()})) is None
+            assert await request_batch(connection, **(wish | {"key": "k", "owner": "other"})) is None
             await connection.execute("UPDATE penstock.files SET purpose = 'user_data'")
-            assert await batches.request_batch(connection, **(wish | {"key": "m"})) is None
+            assert await request_batch(connection, **(wish | {"key": "m"})) is None
 
         with_connection(database, body)
 
@@ -269,8 +274,8 @@ class TestAsking:
             await connection.execute("UPDATE penstock.file_lanes SET endpoint = '/v1/embeddings' WHERE source_lane = 1")
             batch_id = await ask_for(connection, file_id, validated=False)
             served = {"model-0": "serve:x", "model-1": "serve:x"}
-            await batches.validate_batch(connection, batch_id, served.get, max_reported=5)
-            batch = await batches.get_batch(connection, batch_id, "local")
+            await validate_batch(connection, batch_id, served.get, max_reported=5)
+            batch = await get_batch(connection, batch_id, "local")
             assert batch is not None
             assert (batch.state, batch.counts.total, batch.validated_at) == (BatchState.FAILED, 0, None)
             assert batch.problems is not None
@@ -285,7 +290,7 @@ class TestAsking:
                 batch_id,
             )
             assert await one(connection, "SELECT count(*) FROM penstock.lanes") == (0,)
-            assert not await batches.cancel(connection, batch_id)
+            assert not await cancel_batch(connection, batch_id)
 
         with_connection(database, body)
 
@@ -298,7 +303,7 @@ class TestAsking:
             broken = await ask_for(connection, file_id)
             codes = []
             for batch_id in (empty, broken):
-                batch = await batches.get_batch(connection, batch_id, None)
+                batch = await get_batch(connection, batch_id, None)
                 assert batch is not None
                 assert batch.problems is not None
                 codes += [(problem["code"], problem["line"]) for problem in batch.problems]
@@ -309,11 +314,11 @@ class TestAsking:
     def test_a_wish_can_be_cancelled_before_it_is_looked_at(self, database: str) -> None:
         async def body(connection: Connection) -> None:
             batch_id = await make_wish(connection, [3], validated=False)
-            assert await batches.cancel(connection, batch_id, "local")
-            await batches.validate_batch(connection, batch_id, lambda _: "serve:x")
-            assert batch_id in await batches.unfinished(connection)
-            assert await batches.finish(connection, batch_id)
-            status = await batches.read_status(connection, batch_id)
+            assert await cancel_batch(connection, batch_id, "local")
+            await validate_batch(connection, batch_id, lambda _: "serve:x")
+            assert batch_id in await list_unfinished(connection)
+            assert await finish_batch(connection, batch_id)
+            status = await read_status(connection, batch_id)
             assert (status.state, status.counts.total) == (BatchState.CANCELLED, 0)
             assert await one(connection, "SELECT count(*) FROM penstock.files WHERE batch_id IS NOT NULL") == (0,)
 
@@ -333,9 +338,9 @@ class TestEnding:
             batch_id = await make_wish(connection, [5], now=now, output_expires_after_s=3_600)
             await answer(connection, await wished(connection, 2, now=now), OutcomeState.FAILED, now=now)
             await answer(connection, await wished(connection, now=now), now=now)
-            assert await batches.finish(connection, batch_id, now=now)
-            assert not await batches.finish(connection, batch_id, now=now)
-            batch = await batches.get_batch(connection, batch_id, None)
+            assert await finish_batch(connection, batch_id, now=now)
+            assert not await finish_batch(connection, batch_id, now=now)
+            batch = await get_batch(connection, batch_id, None)
             assert batch is not None
             files = await (
                 await connection.execute(
@@ -366,12 +371,12 @@ class TestEnding:
         async def body(connection: Connection) -> None:
             batch_id = await make_wish(connection, [5])
             await answer(connection, await wished(connection), OutcomeState.FAILED)
-            assert await batches.finish(connection, batch_id)
+            assert await finish_batch(connection, batch_id)
             query = "SELECT kind FROM penstock.files WHERE batch_id IS NOT NULL"
             assert await one(connection, query) == ("errors",)
             plain = await make_wish(connection, [5], dialect="anthropic")
             await answer(connection, await wished(connection))
-            assert await batches.finish(connection, plain)
+            assert await finish_batch(connection, plain)
             assert await one(connection, query) == ("errors",)
 
         with_connection(database_18, body)
@@ -381,9 +386,9 @@ class TestEnding:
             file_id = await make_file(connection, [2])
             made = [await ask_for(connection, file_id) for _ in range(30)]
             await answer(connection, await wished(connection, 40))
-            over = await batches.finish_all(connection, made)
+            over = await finish_batches(connection, made)
             assert len(over) == 20
-            assert await batches.finish_all(connection, made) == set()
+            assert await finish_batches(connection, made) == set()
             await tidy(connection, *made)
 
         with_connection(database, body)
@@ -393,9 +398,7 @@ class TestLists:
     async def walk(self, connection: Connection, **wish: Any) -> list[UUID]:
         found: list[UUID] = []
         after: UUID | None = None
-        while page := await batches.list_batches(
-            connection, owner="local", dialect="openai", after=after, limit=3, **wish
-        ):
+        while page := await list_batches(connection, owner="local", dialect="openai", after=after, limit=3, **wish):
             assert [batch.id for batch in page] == sorted((batch.id for batch in page), reverse=True)
             found += [batch.id for batch in page]
             after = page[-1].id
@@ -416,7 +419,7 @@ class TestLists:
             assert await self.walk(connection, metadata={"parity": "1"}) == newest[::2]
             assert await self.walk(connection, metadata={"parity": "1", "all": "no"}) == []
             for batch_id in made[:4]:
-                await batches.cancel(connection, batch_id)
+                await cancel_batch(connection, batch_id)
             assert await self.walk(connection, states=["cancelling"]) == made[3::-1]
             assert await self.walk(connection, states=["cancelling", "in_progress"]) == newest
             assert await self.walk(connection, states=["completed"]) == []
@@ -426,9 +429,7 @@ class TestLists:
             assert await self.walk(connection, **window, metadata={"all": "yes"}) == made[4:1:-1]
 
             async def back(before: UUID, **wish: Any) -> list[UUID]:
-                page = await batches.list_batches(
-                    connection, owner="local", dialect="openai", before=before, limit=3, **wish
-                )
+                page = await list_batches(connection, owner="local", dialect="openai", before=before, limit=3, **wish)
                 return [batch.id for batch in page]
 
             assert await back(made[4]) == made[7:4:-1]
@@ -436,9 +437,9 @@ class TestLists:
             assert await back(made[9]) == []
             assert await back(made[4], metadata={"parity": "1"}) == [made[9], made[7], made[5]]
             assert await back(made[0], metadata={"parity": "1"}) == [made[5], made[3], made[1]]
-            both = await batches.list_batches(connection, owner="local", dialect=["openai", "anthropic"], limit=99)
+            both = await list_batches(connection, owner="local", dialect=["openai", "anthropic"], limit=99)
             assert len(both) == 11
-            assert await batches.list_batches(connection, owner="other", dialect="openai", limit=9) == []
+            assert await list_batches(connection, owner="other", dialect="openai", limit=9) == []
             counts = {batch.counts.total for batch in both}
             assert counts == {2}
 
@@ -450,13 +451,13 @@ class TestLists:
             made = [await ask_for(connection, file_id) for _ in range(12)]
             seen: list[UUID] = []
             after: UUID | None = None
-            while page := await batches.list_batches(connection, owner="local", dialect="openai", after=after, limit=2):
+            while page := await list_batches(connection, owner="local", dialect="openai", after=after, limit=2):
                 seen += [batch.id for batch in page]
                 after = page[-1].id
                 # The one the walk stands on goes, new ones come, and states change under it.
                 await erase.delete_batch(connection, after, None)
                 await ask_for(connection, file_id)
-                await batches.pause(connection, made[0])
+                await pause_batch(connection, made[0])
             assert seen == made[::-1]
 
         with_connection(database_18, body)
@@ -467,9 +468,9 @@ class TestLists:
             batch_id = await make_wish(connection, [1_000], now=now)
 
             async def eta_s(at: datetime) -> float | None:
-                batch = await batches.get_batch(connection, batch_id, None, now=at)
+                batch = await get_batch(connection, batch_id, None, now=at)
                 assert batch is not None
-                (listed,) = await batches.list_batches(connection, owner="local", dialect="openai", limit=1, now=at)
+                (listed,) = await list_batches(connection, owner="local", dialect="openai", limit=1, now=at)
                 assert listed == batch
                 return batch.eta_s
 
@@ -484,7 +485,7 @@ class TestLists:
                 at = now + timedelta(seconds=second / 2)
                 await answer(connection, await wished(connection, 2, now=at), now=at)
             assert await eta_s(now + timedelta(seconds=249.5)) == pytest.approx(125, rel=0.02)
-            await batches.pause(connection, batch_id)
+            await pause_batch(connection, batch_id)
             assert await eta_s(now + timedelta(seconds=250)) is None
 
         with_connection(database, body)
@@ -493,14 +494,14 @@ class TestLists:
 def test_one_worker_at_a_time_has_the_turn(database: str) -> None:
     async def body(connection: Connection) -> None:
         now = datetime(2030, 1, 1, tzinfo=UTC)
-        assert await batches.take_turn(connection, "round", 1.0, now=now)
-        assert not await batches.take_turn(connection, "round", 1.0, now=now + timedelta(seconds=0.9))
-        assert await batches.take_turn(connection, "stuck", 1.0, now=now)
+        assert await take_turn(connection, "round", 1.0, now=now)
+        assert not await take_turn(connection, "round", 1.0, now=now + timedelta(seconds=0.9))
+        assert await take_turn(connection, "stuck", 1.0, now=now)
         async with connected(database) as other:
             async with other.transaction():
-                assert await batches.take_turn(other, "round", 1.0, now=now + timedelta(seconds=1))
-                assert not await batches.take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
-            assert await batches.take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
+                assert await take_turn(other, "round", 1.0, now=now + timedelta(seconds=1))
+                assert not await take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
+            assert await take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
 
     with_connection(database, body)
 
@@ -509,11 +510,11 @@ def test_a_batch_that_cannot_end_does_not_keep_others_from_it(database: str, cap
     async def body(connection: Connection) -> None:
         made = [await make_batch(connection, [2]) for _ in range(5)]
         for batch_id in made:
-            await batches.cancel(connection, batch_id)
+            await cancel_batch(connection, batch_id)
         # More results than inputs: the schema refuses such an end.
         await connection.execute("INSERT INTO penstock.progress (batch_id, completed) VALUES (%s, 3)", [made[3]])
-        assert await batches.finish_all(connection, made) == {*made} - {made[3]}
-        assert await batches.finish_all(connection, made) == set()
+        assert await finish_batches(connection, made) == {*made} - {made[3]}
+        assert await finish_batches(connection, made) == set()
 
     with_connection(database, body)
     assert "cannot end" in caplog.text
@@ -544,15 +545,15 @@ def test_a_round_looks_at_what_has_changed(database: str) -> None:
             await make_batch(connection, [2])
         done, cancelled, paused = [await make_batch(connection, [1]) for _ in range(3)]
         late = await create(connection, await make_file(connection, [1]), deadline=now - timedelta(seconds=1))
-        assert await batches.changed(connection, limit=9) == []
-        await batches.cancel(connection, cancelled)
-        await batches.pause(connection, paused)
+        assert await list_changed(connection, limit=9) == []
+        await cancel_batch(connection, cancelled)
+        await pause_batch(connection, paused)
         await connection.execute("INSERT INTO penstock.progress (batch_id, completed) VALUES (%s, 1)", [done])
-        assert await batches.changed(connection, limit=9) == [done]
-        assert set(await batches.closing(connection, limit=9)) == {cancelled, late}
-        assert set(await batches.steered(connection, 60, limit=9)) == {cancelled, paused}
+        assert await list_changed(connection, limit=9) == [done]
+        assert set(await list_closing(connection, limit=9)) == {cancelled, late}
+        assert set(await list_steered(connection, 60, limit=9)) == {cancelled, paused}
         await tidy(connection, done)
-        assert await batches.changed(connection, limit=9) == [], "it was folded, if into itself"
+        assert await list_changed(connection, limit=9) == [], "it was folded, if into itself"
 
     with_connection(database, body)
 
@@ -567,9 +568,9 @@ def test_every_open_batch_is_looked_at_in_the_end(database: str) -> None:
             await connection.execute(
                 "INSERT INTO penstock.progress (batch_id, completed, folded) VALUES (%s, 1, true)", [over]
             )
-            keeper = BatchKeeper(pool)
+            keeper = BatchMaintenance(pool)
             for _ in range(3):
                 await keeper.round()
-            assert (await batches.read_status(connection, over)).state is BatchState.COMPLETED
+            assert (await read_status(connection, over)).state is BatchState.COMPLETED
 
     asyncio.run(run())

@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-from penstock.caretaker import Caretaker
+from penstock.batches.read import read_status
 from penstock.config import Config
+from penstock.dispatch.providers import Providers
 from penstock.model import BatchState
-from penstock.providers import Providers
-from penstock.work import batches
+from penstock.server.background import BackgroundDuties
 from tests.support.db import connected
 from tests.support.db import pooled as open_pooled
 from tests.support.engine import make_file
@@ -42,12 +42,12 @@ def test_a_batch_that_cannot_be_validated_does_not_keep_the_younger_ones_waiting
         async with open_pooled(database) as pool, connected(database) as connection:
             file_id = await make_file(connection, [3])
             older, younger = [await ask_for(connection, file_id, validated=False) for _ in range(2)]
-            async with Caretaker(Config(), database, pool, Stumbling()) as caretaker, asyncio.timeout(30):
-                while (await batches.read_status(connection, younger)).state is not BatchState.IN_PROGRESS:
+            async with BackgroundDuties(Config(), database, pool, Stumbling()) as caretaker, asyncio.timeout(30):
+                while (await read_status(connection, younger)).state is not BatchState.IN_PROGRESS:
                     await asyncio.sleep(0.01)
-                assert (await batches.read_status(connection, older)).state is BatchState.VALIDATING
+                assert (await read_status(connection, older)).state is BatchState.VALIDATING
                 caretaker.wake("validate")
-                while (await batches.read_status(connection, older)).state is not BatchState.IN_PROGRESS:
+                while (await read_status(connection, older)).state is not BatchState.IN_PROGRESS:
                     await asyncio.sleep(0.01)
 
     with caplog.at_level(logging.ERROR, "penstock.caretaker"):

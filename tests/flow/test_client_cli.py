@@ -18,7 +18,7 @@ import pytest
 import zstandard
 from psycopg.conninfo import make_conninfo
 
-from penstock.db import embedded
+from penstock.db.embedded import postgres
 from tests.support.cli import (
     PENSTOCK,
     Finished,
@@ -400,7 +400,7 @@ def test_with_no_server_the_data_is_worked_on_and_nothing_is_worked_off(
     here = Desk(tmp_path, "--data-dir", "serve/data")
     write_requests(tmp_path / "in.jsonl", 40)
     # Held, as each of these commands would start it, and stop it again: test_embedded.py has that.
-    with embedded.acquire(prepared(tmp_path / "serve" / "data")):
+    with postgres.acquire(prepared(tmp_path / "serve" / "data")):
         name = _work_on_the_data(here)
 
     with served(tmp_path / "serve", "--base-url", mock.base_url):

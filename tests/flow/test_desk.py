@@ -16,9 +16,9 @@ from penstock.config import Config, LivenessLimits, RetryLimits
 from penstock.db.pool import Connection
 from penstock.dispatch.coroutines import CoroutineDispatcher
 from penstock.model import Item, SessionRequest, Verdict
-from penstock.shift import Shift
-from penstock.work import sessions
-from penstock.work.sessions import Accepted, Existing, Taker, accept_many
+from penstock.sessions.accept import Accepted, Existing, Taker, accept_many
+from penstock.sessions.answers import get_request
+from penstock.worker.loop import WorkerLoop
 from tests.support.db import one, pooled, with_connection
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.recorder import recording
@@ -65,7 +65,7 @@ def test_the_first_request_of_an_idle_session_is_claimed_as_it_is_stored(databas
         assert (settled.outcomes, settled.more) == (1, False)
         (again,) = await hand_in(connection, "a")
         assert (again.sequence, again.lease is not None) == (3, True)
-        row = await sessions.get_request(connection, "local", "a", again.request_id)
+        row = await get_request(connection, "local", "a", again.request_id)
         assert row is not None
         assert (row.status, row.attempts) == ("processing", 1)
 
@@ -189,7 +189,7 @@ def test_whoever_waits_in_a_session_that_is_deleted_hears_of_it(place: tuple[Pla
 def test_nothing_is_handed_to_a_worker_that_is_not_registered(database_18: str) -> None:
     async def run() -> None:
         async with pooled(database_18) as pool:
-            shift = Shift(Config(), pool, POOL, CoroutineDispatcher(_never, 4, RetryLimits()), {})
+            shift = WorkerLoop(Config(), pool, POOL, CoroutineDispatcher(_never, 4, RetryLimits()), {})
             assert shift.hand_in() is None
             working = asyncio.create_task(shift.run())
             async with asyncio.timeout(DEADLINE_S):

@@ -16,10 +16,10 @@ import pytest
 import uvloop
 
 from penstock.config import KIB, MIB, DispatchLimits
-from penstock.dispatch import direct
-from penstock.dispatch.answer import Answer
-from penstock.dispatch.direct import DirectTransport
-from penstock.dispatch.transport import OpenAnswer, TransportError
+from penstock.dispatch.http import client as http_client
+from penstock.dispatch.http.answer import Answer
+from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.transport import OpenAnswer, TransportError
 from tests.support import hostile
 from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, answer, message, raw
 
@@ -55,7 +55,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 class Ground:
     """A client, and an upstream with one script. What is asked elsewhere is answered well."""
 
-    def __init__(self, upstream: Upstream, client: DirectTransport) -> None:
+    def __init__(self, upstream: Upstream, client: HttpClient) -> None:
         self.upstream = upstream
         self.client = client
         self.read_bytes = 0
@@ -100,7 +100,7 @@ class Ground:
 async def ground(
     script: Script, limits: DispatchLimits = LIMITS, headers: Mapping[str, str] | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Ground]:
-    client = DirectTransport(limits, headers or {})
+    client = HttpClient(limits, headers or {})
     async with Upstream({"/v1/bad": script}, host=host) as upstream:
         try:
             yield Ground(upstream, client)
@@ -597,7 +597,7 @@ def test_a_connection_closed_by_the_upstream_is_not_used_again(run: Run) -> None
 
 def test_a_connection_nobody_uses_is_closed_after_a_while(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(direct, "_IDLE_S", 0.02)
+        monkeypatch.setattr(http_client, "_IDLE_S", 0.02)
         async with ground(answer(200)) as at:
             await asyncio.gather(at.ask(), at.ask())
             assert at.upstream.connections == 2
@@ -624,7 +624,7 @@ def test_a_cancelled_call_closes_its_connection_at_once(run: Run) -> None:
 
 def test_the_attempts_time_includes_connecting(run: Run) -> None:
     async def scenario() -> None:
-        client = DirectTransport(replace(LIMITS, attempt_timeout_s=0.1, connect_timeout_s=1), {})
+        client = HttpClient(replace(LIMITS, attempt_timeout_s=0.1, connect_timeout_s=1), {})
         with hostile.full_backlog() as port:
             url = f"http://127.0.0.1:{port}/v1/bad"
             with pytest.raises(TransportError) as caught:

@@ -21,9 +21,9 @@ import psutil
 import psycopg
 import pytest
 
-from penstock.db import embedded
-from penstock.db.cluster import Cluster
-from penstock.db.keeper import find_postmaster, try_lock
+from penstock.db.embedded import postgres
+from penstock.db.embedded.cluster import Cluster
+from penstock.db.embedded.keeper import find_postmaster, try_lock
 from penstock.errors import PenstockError
 from tests.support.prepared import Prepared
 from tests.support.wait import wait_until
@@ -146,7 +146,7 @@ def words(conninfo: str) -> object:
 
 
 def test_starts_and_is_found_again_with_its_data(new_dir: Path) -> None:
-    with embedded.acquire(new_dir) as server:
+    with postgres.acquire(new_dir) as server:
         remember(server.conninfo, "kept")
         identity = ask(server.conninfo, "SELECT system_identifier FROM pg_control_system()")
         assert ask(server.conninfo, "SHOW fsync") == "on"
@@ -154,7 +154,7 @@ def test_starts_and_is_found_again_with_its_data(new_dir: Path) -> None:
         assert ask(server.conninfo, "SHOW data_checksums") == "on"
         assert ask(server.conninfo, "SHOW server_encoding") == "UTF8"
     wait_until(lambda: stopped(new_dir), 30)
-    with embedded.acquire(new_dir, settings={"max_connections": "20"}) as server:
+    with postgres.acquire(new_dir, settings={"max_connections": "20"}) as server:
         assert words(server.conninfo) == ["kept"]
         assert ask(server.conninfo, "SELECT system_identifier FROM pg_control_system()") == identity
         assert ask(server.conninfo, "SHOW max_connections") == "20"
@@ -167,7 +167,7 @@ def test_the_last_one_out_stops_it(data_dir: Path) -> None:
         pid = postmaster_pid(data_dir)
         first.leave()
         # Nothing announces that a server goes on running; a whole new user coming and going is a while.
-        with embedded.acquire(data_dir) as server:
+        with postgres.acquire(data_dir) as server:
             assert answers(server.conninfo)
         assert postmaster_pid(data_dir) == pid
         second.leave()
@@ -182,7 +182,7 @@ def test_a_killed_user_does_not_keep_it_running(data_dir: Path) -> None:
 
 
 def test_a_forked_child_still_holds_it(data_dir: Path) -> None:
-    server = embedded.acquire(data_dir)
+    server = postgres.acquire(data_dir)
     go, end = os.pipe()
     child = subprocess.Popen(["cat"], stdin=go, stdout=subprocess.DEVNULL, pass_fds=[server._users])
     os.close(go)
@@ -196,7 +196,7 @@ def test_a_forked_child_still_holds_it(data_dir: Path) -> None:
 
 
 def test_a_killed_keeper_is_replaced_while_the_server_runs_on(data_dir: Path) -> None:
-    with embedded.acquire(data_dir) as server:
+    with postgres.acquire(data_dir) as server:
         keeper, postmaster = keeper_pid(data_dir), postmaster_pid(data_dir)
         os.kill(keeper, signal.SIGKILL)
         wait_until(lambda: keeper_pid(data_dir) not in (0, keeper), 30)
@@ -213,14 +213,14 @@ def test_a_server_left_without_keeper_and_users_is_adopted(data_dir: Path) -> No
         user.kill()
     wait_until(lambda: is_free(data_dir / "keeper.lock"), 30)
     assert postmaster_pid(data_dir) == postmaster
-    with embedded.acquire(data_dir) as server:
+    with postgres.acquire(data_dir) as server:
         assert answers(server.conninfo)
         assert postmaster_pid(data_dir) == postmaster
     wait_until(lambda: stopped(data_dir), 30)
 
 
 def test_a_killed_postmaster_is_started_again(data_dir: Path) -> None:
-    with embedded.acquire(data_dir) as server:
+    with postgres.acquire(data_dir) as server:
         remember(server.conninfo, "kept")
         killed = postmaster_pid(data_dir)
         os.kill(killed, signal.SIGKILL)
@@ -230,7 +230,7 @@ def test_a_killed_postmaster_is_started_again(data_dir: Path) -> None:
 
 
 def test_a_busy_backend_does_not_outlive_its_killed_postmaster(data_dir: Path) -> None:
-    with embedded.acquire(data_dir) as server, closing(psycopg.connect(server.conninfo)) as busy:
+    with postgres.acquire(data_dir) as server, closing(psycopg.connect(server.conninfo)) as busy:
         backend = busy.info.backend_pid
         busy.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 1000000000000)")
         running = f"SELECT state = 'active' FROM pg_stat_activity WHERE pid = {backend}"
@@ -254,7 +254,7 @@ def test_everything_killed_at_once(data_dir: Path) -> None:
                 process.kill()
         first.kill()
         second.kill()
-    with embedded.acquire(data_dir) as again:
+    with postgres.acquire(data_dir) as again:
         assert words(again.conninfo) == ["kept"]
 
 
@@ -268,7 +268,7 @@ def test_killed_while_being_made(new_dir: Path) -> None:
                 process.kill()
         user.kill()
     assert not (new_dir / "pg").exists()
-    with embedded.acquire(new_dir) as server:
+    with postgres.acquire(new_dir) as server:
         assert answers(server.conninfo)
         assert not list(new_dir.glob("pg.new-*"))
 
@@ -284,7 +284,7 @@ def test_six_at_once_make_one_server(new_dir: Path) -> None:
 
 
 def test_one_who_comes_while_it_stops_gets_a_new_server(data_dir: Path) -> None:
-    with embedded.acquire(data_dir):
+    with postgres.acquire(data_dir):
         old = postmaster_pid(data_dir)
         os.kill(old, signal.SIGSTOP)  # makes the stop last as long as we like
     wait_until(lambda: not is_free(data_dir / "users.lock", fcntl.LOCK_SH), 30)
@@ -298,7 +298,7 @@ def test_one_who_comes_while_it_stops_gets_a_new_server(data_dir: Path) -> None:
 
 def test_coming_and_going_never_meets_a_dying_server(data_dir: Path) -> None:
     for round_ in range(15):
-        with embedded.acquire(data_dir) as server:
+        with postgres.acquire(data_dir) as server:
             assert ask(server.conninfo, "SELECT 1") == 1
         # The keeper looks four times a second: some rounds come before, some during, some after the stop.
         if round_ % 3 == 0:
@@ -306,22 +306,22 @@ def test_coming_and_going_never_meets_a_dying_server(data_dir: Path) -> None:
 
 
 def test_a_stale_pid_file_whose_number_is_in_use_again(data_dir: Path) -> None:
-    with embedded.acquire(data_dir):
+    with postgres.acquire(data_dir):
         left = (data_dir / "pg" / "postmaster.pid").read_text()
     wait_until(lambda: stopped(data_dir), 30)
     _, _, rest = left.partition("\n")
     (data_dir / "pg" / "postmaster.pid").write_text(f"{os.getpid()}\n{rest}")
     (data_dir / "run" / ".s.PGSQL.5432.lock").write_text(f"{os.getpid()}\n{rest}")
-    with embedded.acquire(data_dir) as server:
+    with postgres.acquire(data_dir) as server:
         assert answers(server.conninfo)
 
 
 def test_a_removed_directory_takes_its_server_along(data_dir: Path) -> None:
-    with embedded.acquire(data_dir):
+    with postgres.acquire(data_dir):
         old = psutil.Process(postmaster_pid(data_dir))
         data_dir.rename(data_dir.with_name("gone"))  # a removal all at once: file by file, the server joins in
         shutil.rmtree(data_dir.with_name("gone"), ignore_errors=True)
-    with embedded.acquire(data_dir) as server:
+    with postgres.acquire(data_dir) as server:
         assert answers(server.conninfo)
         wait_until(lambda: not old.is_running() or old.status() == psutil.STATUS_ZOMBIE, 30)
         assert answers(server.conninfo)
@@ -330,7 +330,7 @@ def test_a_removed_directory_takes_its_server_along(data_dir: Path) -> None:
 @pytest.mark.parametrize("name", ["with space 'n quote", "with,comma", "long" * 50])
 def test_awkward_paths(tmp_path: Path, name: str) -> None:
     data_dir = tmp_path / name
-    with embedded.acquire(data_dir) as server:
+    with postgres.acquire(data_dir) as server:
         assert answers(server.conninfo)
         socket_dir = Path(psycopg.conninfo.conninfo_to_dict(server.conninfo)["host"] or "")  # type: ignore[arg-type]
         assert stat.S_IMODE(socket_dir.stat().st_mode) == 0o700
@@ -344,7 +344,7 @@ def test_a_private_parent_keeps_its_modes(tmp_path: Path) -> None:
     parent = tmp_path / "private"
     parent.mkdir(mode=0o700)
     before = parent.stat()
-    with embedded.acquire(parent / "data") as server:
+    with postgres.acquire(parent / "data") as server:
         assert answers(server.conninfo)
         assert (parent / "data" / "pg").stat().st_uid == os.geteuid()
     assert (parent.stat().st_mode, parent.stat().st_uid) == (before.st_mode, before.st_uid)
@@ -361,7 +361,7 @@ def test_an_open_parent_and_a_private_interpreter(tmp_path: Path, monkeypatch: p
         data_dir = Path(open_dir) / "data"
         (data_dir / "run").mkdir(mode=0o700, parents=True)  # as a kill before its chown leaves it
         for _ in range(2):
-            with embedded.acquire(data_dir) as server:
+            with postgres.acquire(data_dir) as server:
                 assert answers(server.conninfo)
                 owner = (data_dir / "pg").stat().st_uid
                 assert (owner == os.geteuid()) == (os.geteuid() != 0)
@@ -370,18 +370,18 @@ def test_an_open_parent_and_a_private_interpreter(tmp_path: Path, monkeypatch: p
 
 
 def test_postgresql_15_and_the_wrong_version_for_its_data(new_dir: Path) -> None:
-    other = DEBIAN_15 if DEBIAN_15.exists() else embedded.bundled_bin_dir()
-    with embedded.acquire(new_dir, bin_dir=other) as server:
+    other = DEBIAN_15 if DEBIAN_15.exists() else postgres.bundled_bin_dir()
+    with postgres.acquire(new_dir, bin_dir=other) as server:
         assert answers(server.conninfo)
     wait_until(lambda: stopped(new_dir), 30)
     (new_dir / "pg" / "PG_VERSION").write_text("15\n")
     with pytest.raises(PenstockError, match="made by PostgreSQL 15; this is PostgreSQL 18") as caught:
-        embedded.acquire(new_dir)
+        postgres.acquire(new_dir)
     assert "pg_dump" in (caught.value.hint or "")
 
 
 def test_the_log_is_bounded(data_dir: Path) -> None:
-    with embedded.acquire(data_dir):
+    with postgres.acquire(data_dir):
         os.truncate(data_dir / "postgres.log", 9 * 1024 * 1024)
         wait_until(lambda: (data_dir / "postgres.log").stat().st_size < 1024 * 1024, 30)
         assert (data_dir / "postgres.log.1").exists()
@@ -389,25 +389,25 @@ def test_the_log_is_bounded(data_dir: Path) -> None:
 
 def test_errors_say_what_to_do(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PenstockError, match="shared_buffers"):
-        embedded.acquire(data_dir, settings={"shared_buffers": "plenty"})
+        postgres.acquire(data_dir, settings={"shared_buffers": "plenty"})
     (tmp_path / "file").write_text("")
     with pytest.raises(PenstockError, match="is not a directory"):
-        embedded.acquire(tmp_path / "file")
+        postgres.acquire(tmp_path / "file")
     with pytest.raises(PenstockError, match="is not a directory"):
-        embedded.acquire(tmp_path / "file" / "below")
-    cluster = Cluster(str(data_dir), str(embedded.bundled_bin_dir()))
+        postgres.acquire(tmp_path / "file" / "below")
+    cluster = Cluster(str(data_dir), str(postgres.bundled_bin_dir()))
     limit = "FATAL:  could not create shared memory segment: No space left on device"
     assert "did not start" in cluster.explain(limit).message
     disk = 'PANIC:  could not write to file "pg_wal/xlogtemp.1": No space left on device'
     assert "is full" in cluster.explain(f"{limit}\n{disk}").message
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(PenstockError, match="no PostgreSQL came with") as caught:
-        embedded.bundled_bin_dir()
+        postgres.bundled_bin_dir()
     assert "--database-url" in (caught.value.hint or "")
 
 
 def test_the_keeper_stays_light() -> None:
     listing = "import sys; sys.path.append(sys.argv[1]); import penstock.db.keeper; print(*sys.modules)"
-    root = Path(embedded.__file__).parents[2]
+    root = Path(postgres.__file__).parents[2]
     ran = subprocess.run([sys.executable, "-I", "-S", "-c", listing, root], capture_output=True, text=True, check=True)
     assert not {"subprocess", "pathlib", "socket", "asyncio", "logging"} & set(ran.stdout.split())

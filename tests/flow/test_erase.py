@@ -10,14 +10,21 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from penstock.batches.create import create_batch, find_batch_by_key
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import batch_of_result, get_batch, list_batches, read_status
+from penstock.batches.run_again import NotRetryable, retry_batch
+from penstock.batches.steer import pause_batch
+from penstock.batches.upkeep import list_unfinished
+from penstock.batches.validate import request_batch, validate_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import IntakeLimits, LivenessLimits
 from penstock.db.pool import Connection
 from penstock.erase import erase
+from penstock.erase import purge as erase_purge
 from penstock.intake.upload import Upload
 from penstock.model import BatchState, Lease, OutcomeState, new_id
-from penstock.work import batches
 from tests.support.db import connected, one, with_connection
 from tests.support.dump import dumped
 from tests.support.engine import make_file
@@ -29,7 +36,7 @@ CANARY = b"canary-in-the-coal-mine"
 
 async def purge(connection: Connection, rows: int = 1_000) -> int:
     steps = 0
-    while await erase.purge_step(connection, rows):
+    while await erase_purge.purge_step(connection, rows):
         steps += 1
     return steps
 
@@ -73,18 +80,18 @@ class TestDeletingAFile:
             held = await take(connection, 2)
             waiting = await ask_for(connection, file_id, validated=False)
             paused = await ask_for(connection, file_id)
-            await batches.pause(connection, paused)
+            await pause_batch(connection, paused)
 
             assert await erase.delete_file(connection, file_id, "local")
 
             assert await take(connection) == []
             assert (await answer(connection, held)).fenced == sum(lease.size for lease in held)
             for batch_id in (running, waiting, paused):
-                batch = await batches.get_batch(connection, batch_id, "local")
+                batch = await get_batch(connection, batch_id, "local")
                 assert batch is not None
                 assert (batch.state, batch.file_id, batch.counts.in_flight) == (BatchState.CANCELLED, None, 0)
                 assert batch.cancelling_at is not None
-            batch = await batches.get_batch(connection, running, "local")
+            batch = await get_batch(connection, running, "local")
             assert batch is not None
             counts = batch.counts
             assert (counts.completed, counts.failed, counts.cancelled, counts.total) == (4, 2, 9, 15)
@@ -106,29 +113,29 @@ class TestDeletingAFile:
             await add_chunks(connection, file_id, 7)
             ended = await ask_for(connection, file_id)
             await answer(connection, await take(connection))
-            assert await batches.finish(connection, ended)
+            assert await finish_batch(connection, ended)
             running = await ask_for(connection, file_id)
             await answer(connection, await take(connection, 3))
             assert not await erase.delete_file(connection, file_id, "other")
             assert await erase.delete_file(connection, file_id, "local")
             assert not await erase.delete_file(connection, file_id, "local")
-            (before,) = await erase.list_erasures(connection, "local")
+            (before,) = await erase_purge.list_erasures(connection, "local")
             assert (before.kind, before.object_id, before.finished_at, before.templates) == ("file", file_id, None, 0)
             assert await purge(connection, rows=20) >= 3
             left = await count_rows(connection)
             assert {"templates", "file_chunks", "file_lanes", "erasure_pieces"}.isdisjoint(left)
             assert (left["outcomes"], left["batches"], left["files"]) == (56, 2, 2)
-            report = await erase.get_erasure(connection, before.id, "local")
+            report = await erase_purge.get_erasure(connection, before.id, "local")
             assert report is not None
             assert report.finished_at is not None
             assert (report.templates, report.chunks, report.outcomes) == (50, 7, 0)
-            assert await erase.get_erasure(connection, before.id, "other") is None
-            assert await erase.list_erasures(connection, "other") == []
-            batch = await batches.get_batch(connection, ended, "local")
+            assert await erase_purge.get_erasure(connection, before.id, "other") is None
+            assert await erase_purge.list_erasures(connection, "other") == []
+            batch = await get_batch(connection, ended, "local")
             assert batch is not None
             assert (batch.state, batch.file_id, batch.counts.completed) == (BatchState.COMPLETED, None, 50)
-            with pytest.raises(batches.NotRetryable, match="input file"):
-                await batches.retry_batch(connection, running, "local")
+            with pytest.raises(NotRetryable, match="input file"):
+                await retry_batch(connection, running, "local")
 
         with_connection(database, body)
 
@@ -138,18 +145,18 @@ class TestDeletingAFile:
             batch_id = await ask_for(connection, file_id)
             await answer(connection, await take(connection))
             assert await erase.delete_file(connection, file_id, None)
-            assert (await batches.read_status(connection, batch_id)).state is BatchState.COMPLETED
+            assert (await read_status(connection, batch_id)).state is BatchState.COMPLETED
 
         with_connection(database_18, body)
 
     def test_a_key_of_a_run_can_be_used_again(self, database_18: str) -> None:
         async def body(connection: Connection) -> None:
             file_id = await make_file(connection, [3])
-            await batches.create_batch(connection, file_id=file_id, owner="local", pool="p", key="k")
+            await create_batch(connection, file_id=file_id, owner="local", pool="p", key="k")
             assert await erase.delete_file(connection, file_id, None)
-            assert await batches.find_by_key(connection, "local", "k") is None
+            assert await find_batch_by_key(connection, "local", "k") is None
             other = await make_file(connection, [3])
-            await batches.create_batch(connection, file_id=other, owner="local", pool="p", key="k")
+            await create_batch(connection, file_id=other, owner="local", pool="p", key="k")
 
         with_connection(database_18, body)
 
@@ -158,13 +165,10 @@ class TestDeletingAFile:
             file_id = await make_file(connection, [3])
             waiting = await ask_for(connection, file_id, validated=False)
             assert await erase.delete_file(connection, file_id, None)
-            await batches.validate_batch(connection, waiting, lambda _: POOL)
-            assert (await batches.read_status(connection, waiting)).state is BatchState.CANCELLED
+            await validate_batch(connection, waiting, lambda _: POOL)
+            assert (await read_status(connection, waiting)).state is BatchState.CANCELLED
             wish: dict[str, Any] = {"endpoint": None, "completion_window": None, "window_s": None}
-            assert (
-                await batches.request_batch(connection, owner="local", dialect="openai", file_id=file_id, **wish)
-                is None
-            )
+            assert await request_batch(connection, owner="local", dialect="openai", file_id=file_id, **wish) is None
 
         with_connection(database_18, body)
 
@@ -176,31 +180,31 @@ class TestDeletingResults:
             batch_id = await make_wish(connection, [10])
             await answer(connection, await take(connection, 4), FAILED)
             await answer(connection, await take(connection))
-            batch = await batches.get_batch(connection, batch_id, None)
+            batch = await get_batch(connection, batch_id, None)
             assert batch is not None
             file_id = batch.output_file_id if which == "output" else batch.error_file_id
             assert file_id is not None
             assert not await erase.delete_file(connection, file_id, "local"), "not before its end"
-            assert await batches.batch_of_result(connection, file_id, "other") is None
-            found = await batches.batch_of_result(connection, file_id, "local")
+            assert await batch_of_result(connection, file_id, "other") is None
+            found = await batch_of_result(connection, file_id, "local")
             assert found is not None
             assert (found[0].id, found[1]) == (batch_id, which)
-            assert await batches.finish(connection, batch_id)
+            assert await finish_batch(connection, batch_id)
             assert not await erase.delete_file(connection, file_id, "other")
             assert await erase.delete_file(connection, file_id, "local")
-            assert await batches.batch_of_result(connection, file_id, "local") is None
+            assert await batch_of_result(connection, file_id, "local") is None
             await purge(connection, rows=3)
             state = "completed" if which == "errors" else "failed"
             query = "SELECT count(*), count(*) FILTER (WHERE state = %s) FROM penstock.outcomes"
             assert await one(connection, query, [state]) == (left, left)
-            (report,) = await erase.list_erasures(connection, "local")
+            (report,) = await erase_purge.list_erasures(connection, "local")
             assert (report.kind, report.outcomes, report.attempts) == (which, others, 4 if which == "errors" else 0)
-            after = await batches.get_batch(connection, batch_id, None)
+            after = await get_batch(connection, batch_id, None)
             assert after is not None
             assert (after.output_file_id is None) == (which == "output")
             assert (after.error_file_id is None) == (which == "errors")
-            with pytest.raises(batches.NotRetryable, match="was deleted"):
-                await batches.retry_batch(connection, batch_id, None)
+            with pytest.raises(NotRetryable, match="was deleted"):
+                await retry_batch(connection, batch_id, None)
 
         with_connection(database, body)
 
@@ -210,7 +214,7 @@ class TestDeletingABatch:
         async def body(connection: Connection) -> None:
             keep = await make_wish(connection, [5])
             await answer(connection, await take(connection))
-            assert await batches.finish(connection, keep)
+            assert await finish_batch(connection, keep)
             before = await count_rows(connection)
             file_id = await make_file(connection, [20, 6])
             with_input = await count_rows(connection)
@@ -226,14 +230,14 @@ class TestDeletingABatch:
             assert await erase.delete_batch(connection, batch_id, "local")
             assert not await erase.delete_batch(connection, batch_id, "local")
 
-            assert await batches.get_batch(connection, batch_id, None) is None
-            assert batch_id not in [b.id for b in await batches.list_batches(connection, **everything())]
+            assert await get_batch(connection, batch_id, None) is None
+            assert batch_id not in [b.id for b in await list_batches(connection, **everything())]
             assert await take(connection) == []
             assert (await answer(connection, held + lost)).outcomes == 0
-            assert batch_id not in await batches.unfinished(connection)
+            assert batch_id not in await list_unfinished(connection)
             await purge(connection, rows=4)
             assert await count_rows(connection) == with_input
-            (report,) = await erase.list_erasures(connection, "local")
+            (report,) = await erase_purge.list_erasures(connection, "local")
             assert (report.kind, report.object_id, report.outcomes) == ("batch", batch_id, 10)
             assert report.attempts == 5 + 4, "put off, and failed"
             assert report.others > 0
@@ -253,7 +257,7 @@ class TestDeletingABatch:
             assert await one(connection, "SELECT deleted_at IS NOT NULL FROM penstock.files") == (True,)
             await purge(connection)
             assert await count_rows(connection) == {}
-            (report,) = await erase.list_erasures(connection, None)
+            (report,) = await erase_purge.list_erasures(connection, None)
             assert (report.kind, report.object_id) == ("message_batch", batch_id)
             assert (report.templates, report.chunks, report.outcomes) == (6, 2, 3)
             assert report.finished_at is not None
@@ -295,7 +299,7 @@ class TestExpiry:
             assert await one(connection, query) == ([idle],)
             await answer(connection, await take(connection, 1), FAILED, now=now)
             await answer(connection, await take(connection), now=now)
-            assert await batches.finish(connection, batch_id, now=now)
+            assert await finish_batch(connection, batch_id, now=now)
             assert await erase.expire_files(connection, 10, now=now + timedelta(minutes=30)) == 1, "the input"
             assert await erase.expire_files(connection, 10, now=later) == 2, "the results"
             await purge(connection)
@@ -315,27 +319,27 @@ class TestExpiry:
             await answer(connection, await take(connection, 2), FAILED, now=now)
             await answer(connection, await take(connection), now=now)
             for batch_id in (old, other):
-                assert await batches.finish(connection, batch_id, now=now)
+                assert await finish_batch(connection, batch_id, now=now)
             young = await make_wish(connection, [2], dialect="anthropic", now=now + timedelta(hours=1))
-            before = await batches.get_batch(connection, old, None)
+            before = await get_batch(connection, old, None)
             assert await erase.archive_batches(connection, 10, now=due - timedelta(seconds=1)) == 0
             assert await erase.archive_batches(connection, 10, now=due) == 1
             assert await erase.archive_batches(connection, 10, now=due) == 0
             assert await erase.archive_batches(connection, 10, now=due + timedelta(hours=2)) == 0, "has not ended"
             await purge(connection)
-            after = await batches.get_batch(connection, old, None)
+            after = await get_batch(connection, old, None)
             assert before is not None
             assert after is not None
             assert (after.state, after.counts, after.file_id) == (before.state, before.counts, None)
             left = await count_rows(connection)
             assert (left["outcomes"], left["templates"], left["batches"], left["journal"]) == (2, 4, 3, 1)
-            reports = await erase.list_erasures(connection, None)
+            reports = await erase_purge.list_erasures(connection, None)
             assert [(report.kind, report.object_id) for report in reports] == [("message_batch_results", old)]
             assert all(report.finished_at for report in reports)
             assert await erase.delete_batch(connection, old, None)
             await purge(connection)
             assert (await count_rows(connection))["batches"] == 2
-            assert await batches.get_batch(connection, young, None) is not None
+            assert await get_batch(connection, young, None) is not None
 
         with_connection(database, body)
 
@@ -381,7 +385,7 @@ class TestNothingIsLeft:
                 assert await erase.delete_batch(connection, batch_id, None)
                 await purge(connection)
                 assert traces(database, CANARY) == 0
-            assert all(report.finished_at for report in await erase.list_erasures(connection, "local"))
+            assert all(report.finished_at for report in await erase_purge.list_erasures(connection, "local"))
 
         with_connection(database, body)
 
@@ -397,14 +401,14 @@ class TestNothingIsLeft:
                 upload.feed(line.encode() if wrong == "model" else f"{{{name}\n".encode())
                 file = upload.finish().file
             batch_id = await ask_for(connection, file.id, validated=False)
-            await batches.validate_batch(connection, batch_id, lambda _: None)
-            before = await batches.get_batch(connection, batch_id, "local")
+            await validate_batch(connection, batch_id, lambda _: None)
+            before = await get_batch(connection, batch_id, "local")
             assert before is not None
             (problem,) = before.problems or []
             assert name[:5] in problem["message"]
             assert await erase.delete_file(connection, file.id, "local")
             await purge(connection)
-            after = await batches.get_batch(connection, batch_id, "local")
+            after = await get_batch(connection, batch_id, "local")
             assert after is not None
             assert after.state is BatchState.FAILED
             told = {"message": "The input file was deleted.", "param": None}
@@ -433,8 +437,8 @@ class TestNothingIsLeft:
                 )
             while leases := await take(connection, now=later):
                 await answer(connection, leases, body=b'"%b"' % CANARY, now=later)
-            assert await batches.finish(connection, batch_id, now=later)
-            batch = await batches.get_batch(connection, batch_id, None)
+            assert await finish_batch(connection, batch_id, now=later)
+            batch = await get_batch(connection, batch_id, None)
             assert batch is not None
             assert (batch.counts.completed, batch.counts.failed) == (12 - failures, failures)
             assert traces(database, CANARY) == 12 + 12 + 12 + failures
@@ -458,7 +462,7 @@ class TestManyPurgers:
         erased = 0
         async with connected(conninfo) as connection:
             await connection.execute("SET lock_timeout = '1ms'")
-            while count := await erase.purge_step(connection, 500):
+            while count := await erase_purge.purge_step(connection, 500):
                 erased += count
         return erased
 
@@ -474,7 +478,7 @@ class TestManyPurgers:
                 done = await asyncio.gather(*(self.purger(database) for _ in range(3)))
                 assert await self.purger(database) <= 1, "ends what several were at, at most"
                 assert await count_rows(connection) == {}
-                reports = await erase.list_erasures(connection, None, None, 100)
+                reports = await erase_purge.list_erasures(connection, None, None, 100)
                 assert sum(report.templates for report in reports) == self.ROWS + 100 + 60
                 assert all(report.finished_at for report in reports)
                 assert min(done) > 0, "each had its share"
@@ -494,7 +498,7 @@ class TestManyPurgers:
                     while leases := await take(working, 50):
                         assert (await answer(working, leases)).fenced == 0
                 await purging
-                assert await batches.finish(connection, kept)
+                assert await finish_batch(connection, kept)
                 assert await one(connection, "SELECT count(*) FROM penstock.outcomes") == (3_000,)
 
         asyncio.run(run())
@@ -505,11 +509,11 @@ class TestManyPurgers:
                 file_id = await make_file(connection, [2_000])
                 await erase.delete_file(connection, file_id, None)
                 async with connected(database_18) as dying, dying.transaction(force_rollback=True):
-                    await erase.purge_step(dying, 500)
-                    assert await erase.purge_step(connection, 500) == 0, "somebody is at it"
+                    await erase_purge.purge_step(dying, 500)
+                    assert await erase_purge.purge_step(connection, 500) == 0, "somebody is at it"
                 await purge(connection)
                 assert await count_rows(connection) == {}
-                (report,) = await erase.list_erasures(connection, None)
+                (report,) = await erase_purge.list_erasures(connection, None)
                 assert report.templates == 2_000
 
         asyncio.run(run())
@@ -532,7 +536,7 @@ def test_deletion_waits_for_a_settle_and_for_a_claim_under_way(database: str) ->
                     await _blocked(database)
             assert await deleting
             assert (await answer(other, late)).outcomes == 0
-            counts = (await batches.read_status(connection, batch_id)).counts
+            counts = (await read_status(connection, batch_id)).counts
             assert (counts.completed, counts.cancelled) == (4, 6)
 
     asyncio.run(run())
@@ -548,8 +552,8 @@ async def _blocked(conninfo: str) -> None:
 
 def test_an_unknown_report_is_none(database_18: str) -> None:
     async def body(connection: Connection) -> None:
-        assert await erase.get_erasure(connection, new_id(), None) is None
-        assert await erase.purge_step(connection, 10) == 0
+        assert await erase_purge.get_erasure(connection, new_id(), None) is None
+        assert await erase_purge.purge_step(connection, 10) == 0
         with pytest.raises(psycopg.errors.CheckViolation):
             await connection.execute(
                 "INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)"

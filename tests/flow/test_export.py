@@ -7,13 +7,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.steer import cancel_batch
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.errors import PenstockError
 from penstock.export.jsonl import errors_path, export_files
 from penstock.model import BatchState, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.db import with_connection
 from tests.support.engine import make_batch
 
@@ -38,8 +39,8 @@ def made(conninfo: str, totals: list[int], count: int, *outcomes: Outcome, cance
         batch_id = await make_batch(connection, totals)
         await settle_first(connection, count, *outcomes)
         if cancel:
-            await batches.cancel(connection, batch_id)
-        assert await batches.finish(connection, batch_id)
+            await cancel_batch(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
         return batch_id
 
     return with_connection(conninfo, body)

@@ -11,6 +11,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.run_again import retry_batch
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection, Pool
 from penstock.export import follow
@@ -18,7 +20,6 @@ from penstock.export.follow import Page, journal_page, number_lines
 from penstock.export.read import Which
 from penstock.model import Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.db import connected, one, pooled
 from tests.support.engine import make_batch
 
@@ -223,7 +224,7 @@ def test_errors_that_ran_again_are_passed_over_and_keep_their_numbers(database: 
         lease = await leased(connection, 6)
         await decide(connection, lease, [0, 1, 2, 3], BAD)
         assert (await all_of(pool, batch_id, "errors"))[0] == ["0-0", "0-1", "0-2", "0-3"]
-        assert (await batches.retry_batch(connection, batch_id, "local", lines=[2, 3])).requests == 2
+        assert (await retry_batch(connection, batch_id, "local", lines=[2, 3])).requests == 2
         # Until there is something new, the last outcome is what there is.
         assert (await all_of(pool, batch_id, "errors"))[0] == ["0-0", "0-1", "0-2", "0-3"]
         again = await leased(connection, 2)
@@ -272,7 +273,7 @@ def test_whoever_is_still_writing_elsewhere_keeps_nobody_from_reading(database: 
             await elsewhere.execute("SELECT pg_current_xact_id()")
             await decide(connection, lease, range(3))
             assert (await all_of(pool, batch_id))[0] == ["0-0", "0-1", "0-2"]
-            assert await batches.finish(connection, batch_id)
+            assert await finish_batch(connection, batch_id)
             assert (await all_of(pool, batch_id))[0] == ["0-0", "0-1", "0-2"]
 
     on_pool(database, body)

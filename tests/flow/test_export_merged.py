@@ -8,13 +8,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches.run_again import retry_batch
+from penstock.batches.steer import cancel_batch
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.export import merged
 from penstock.export.merged import STATUSES, AttemptRow, MergedRow, attempts_page, results_page
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.db import connected, with_connection
 from tests.support.engine import make_batch
 
@@ -93,7 +94,7 @@ def test_what_is_run_again_is_pending_and_shows_its_last_result(database_18: str
         lease = await leased(connection, 12, "model-0")
         await decide(connection, lease, {n: BAD if n < 9 else GOOD for n in range(12)})
         # Lines 1 to 13 have failed, every other of them; those from 15 on have not.
-        assert (await batches.retry_batch(connection, batch_id, None, lines=[1, 3, 5, 7, 9, 11])).requests == 6
+        assert (await retry_batch(connection, batch_id, None, lines=[1, 3, 5, 7, 9, 11])).requests == 6
         again = await leased(connection, 2, "model-0")
         assert again.ranges == ((0, 2),)
 
@@ -110,7 +111,7 @@ def test_what_is_run_again_is_pending_and_shows_its_last_result(database_18: str
         await decide(connection, again, {0: GOOD, 1: GONE})
         assert [row.line for row in await walked(connection, batch_id, ["not_found"])] == [3]
         # What will not be run keeps the result it has.
-        await batches.cancel(connection, batch_id)
+        await cancel_batch(connection, batch_id)
         assert [row.line for row in await walked(connection, batch_id, ["failed"])] == [5, 7, 9, 11, 13, 15, 17]
         assert [row.line for row in await walked(connection, batch_id, ["cancelled"])] == [2, 4, 6]
 
@@ -141,7 +142,7 @@ def test_lines_of_some_statuses(database: str, monkeypatch: pytest.MonkeyPatch, 
 def test_what_a_cancelled_batch_will_not_run(database: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await made(connection)
-        assert await batches.cancel(connection, batch_id)
+        assert await cancel_batch(connection, batch_id)
         expected = {line: status.replace("pending", "cancelled") for line, status in STATUS_OF.items()}
         assert {row.line: row.status for row in await walked(connection, batch_id)} == expected
         assert await walked(connection, batch_id, ["pending"]) == []

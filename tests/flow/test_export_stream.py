@@ -11,13 +11,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.steer import cancel_batch
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection, Pool
 from penstock.export import order, read
 from penstock.export.read import Dialect, ResultsChangedError, Which, output_blocks
 from penstock.model import BatchState, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.db import one, pooled
 from tests.support.engine import make_batch
 
@@ -75,7 +76,7 @@ def test_both_files_come_in_input_order(database: str, totals: list[int]) -> Non
     async def body(pool: Pool, connection: Connection) -> None:
         batch_id = await make_batch(connection, totals)
         await settle_some(connection, 100, GOOD, BAD, BAD)
-        assert await batches.finish(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
         good = await lines_of(pool, batch_id, "output", BatchState.COMPLETED)
         bad = await lines_of(pool, batch_id, "errors", BatchState.COMPLETED)
         assert numbers(good) == sorted(numbers(good))
@@ -100,13 +101,13 @@ def test_what_was_never_run_is_said_line_by_line(database: str, state: BatchStat
         batch_id = await make_batch(connection, [30, 10])
         await settle_some(connection, 5, GOOD, BAD)
         if state is BatchState.CANCELLED:
-            assert await batches.cancel(connection, batch_id)
-            assert await batches.finish(connection, batch_id)
+            assert await cancel_batch(connection, batch_id)
+            assert await finish_batch(connection, batch_id)
         else:
             past = datetime.now(UTC) - timedelta(seconds=1)
             await connection.execute("UPDATE penstock.lanes SET deadline = %s", [past])
             await connection.execute("UPDATE penstock.batches SET deadline = %s", [past])
-            assert await batches.finish(connection, batch_id)
+            assert await finish_batch(connection, batch_id)
         good = await lines_of(pool, batch_id, "output", state)
         bad = await lines_of(pool, batch_id, "errors", state)
         assert numbers(bad) == sorted(numbers(bad))
@@ -129,8 +130,8 @@ def test_of_a_deleted_file_only_results_are_left(database: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         batch_id = await make_batch(connection, [30])
         await settle_some(connection, 4, GOOD, BAD)
-        await batches.cancel(connection, batch_id)
-        assert await batches.finish(connection, batch_id)
+        await cancel_batch(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
         for statement in ("UPDATE penstock.files SET deleted_at = now()", "DELETE FROM penstock.templates"):
             await connection.execute(statement.encode())
             assert len(await lines_of(pool, batch_id, "output", BatchState.CANCELLED)) == 2
@@ -153,7 +154,7 @@ def test_a_stream_that_is_not_whole_breaks_off(database_18: str, change: str) ->
     async def body(pool: Pool, connection: Connection) -> None:
         batch_id = await make_batch(connection, [50])
         await settle_some(connection, 50, GOOD)
-        assert await batches.finish(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
         blocks = output_blocks(pool, batch_id, "output", BatchState.COMPLETED, "openai")
         await anext(blocks)
         await connection.execute(change.encode())
@@ -169,7 +170,7 @@ def test_no_connection_is_held_between_blocks(database_18: str) -> None:
             async with database.connection() as connection:
                 batch_id = await make_batch(connection, [5_000])
                 await settle_some(connection, 5_000, GOOD)
-                assert await batches.finish(connection, batch_id)
+                assert await finish_batch(connection, batch_id)
             streams = [output_blocks(database, batch_id, "output", BatchState.COMPLETED, "openai") for _ in range(50)]
             for stream in streams:
                 await anext(stream)

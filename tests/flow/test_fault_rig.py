@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 
-from penstock.mock import Behaviour, Latency
+from penstock.mock.behaviour import Behaviour, Latency
 from tests.support.checker import check
 from tests.support.cli import write_requests
 from tests.support.history import HistoryWriter, digest_of, read_history

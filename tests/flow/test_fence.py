@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
+from penstock.batches.read import read_status
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, applied, settle
-from penstock.work import batches
 from tests.support.db import one, with_connection
 from tests.support.engine import make_batch
 
@@ -73,7 +73,7 @@ def test_a_zombie_changes_nothing_even_before_its_work_is_claimed_again(database
         assert await one(connection, "SELECT sum(size) FROM penstock.deferrals") == (4,)
         for table in ("outcomes", "attempts", "progress", "leases"):
             assert await one(connection, f"SELECT count(*) FROM penstock.{table}") == (0,)
-        assert (await batches.read_status(connection, batch_id)).counts.pending == 4
+        assert (await read_status(connection, batch_id)).counts.pending == 4
 
     with_connection(database, body)
 
@@ -102,7 +102,7 @@ def test_settling_the_same_twice_counts_once(database: str) -> None:
         lease = await leased(connection, worker)
         assert (await complete(connection, worker, lease, 0, 1)).outcomes == 2
         assert (await complete(connection, worker, lease, 0, 1)).fenced == 2
-        counts = (await batches.read_status(connection, batch_id)).counts
+        counts = (await read_status(connection, batch_id)).counts
         assert (counts.completed, counts.in_flight, counts.pending) == (2, 2, 0)
 
     with_connection(database, body)

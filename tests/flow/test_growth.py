@@ -10,14 +10,16 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.growth import NewInput, NotGrowing, create_growing_batch, grow_batch, seal_batch
+from penstock.batches.read import get_batch
+from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.erase import erase
 from penstock.export.merged import results_page
 from penstock.model import BatchState, Lease, OutcomeState
-from penstock.work import batches
-from penstock.work.growth import NewInput, NotGrowing, create_growing_batch, grow_batch, seal_batch
 from tests.support.db import one, with_connection
 from tests.support.wishes import ENDPOINT, POOL, answer, take
 
@@ -33,7 +35,7 @@ def inputs(names: Sequence[str], route: str = "model-0") -> list[NewInput]:
 
 
 async def state(connection: Connection, batch_id: UUID) -> tuple[BatchState, int, int, int]:
-    batch = await batches.get_batch(connection, batch_id, None)
+    batch = await get_batch(connection, batch_id, None)
     assert batch is not None
     return batch.state, batch.counts.total, batch.counts.pending, batch.counts.completed
 
@@ -45,11 +47,11 @@ def taken(leases: Sequence[Lease]) -> int:
 def test_it_completes_only_once_it_is_sealed(database: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await growing(connection)
-        assert not await batches.finish(connection, batch_id)
+        assert not await finish_batch(connection, batch_id)
         assert await grow_batch(connection, batch_id, inputs("ab")) == 2
         await answer(connection, await take(connection))
         # All that there is is done, and it goes on.
-        assert not await batches.finish(connection, batch_id)
+        assert not await finish_batch(connection, batch_id)
         assert await state(connection, batch_id) == (BatchState.IN_PROGRESS, 2, 0, 2)
 
         more = inputs("cd") + inputs("ef", "model-1") + inputs("g")
@@ -60,7 +62,7 @@ def test_it_completes_only_once_it_is_sealed(database: str) -> None:
         assert await seal_batch(connection, batch_id)
         assert await state(connection, batch_id) == (BatchState.IN_PROGRESS, 7, 0, 2)
         await answer(connection, leases)
-        assert await batches.finish(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
         assert (await state(connection, batch_id))[0] is BatchState.COMPLETED
         rows = await results_page(connection, batch_id)
         assert [(row.line, row.custom_id, row.route) for row in rows] == [
@@ -95,12 +97,12 @@ def test_nothing_is_added_where_nothing_would_run(database_18: str) -> None:
         for batch_id in (sealed, cancelled, deleted):
             await grow_batch(connection, batch_id, inputs("a"))
         await seal_batch(connection, sealed)
-        await batches.cancel(connection, cancelled)
+        await cancel_batch(connection, cancelled)
         await refuse(connection, cancelled)
-        assert await batches.finish(connection, cancelled)
+        assert await finish_batch(connection, cancelled)
         assert (await state(connection, cancelled))[:2] == (BatchState.CANCELLED, 1)
-        await batches.cancel(connection, deleted)
-        await batches.finish(connection, deleted)
+        await cancel_batch(connection, deleted)
+        await finish_batch(connection, deleted)
         assert await erase.delete_batch(connection, deleted, None)
         for batch_id in (sealed, cancelled, deleted):
             await refuse(connection, batch_id)
@@ -113,10 +115,10 @@ def test_a_paused_batch_grows_and_runs_nothing(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await growing(connection)
         await grow_batch(connection, batch_id, inputs("a"))
-        await batches.pause(connection, batch_id)
+        await pause_batch(connection, batch_id)
         await grow_batch(connection, batch_id, inputs("b") + inputs("c", "model-1"))
         assert await take(connection) == []
-        await batches.resume(connection, batch_id)
+        await resume_batch(connection, batch_id)
         assert taken(await take(connection)) == 3
 
     with_connection(database_18, body)
@@ -171,15 +173,15 @@ def test_work_discovered_while_it_runs(database_18: str) -> None:
     with_connection(database_18, body)
 
 
-@pytest.mark.parametrize("move", [batches.pause, batches.cancel, batches.resume], ids=lambda move: move.__name__)
+@pytest.mark.parametrize("move", [pause_batch, cancel_batch, resume_batch], ids=lambda move: move.__name__)
 def test_lanes_that_are_added_meanwhile_are_steered_too(database: str, move: Move) -> None:
     """Whoever steers waits for whoever adds, and then sees what was added."""
 
     async def body(connection: Connection) -> None:
         batch_id = await growing(connection)
         await grow_batch(connection, batch_id, inputs("a"))
-        if move is batches.resume:
-            await batches.pause(connection, batch_id)
+        if move is resume_batch:
+            await pause_batch(connection, batch_id)
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
             arrays.register(other)
             async with other.transaction():
@@ -188,9 +190,9 @@ def test_lanes_that_are_added_meanwhile_are_steered_too(database: str, move: Mov
                 await until_blocked(other, connection)
             assert await moving
             cursor = await other.execute("SELECT array_agg(open) FROM penstock.lanes")
-            assert await cursor.fetchone() == ([move is batches.resume] * 2,)
-        if move is batches.cancel:
-            assert await batches.finish(connection, batch_id)
+            assert await cursor.fetchone() == ([move is resume_batch] * 2,)
+        if move is cancel_batch:
+            assert await finish_batch(connection, batch_id)
 
     with_connection(database, body)
 

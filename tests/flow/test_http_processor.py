@@ -19,9 +19,9 @@ import pytest
 
 from penstock import __version__
 from penstock.config import KIB, MIB, DispatchLimits, RetryLimits
-from penstock.dispatch.direct import DirectTransport
-from penstock.dispatch.http import HttpProcessor
-from penstock.dispatch.transport import PyreqwestTransport, Transport
+from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.processor import HttpProcessor
+from penstock.dispatch.http.transport import PyreqwestTransport, Transport
 from penstock.errors import PenstockError, UsageError
 from penstock.model import Again, Halt, Item, Outcome, OutcomeState, Verdict
 from tests.support import hostile
@@ -44,14 +44,14 @@ TIMES = {
 BAD = "/v1/bad"
 
 Client = Callable[[DispatchLimits, Mapping[str, str]], Transport]
-CLIENTS: dict[str, Client] = {"direct": DirectTransport, "reqwest": PyreqwestTransport}
+CLIENTS: dict[str, Client] = {"direct": HttpClient, "reqwest": PyreqwestTransport}
 if os.environ.get("PENSTOCK_TEST_TRANSPORT") == "aiohttp":
     # The client that was not chosen, to see which faults it survives.
     from bench.aiohttp_transport import AiohttpTransport
 
     CLIENTS["aiohttp"] = AiohttpTransport
 
-_client: ContextVar[Client] = ContextVar("client", default=DirectTransport)
+_client: ContextVar[Client] = ContextVar("client", default=HttpClient)
 
 
 class OnEachClient:

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from penstock.config import Config, RetryLimits
-from penstock.db.bell import WORK, Bell, ring
+from penstock.db.notify import WORK, NoticeListener, notify
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Item, Outcome, OutcomeState, Verdict
-from penstock.tasks import cancelled
-from penstock.worker import Worker
+from penstock.tasks import cancel_and_wait
+from penstock.worker.worker import Worker
 from tests.support.db import one, pooled
 from tests.support.engine import make_batch, until
 
@@ -33,7 +33,7 @@ async def _done(_: Item) -> Verdict:
 async def _idle_workers(conninfo: str) -> AsyncIterator[tuple[Pool, Connection]]:
     """As many as one process of a server has with so many providers."""
     async with pooled(conninfo) as pool, pool.connection() as connection:
-        bell = Bell(conninfo)
+        bell = NoticeListener(conninfo)
         workers = [
             Worker(CONFIG, pool, f"pool-{number}", CoroutineDispatcher(each(_done), 8, RetryLimits()), bell)
             for number in range(WORKERS)
@@ -45,7 +45,7 @@ async def _idle_workers(conninfo: str) -> AsyncIterator[tuple[Pool, Connection]]
         for worker in workers:
             worker.stop()
         await asyncio.gather(*working)
-        await cancelled([listening])
+        await cancel_and_wait([listening])
 
 
 async def _until(connection: Connection, query: str) -> None:
@@ -77,7 +77,7 @@ def test_they_begin_when_they_are_told(database_18: str) -> None:
     async def body() -> None:
         async with _idle_workers(database_18) as (pool, connection):
             batch_id = await make_batch(connection, [10], pool="pool-7")
-            await ring(connection, WORK, "pool-7")
+            await notify(connection, WORK, "pool-7")
             status = await until(pool, batch_id, lambda status: status.state.terminal)
             assert status.counts.completed == 10
 

@@ -22,16 +22,10 @@ from psycopg.conninfo import make_conninfo
 from penstock.config import IntakeLimits
 from penstock.db import sql
 from penstock.errors import PenstockError, UsageError
-from penstock.intake import (
-    FileLane,
-    IntakeInterrupted,
-    IntakeProgress,
-    IntakeRefused,
-    StreamIntake,
-    ingest_file,
-    purge_failed,
-    sweep_abandoned,
-)
+from penstock.intake.ingest import IntakeProgress, StreamIntake, ingest_file
+from penstock.intake.jsonl import FileLane
+from penstock.intake.refusal import IntakeInterrupted, IntakeRefused
+from penstock.intake.sweep import purge_failed, sweep_abandoned
 from tests.support.wait import wait_until
 
 SQL = sql.load("penstock.intake", "intake.sql")

@@ -13,9 +13,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from penstock.db import embedded
-from penstock.db.cluster import PGDATA
-from penstock.db.keeper import find_postmaster
+from penstock.db.embedded import postgres
+from penstock.db.embedded.cluster import PGDATA
+from penstock.db.embedded.keeper import find_postmaster
 from tests.support.cli import (
     Finished,
     ask,
@@ -147,7 +147,7 @@ def test_a_kill_while_writing_leaves_the_old_output_whole(tmp_path: Path, data_d
         site = Site(data_dir, 3_000, mock)
         site.run().expect(0)
         written = site.output.read_bytes()
-        with embedded.acquire(site.data_dir) as server:
+        with postgres.acquire(site.data_dir) as server:
             # Nobody reads outcomes while this lock is held: the export stands still, its drafts begun.
             with psycopg.connect(server.conninfo) as connection:
                 connection.execute("LOCK TABLE penstock.outcomes")

@@ -10,10 +10,10 @@ from time import monotonic
 
 import psycopg
 
-from penstock.caretaker import Caretaker
 from penstock.config import Config
 from penstock.db.leader import Leader
-from penstock.providers import Providers
+from penstock.dispatch.providers import Providers
+from penstock.server.background import BackgroundDuties
 from tests.support import candidate
 from tests.support.db import pooled as open_pooled
 from tests.support.postgres_proxy import PostgresProxy
@@ -202,8 +202,8 @@ def test_caretakers_share_one_leader_and_the_work_goes_on_when_it_goes(database:
         config, nobody = Config(), Providers(())
         async with (
             open_pooled(database) as pool,
-            Caretaker(config, database, pool, nobody) as first,
-            Caretaker(config, database, pool, nobody) as second,
+            BackgroundDuties(config, database, pool, nobody) as first,
+            BackgroundDuties(config, database, pool, nobody) as second,
         ):
             await until(lambda: first.leader.leads or second.leader.leads)
             await until(lambda: first.leader.leads != second.leader.leads)
@@ -224,7 +224,7 @@ def test_what_is_led_is_done_behind_a_pooler_too(pooler: str, database_18: str) 
     behind = psycopg.conninfo.make_conninfo(pooler, dbname=psycopg.conninfo.conninfo_to_dict(database_18)["dbname"])
 
     async def run() -> None:
-        async with open_pooled(behind) as pool, Caretaker(Config(), behind, pool, Providers(())) as caretaker:
+        async with open_pooled(behind) as pool, BackgroundDuties(Config(), behind, pool, Providers(())) as caretaker:
             await until(caretaker.leader.pooled.is_set)
             with psycopg.connect(database_18, autocommit=True) as connection:
                 connection.execute(_EXPIRED)

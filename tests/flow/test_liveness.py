@@ -8,16 +8,17 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from penstock.batches.read import read_status
+from penstock.batches.steer import pause_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
-from penstock.claim.heart import Heart
 from penstock.config import ClaimLimits, Config, LivenessLimits, RetryLimits, SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import BatchState, Item, Lease, Outcome, OutcomeState, Verdict
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
-from penstock.worker import Worker
+from penstock.worker.heartbeat import Heartbeat
+from penstock.worker.worker import Worker
 from tests.support.db import connected, one, pooled, with_connection
 from tests.support.engine import make_batch, until
 from tests.support.wait import wait_until
@@ -94,7 +95,7 @@ def test_the_item_that_kills_its_workers_ends_up_alone_and_fails(database: str) 
                 changes = Changes(outcomes=[(lease, 5, 6, "c", replace_failed())])
                 assert (await settle(connection, reclaimer, changes, now=now)).outcomes == 1
         assert failed == [5]
-        counts = (await batches.read_status(connection, batch_id)).counts
+        counts = (await read_status(connection, batch_id)).counts
         assert (counts.completed, counts.failed, counts.pending) == (7, 1, 0)
 
     with_connection(database, body)
@@ -148,7 +149,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again(database_18: str) -> None:
 class TestHeart:
     def test_checks_in_on_the_database_s_clock(self, database: str) -> None:
         worker = self._register(database, NOW - timedelta(days=9))
-        heart = Heart(database, worker, QUICK.liveness)
+        heart = Heartbeat(database, worker, QUICK.liveness)
         before = heart.alive_until
         heart.start()
         wait_until(lambda: heart.alive_until > before, 30)
@@ -158,7 +159,7 @@ class TestHeart:
         assert row == (True,)
 
     def test_hears_that_it_was_declared_dead(self, database_18: str) -> None:
-        heart = Heart(database_18, uuid4(), QUICK.liveness)
+        heart = Heartbeat(database_18, uuid4(), QUICK.liveness)
         heart.start()
         wait_until(lambda: heart.declared_dead, 30)
         assert not heart.alive
@@ -167,7 +168,7 @@ class TestHeart:
         worker = self._register(database_18, NOW)
         with psycopg.connect(database_18) as connection:
             connection.execute("LOCK TABLE penstock.workers IN ACCESS EXCLUSIVE MODE")
-            heart = Heart(database_18, worker, QUICK.liveness)
+            heart = Heartbeat(database_18, worker, QUICK.liveness)
             heart.start()
             wait_until(lambda: not heart.alive, 30)
             assert not heart.declared_dead
@@ -262,7 +263,7 @@ class TestWorker:
         async def body(pool: Pool, connection: Connection) -> None:
             batch_id = await make_batch(connection, [4])
             await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=uuid4(), taper_floor=4)
-            assert await batches.pause(connection, batch_id)
+            assert await pause_batch(connection, batch_id)
             called: list[int] = []
 
             async def call(item: Item) -> Verdict:
@@ -273,7 +274,7 @@ class TestWorker:
             worker = Worker(config, pool, "test", CoroutineDispatcher(each(call), 4, RetryLimits()))
             running = asyncio.create_task(worker.run())
             await until(pool, batch_id, lambda status: status.counts.failed == 4)
-            await batches.resume(connection, batch_id)
+            await resume_batch(connection, batch_id)
             await until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
             worker.stop()
             await running

@@ -17,8 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.mock import Behaviour, Latency, MockUpstream, RateLimit
 from penstock.mock.answers import digest_of
+from penstock.mock.behaviour import Behaviour, Latency, RateLimit
+from penstock.mock.server import MockUpstream
 from penstock.mock.wire import WireLimits
 from tests.support.mock_process import spawn_mock, start_mock_process
 

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from penstock.claim.heart import Heart
 from penstock.config import DatabaseLimits, LivenessLimits
 from penstock.db.pool import open_pool
+from penstock.worker.heartbeat import Heartbeat
 from tests.support.db import RUNNING_18
 from tests.support.wait import wait_until
 
@@ -60,7 +60,7 @@ def test_nothing_is_set_in_sessions_that_others_get_next(pooler: str, database_1
     with psycopg.connect(behind, autocommit=True) as connection:
         before = connection.execute(settings).fetchall()
     asyncio.run(use_the_pooler())
-    heart = Heart(behind, uuid4(), LivenessLimits())
+    heart = Heartbeat(behind, uuid4(), LivenessLimits())
     heart.start()
     wait_until(lambda: heart.declared_dead, 30)
     with psycopg.connect(behind, autocommit=True) as connection:

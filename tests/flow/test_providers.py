@@ -14,15 +14,15 @@ import openai
 import psycopg
 import pytest
 
-from penstock.caretaker import Caretaker
+from penstock.batches.unserved import list_unserved, move_lanes
 from penstock.claim import claim as claims
 from penstock.claim import gates, liveness
 from penstock.config import Config, LivenessLimits
 from penstock.db.pool import Connection
+from penstock.dispatch.providers import Provider, Providers
 from penstock.model import Again
-from penstock.providers import Provider, Providers
+from penstock.server.background import BackgroundDuties
 from penstock.settle.write import Changes, settle
-from penstock.work import pools
 from tests.support import sessions
 from tests.support.cli import run_cli
 from tests.support.db import connected, one, pooled, with_connection
@@ -138,14 +138,14 @@ def test_work_of_a_provider_that_is_gone_goes_to_the_one_that_serves_its_model(
             await make_batch(connection, [5, 3], pool="serve:old")  # model-0 and model-1
             await sessions.send(connection, "s", "s", pool="session:old")
             await make_batch(connection, [5], pool="run:other")
-            async with Caretaker(config, database, pool, Providers([NEW])) as caretaker, asyncio.timeout(30):
+            async with BackgroundDuties(config, database, pool, Providers([NEW])) as caretaker, asyncio.timeout(30):
                 while await one(connection, f"{_POOLS}lanes") != (
                     ["run:other", "serve:new", "serve:old", "session:new"],
                 ):
                     caretaker.wake("reroute")
                     await asyncio.sleep(0.02)
             assert await one(connection, f"{_POOLS}session_requests") == (["session:new"],)
-            assert await pools.unserved(connection, ["serve:new", "session:new"], GRACE_S) == {"serve:old": ["model-1"]}
+            assert await list_unserved(connection, ["serve:new", "session:new"], GRACE_S) == {"serve:old": ["model-1"]}
 
     asyncio.run(run())
     assert "serve:old has unfinished work and no provider or worker: configure a provider for model-1" in caplog.text
@@ -155,17 +155,17 @@ def test_work_of_a_provider_that_is_gone_goes_to_the_one_that_serves_its_model(
 def test_work_that_somebody_has_is_not_moved(database: str) -> None:
     async def body(connection: Connection) -> None:
         async def move() -> int:
-            return await pools.move(connection, "serve:old", "model-0", "serve:new", GRACE_S)
+            return await move_lanes(connection, "serve:old", "model-0", "serve:new", GRACE_S)
 
         await make_batch(connection, [5], pool="serve:old")
         worker = uuid4()
         await liveness.register(connection, worker, "serve:old")
-        assert await pools.unserved(connection, [], 60) == {}
-        assert await pools.move(connection, "serve:old", "model-0", "serve:new", 60) == 0
+        assert await list_unserved(connection, [], 60) == {}
+        assert await move_lanes(connection, "serve:old", "model-0", "serve:new", 60) == 0
         leases = await claims.claim(connection, pool="serve:old", wants={"model-0": 2}, worker_id=worker)
         await liveness.unregister(connection, worker)
-        assert await pools.unserved(connection, [], GRACE_S) == {"serve:old": ["model-0"]}
-        assert await pools.unserved(connection, ["serve:old"], GRACE_S) == {}
+        assert await list_unserved(connection, [], GRACE_S) == {"serve:old": ["model-0"]}
+        assert await list_unserved(connection, ["serve:old"], GRACE_S) == {}
         assert await move() == 0
 
         items = await claims.read_bodies(connection, leases[0], leases[0].ranges, max_rows=9, max_bytes=1 << 20)

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from penstock import Fail, NotFound, Retry, Skip, chunk
 from penstock.config import DispatchLimits, RetryLimits
-from penstock.dispatch.pool import Dispatcher
-from penstock.dispatch.python import PythonProcessor, chunk_size_of, load_processor
+from penstock.dispatch.dispatcher import Dispatcher
+from penstock.dispatch.loading import load_processor
+from penstock.dispatch.python import PythonProcessor, chunk_size_of
+from penstock.dispatch.signals import Fail, NotFound, Retry, Skip, chunk
 from penstock.errors import PenstockError, UsageError
 from penstock.model import Again, Item, Outcome, OutcomeState, Verdict
 from tests.support.items import make_item, make_items

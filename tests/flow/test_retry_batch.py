@@ -8,12 +8,17 @@ from uuid import UUID
 
 import pytest
 
+from penstock.batches import run_again
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import Batch, get_batch
+from penstock.batches.run_again import NotFailed, NotRetryable, Retried, retry_batch
+from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
+from penstock.batches.validate import validate_batch
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.erase import erase
+from penstock.export.result_lines import Result, openai_line
 from penstock.model import BatchState, Counts, Lease, OutcomeState
-from penstock.results import Result, openai_line
-from penstock.work import batches, retry
 from tests.support.db import one, with_connection
 from tests.support.engine import make_batch, make_file
 from tests.support.wishes import answer, ask_for, defer, make_wish, take
@@ -21,8 +26,8 @@ from tests.support.wishes import answer, ask_for, defer, make_wish, take
 FAILED, NOT_FOUND, SKIPPED = OutcomeState.FAILED, OutcomeState.NOT_FOUND, OutcomeState.SKIPPED
 
 
-async def read(connection: Connection, batch_id: UUID) -> batches.Batch:
-    batch = await batches.get_batch(connection, batch_id, None)
+async def read(connection: Connection, batch_id: UUID) -> Batch:
+    batch = await get_batch(connection, batch_id, None)
     assert batch is not None
     return batch
 
@@ -52,7 +57,7 @@ async def mixed(connection: Connection, totals: list[int]) -> UUID:
     batch_id = await make_wish(connection, totals)
     for want, state in ((2, FAILED), (1, NOT_FOUND), (1, SKIPPED), (1_000, OutcomeState.COMPLETED)):
         await answer(connection, await take(connection, want), state)
-    assert await batches.finish(connection, batch_id)
+    assert await finish_batch(connection, batch_id)
     return batch_id
 
 
@@ -65,7 +70,7 @@ def test_all_failures_of_a_completed_batch_run_once_more(database: str) -> None:
         query = "SELECT count(*) FROM penstock.files WHERE batch_id = %s"
         assert await one(connection, query, [batch_id]) == (2,)
 
-        assert await batches.retry_batch(connection, batch_id, "local") == batches.Retried(8, True)
+        assert await retry_batch(connection, batch_id, "local") == Retried(8, True)
 
         again = await read(connection, batch_id)
         assert (again.state, settled(again.counts), again.counts.pending) == (BatchState.IN_PROGRESS, (5, 0, 0, 0), 8)
@@ -73,7 +78,7 @@ def test_all_failures_of_a_completed_batch_run_once_more(database: str) -> None:
         assert again.usage == before.usage
         assert again.completed_at is None
         assert await one(connection, query, [batch_id]) == (0,)
-        assert not await batches.finish(connection, batch_id)
+        assert not await finish_batch(connection, batch_id)
         assert await one(connection, "SELECT sum(completed_count) FROM penstock.journal") == (5,)
 
         leases = await take(connection)
@@ -81,7 +86,7 @@ def test_all_failures_of_a_completed_batch_run_once_more(database: str) -> None:
         assert {lease.attempt for lease in leases} == {1}
         await answer(connection, leases[:1], FAILED)
         await answer(connection, leases[1:])
-        assert await batches.finish(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
         after = await read(connection, batch_id)
         assert (after.state, after.counts.settled, after.counts.failed) == (BatchState.COMPLETED, 13, 4)
         assert after.error_bytes == await error_bytes(connection, batch_id)
@@ -103,8 +108,8 @@ def test_all_failures_of_a_completed_batch_run_once_more(database: str) -> None:
 def test_only_the_named_failures_run_again(database: str, wish: dict[str, Any], expected: list[Any]) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await mixed(connection, [7])
-        retried = await batches.retry_batch(connection, batch_id, "local", **wish)
-        assert retried == batches.Retried(len(expected), bool(expected))
+        retried = await retry_batch(connection, batch_id, "local", **wish)
+        assert retried == Retried(len(expected), bool(expected))
         assert ordinals(await take(connection)) == expected
         state = (await read(connection, batch_id)).state
         assert state is (BatchState.IN_PROGRESS if expected else BatchState.COMPLETED)
@@ -125,8 +130,8 @@ def test_what_has_not_failed_is_named_and_nothing_runs(
     async def body(connection: Connection) -> None:
         batch_id = await mixed(connection, [7])
         before = await read(connection, batch_id)
-        with pytest.raises(batches.NotFailed) as caught:
-            await batches.retry_batch(connection, batch_id, "local", **wish)
+        with pytest.raises(NotFailed) as caught:
+            await retry_batch(connection, batch_id, "local", **wish)
         assert caught.value.named == unknown
         assert await read(connection, batch_id) == before
 
@@ -137,9 +142,9 @@ def test_a_batch_without_failures_stays_as_it_is(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await make_wish(connection, [3])
         await answer(connection, await take(connection))
-        assert await batches.finish(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
         before = await read(connection, batch_id)
-        assert await batches.retry_batch(connection, batch_id, None) == batches.Retried(0, False)
+        assert await retry_batch(connection, batch_id, None) == Retried(0, False)
         assert await read(connection, batch_id) == before
 
     with_connection(database_18, body)
@@ -154,19 +159,19 @@ def test_what_was_never_run_runs_too_and_has_its_time_again(database: str, end: 
         await answer(connection, await take(connection, 1, now=now), FAILED, now=now)
         await defer(connection, await take(connection, 3, now=now), now=now)
         if end == "cancelled":
-            assert await batches.cancel(connection, batch_id, "local", now=now)
+            assert await cancel_batch(connection, batch_id, "local", now=now)
         late = now + timedelta(hours=2)
-        assert await batches.finish(connection, batch_id, now=late)
+        assert await finish_batch(connection, batch_id, now=late)
         batch = await read(connection, batch_id)
         assert batch.state == end
         assert settled(batch.counts) == (2, 1, 0, 0)
         assert await one(connection, "SELECT held, sum(size) FROM penstock.deferrals GROUP BY held") == (True, 3)
         lines = "SELECT lines FROM penstock.files WHERE batch_id = %s AND kind = 'errors'"
         assert await one(connection, lines, [batch_id]) == (8,)
-        with pytest.raises(batches.NotRetryable, match="not run to its end"):
-            await batches.retry_batch(connection, batch_id, None, lines=[1])
+        with pytest.raises(NotRetryable, match="not run to its end"):
+            await retry_batch(connection, batch_id, None, lines=[1])
 
-        assert await batches.retry_batch(connection, batch_id, None, now=late) == batches.Retried(8, True)
+        assert await retry_batch(connection, batch_id, None, now=late) == Retried(8, True)
 
         batch = await read(connection, batch_id)
         assert (batch.state, batch.cancelling_at, batch.expired_at) == (BatchState.IN_PROGRESS, None, None)
@@ -174,7 +179,7 @@ def test_what_was_never_run_runs_too_and_has_its_time_again(database: str, end: 
         leases = await take(connection, now=late)
         assert sum(lease.size for lease in leases) == 8
         await answer(connection, leases, now=late)
-        assert await batches.finish(connection, batch_id, now=late)
+        assert await finish_batch(connection, batch_id, now=late)
         batch = await read(connection, batch_id)
         assert (batch.state, settled(batch.counts)) == (BatchState.COMPLETED, (10, 0, 0, 0))
 
@@ -188,18 +193,18 @@ def test_failures_of_a_running_batch(database: str, paused: bool) -> None:
         await answer(connection, await take(connection, 3), FAILED)
         held = await take(connection, 2)
         if paused:
-            await batches.pause(connection, batch_id)
-        assert await batches.retry_batch(connection, batch_id, "local") == batches.Retried(3, False)
+            await pause_batch(connection, batch_id)
+        assert await retry_batch(connection, batch_id, "local") == Retried(3, False)
         counts = (await read(connection, batch_id)).counts
         assert (counts.failed, counts.in_flight, counts.pending) == (0, 2, 8)
         leases = await take(connection)
         if paused:
             assert leases == []
-            assert await batches.resume(connection, batch_id)
+            assert await resume_batch(connection, batch_id)
             leases = await take(connection)
         assert sum(lease.size for lease in leases) == 8
         await answer(connection, leases + held)
-        assert await batches.finish(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
 
     with_connection(database, body)
 
@@ -210,23 +215,23 @@ def test_a_rerun_before_the_end_is_noticed(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await make_wish(connection, [4])
         await answer(connection, await take(connection), FAILED)
-        assert await batches.retry_batch(connection, batch_id, None) == batches.Retried(4, False)
-        assert not await batches.finish(connection, batch_id)
+        assert await retry_batch(connection, batch_id, None) == Retried(4, False)
+        assert not await finish_batch(connection, batch_id)
         await answer(connection, await take(connection))
-        assert await batches.finish(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
 
     with_connection(database_18, body)
 
 
 def test_many_failures_in_chunks(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_CHUNK_ROWS", 7)
+    monkeypatch.setattr(run_again, "_CHUNK_ROWS", 7)
 
     async def body(connection: Connection) -> None:
         batch_id = await make_wish(connection, [21, 1, 30])
         leases = await take(connection)
         await answer(connection, leases, FAILED)
-        assert await batches.finish(connection, batch_id)
-        assert await batches.retry_batch(connection, batch_id, None) == batches.Retried(52, True)
+        assert await finish_batch(connection, batch_id)
+        assert await retry_batch(connection, batch_id, None) == Retried(52, True)
         batch = await read(connection, batch_id)
         assert (batch.counts.failed, batch.counts.pending, batch.error_bytes) == (0, 52, 0)
         assert sum(lease.size for lease in await take(connection)) == 52
@@ -237,26 +242,26 @@ def test_many_failures_in_chunks(database: str, monkeypatch: pytest.MonkeyPatch)
 def test_what_cannot_be_retried_says_why(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         waiting = await make_wish(connection, [2], validated=False)
-        with pytest.raises(batches.NotRetryable, match="status 'validating'"):
-            await batches.retry_batch(connection, waiting, None)
-        await batches.validate_batch(connection, waiting, lambda _: None)
-        with pytest.raises(batches.NotRetryable, match="status 'failed'"):
-            await batches.retry_batch(connection, waiting, None)
+        with pytest.raises(NotRetryable, match="status 'validating'"):
+            await retry_batch(connection, waiting, None)
+        await validate_batch(connection, waiting, lambda _: None)
+        with pytest.raises(NotRetryable, match="status 'failed'"):
+            await retry_batch(connection, waiting, None)
         going = await make_wish(connection, [2])
         held = await take(connection, 1)
-        await batches.cancel(connection, going)
-        with pytest.raises(batches.NotRetryable, match="status 'cancelling'"):
-            await batches.retry_batch(connection, going, None)
+        await cancel_batch(connection, going)
+        with pytest.raises(NotRetryable, match="status 'cancelling'"):
+            await retry_batch(connection, going, None)
         await answer(connection, held)
-        with pytest.raises(batches.NotRetryable, match="no batch"):
-            await batches.retry_batch(connection, going, "other")
+        with pytest.raises(NotRetryable, match="no batch"):
+            await retry_batch(connection, going, "other")
         in_line = await make_batch(connection, [2], width=1)
-        with pytest.raises(batches.NotRetryable, match="one after the other"):
-            await batches.retry_batch(connection, in_line, None)
+        with pytest.raises(NotRetryable, match="one after the other"):
+            await retry_batch(connection, in_line, None)
         file_id = await make_file(connection, [2])
         bare = await ask_for(connection, file_id)
         await erase.delete_file(connection, file_id, None)
-        with pytest.raises(batches.NotRetryable, match="input file"):
-            await batches.retry_batch(connection, bare, None)
+        with pytest.raises(NotRetryable, match="input file"):
+            await retry_batch(connection, bare, None)
 
     with_connection(database_18, body)

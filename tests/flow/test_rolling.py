@@ -12,6 +12,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from penstock.batches import create
+from penstock.batches.create import create_batch
+from penstock.batches.finish import finish_batches
+from penstock.batches.read import get_batch
+from penstock.batches.upkeep import keep_line
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
@@ -22,7 +27,6 @@ from penstock.db.pool import Connection
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle import write
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.db import one, with_connection
 from tests.support.engine import make_file
 
@@ -50,7 +54,7 @@ def upgraded(server_18: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def _of_before(monkeypatch: pytest.MonkeyPatch, old: bool) -> Iterator[None]:
     with monkeypatch.context() as patched:
         if old:
-            for module in (write, batches, liveness):
+            for module in (write, create, liveness):
                 statements = {statement.name: statement for statement in (*module._SQL, *_OLD)}
                 patched.setattr(module, "_SQL", sql.Statements("before", statements))
         yield
@@ -81,10 +85,10 @@ def test_old_and_new_workers_share_the_work(upgraded: str, monkeypatch: pytest.M
         for old in (True, False, True):
             file_id = await make_file(connection, [_LINES])
             with _of_before(monkeypatch, old):
-                ids.append(await batches.create_batch(connection, file_id=file_id, owner="local", pool=_POOL))
+                ids.append(await create_batch(connection, file_id=file_id, owner="local", pool=_POOL))
         worker, called = uuid4(), 0
         while True:
-            await batches.keep_line(connection, limit=10)
+            await keep_line(connection, limit=10)
             leases = await _claim(connection, worker, chance.randint(1, 40), old=chance.random() < 0.5)
             leases = leases or await _claim(connection, worker, 10, old=False)
             if not leases:
@@ -104,9 +108,9 @@ def test_old_and_new_workers_share_the_work(upgraded: str, monkeypatch: pytest.M
                         changes.outcomes.append((lease, ordinal, ordinal + 1, "c", _DONE))
             with _of_before(monkeypatch, chance.random() < 0.5):
                 await settle(connection, worker, changes)
-        assert await batches.finish_all(connection, ids) == set(ids)
+        assert await finish_batches(connection, ids) == set(ids)
         for batch_id in ids:
-            batch = await batches.get_batch(connection, batch_id, None)
+            batch = await get_batch(connection, batch_id, None)
             assert batch is not None
             assert (batch.state, batch.counts.completed) == (BatchState.COMPLETED, _LINES)
         assert await one(connection, "SELECT count(*) FROM penstock.outcomes") == (3 * _LINES,)

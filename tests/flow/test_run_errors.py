@@ -17,7 +17,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from penstock.cli.paths import check_paths
-from penstock.db import embedded
+from penstock.db.embedded import postgres
 from penstock.errors import UsageError
 from tests.support.cli import (
     Finished,
@@ -367,7 +367,7 @@ def test_a_data_directory_that_cannot_be_used(tmp_path: Path, source: Path, mock
 def test_an_interrupted_intake_keeps_nothing(tmp_path: Path, mock: MockProcess) -> None:
     source = write_requests(tmp_path / "requests.jsonl", 20_000)
     data_dir = tmp_path / ".penstock"
-    with embedded.acquire(data_dir), opened(data_dir) as connection:
+    with postgres.acquire(data_dir), opened(data_dir) as connection:
         slow = ("--set", "copy_batch_rows=1")
         with start_cli(
             "run", source, "--base-url", mock.base_url, "-o", "answers.jsonl", "--json", *slow, cwd=tmp_path

@@ -12,11 +12,13 @@ import pytest
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
-from penstock.erase import erase
+from penstock.erase import erase, purge
 from penstock.model import Again, Outcome, OutcomeState, parse_id
+from penstock.sessions import answers
+from penstock.sessions.accept import Existing, Refused, accept_many
+from penstock.sessions.answers import RequestRow, get_request, list_requests
+from penstock.sessions.sessions import cancel_request, get_session, list_sessions, put_session, resume_session
 from penstock.settle.write import Changes, pass_over, settle
-from penstock.work import sessions
-from penstock.work.sessions import Existing, Refused, accept_many
 from tests.support.db import connected, one, with_connection
 from tests.support.sessions import DEAD, DONE, ENDPOINT, OWNER, POOL, accepted, end, send, take, take_items, wish
 
@@ -39,7 +41,7 @@ def test_requests_are_numbered_in_the_order_given(database: str) -> None:
         second = await send(connection, "b", "c", "a")
         assert [answer.sequence for answer in second] == [2, 1, 4]
         assert len({answer.session_id for answer in first + second}) == 3
-        listed = await sessions.list_requests(connection, OWNER, "a")
+        listed = await list_requests(connection, OWNER, "a")
         asked = [answer.request_id for answer in first + second if answer.session_id == first[0].session_id]
         assert [row.id for row in listed] == asked
 
@@ -101,7 +103,7 @@ def test_a_session_has_room_for_so_many(database: str) -> None:
         await take(connection, WORKER)
         found = await accept_many(connection, [wish("a"), wish("a")], max_queued=3)
         assert (accepted(found[0]).sequence, found[1]) == (4, Refused("queue_full"))
-        await sessions.put_session(connection, OWNER, "b", max_queued=1)
+        await put_session(connection, OWNER, "b", max_queued=1)
         found = await accept_many(connection, [wish("b"), wish("b")], max_queued=99)
         assert (accepted(found[0]).sequence, found[1]) == (2, Refused("queue_full"))
 
@@ -185,7 +187,7 @@ def test_sessions_are_served_in_the_order_in_which_they_became_ready(database: s
         now = datetime(2030, 1, 1, tzinfo=UTC)
         for number, key in enumerate("cab"):
             await send(connection, key, key, now=now + timedelta(seconds=number))
-        keys = {row.lane_id: row.key for row in await sessions.list_sessions(connection, OWNER)}
+        keys = {row.lane_id: row.key for row in await list_sessions(connection, OWNER)}
         served = []
         for number in range(6):
             later = now + timedelta(minutes=1, seconds=number)
@@ -200,7 +202,7 @@ def test_sessions_are_served_in_the_order_in_which_they_became_ready(database: s
 def test_priority_chooses_among_sessions(database: str) -> None:
     async def body(connection: Connection) -> None:
         await send(connection, "a", "a", "b", "b")
-        urgent = await sessions.put_session(connection, OWNER, "b", priority=5)
+        urgent = await put_session(connection, OWNER, "b", priority=5)
         (first,) = await take_items(connection, WORKER, 1)
         assert (first.lease.lane_id, first.line) == (urgent.lane_id, 1)
         await end(connection, WORKER, [first])
@@ -246,8 +248,8 @@ def test_a_request_shows_how_far_it_is(database: str) -> None:
     async def body(connection: Connection) -> None:
         first, second = await send(connection, "a", "a")
 
-        async def look(expected: str, attempts: int) -> sessions.RequestRow:
-            row = await sessions.get_request(connection, OWNER, "a", first.request_id)
+        async def look(expected: str, attempts: int) -> RequestRow:
+            row = await get_request(connection, OWNER, "a", first.request_id)
             assert row is not None
             assert (row.status, row.attempts, row.sequence) == (expected, attempts, 1)
             return row
@@ -257,14 +259,14 @@ def test_a_request_shows_how_far_it_is(database: str) -> None:
         assert (await look("processing", 1)).lease_nonce == item.lease.nonce
         await end(connection, WORKER, [item], LATER)
         await look("pending", 1)
-        assert await sessions.answered(connection, [first.request_id, second.request_id]) == []
+        assert await answers.answered(connection, [first.request_id, second.request_id]) == []
         await connection.execute("UPDATE penstock.deferrals SET due_at = now()")
         (item,) = await take_items(connection, WORKER)
         await end(connection, WORKER, [item], DEAD)
         row = await look("failed", 2)
         assert (row.status_code, row.response, row.error_code, row.error_message) == (400, b'"no"', "bad_request", "no")
         assert row.completed_at is not None
-        assert await sessions.answered(connection, [first.request_id, second.request_id]) == [row]
+        assert await answers.answered(connection, [first.request_id, second.request_id]) == [row]
 
     with_connection(database, body)
 
@@ -274,11 +276,11 @@ def test_others_cannot_see_it(database: str) -> None:
         (answer,) = await send(connection, "a")
         await send(connection, "b")
         for owner, key in (("other", "a"), (OWNER, "b")):
-            assert await sessions.get_request(connection, owner, key, answer.request_id) is None
-            assert not await sessions.cancel_request(connection, owner, key, answer.request_id)
-        assert await sessions.get_request(connection, None, "a", answer.request_id) is not None
-        assert await sessions.get_session(connection, "other", "a") is None
-        assert await sessions.list_sessions(connection, "other") == []
+            assert await get_request(connection, owner, key, answer.request_id) is None
+            assert not await cancel_request(connection, owner, key, answer.request_id)
+        assert await get_request(connection, None, "a", answer.request_id) is not None
+        assert await get_session(connection, "other", "a") is None
+        assert await list_sessions(connection, "other") == []
         assert not await erase.delete_session(connection, "other", "a")
 
     with_connection(database, body)
@@ -290,17 +292,15 @@ def test_requests_by_status_and_by_page(database: str) -> None:
         for verdict in (DONE, DEAD, DONE):
             await end(connection, WORKER, await take_items(connection, WORKER), verdict)
         await take(connection, WORKER)
-        assert await sessions.cancel_request(connection, OWNER, "a", sent[5].request_id)
+        assert await cancel_request(connection, OWNER, "a", sent[5].request_id)
         expected = {"completed": [1, 3], "failed": [2], "processing": [4], "pending": [5, 7], "cancelled": [6]}
         for status, sequences in expected.items():
-            listed = await sessions.list_requests(connection, OWNER, "a", status=status)
+            listed = await list_requests(connection, OWNER, "a", status=status)
             assert [row.sequence for row in listed] == sequences
             assert {row.status for row in listed} == {status}
-            after = await sessions.list_requests(
-                connection, OWNER, "a", status=status, after_sequence=sequences[0], limit=1
-            )
+            after = await list_requests(connection, OWNER, "a", status=status, after_sequence=sequences[0], limit=1)
             assert [row.sequence for row in after] == sequences[1:2]
-        page = await sessions.list_requests(connection, OWNER, "a", after_sequence=2, limit=3)
+        page = await list_requests(connection, OWNER, "a", after_sequence=2, limit=3)
         assert [row.sequence for row in page] == [3, 4, 5]
 
     with_connection(database, body)
@@ -310,9 +310,9 @@ def test_sessions_newest_first(database: str) -> None:
     async def body(connection: Connection) -> None:
         for key in "abcd":
             await send(connection, key)
-        first = await sessions.list_sessions(connection, OWNER, limit=3)
+        first = await list_sessions(connection, OWNER, limit=3)
         assert [row.key for row in first] == ["d", "c", "b"]
-        rest = await sessions.list_sessions(connection, OWNER, after=first[-1].id)
+        rest = await list_sessions(connection, OWNER, after=first[-1].id)
         assert [row.key for row in rest] == ["a"]
 
     with_connection(database, body)
@@ -323,7 +323,7 @@ def test_figures_of_a_session_add_up(database: str) -> None:
         await send(connection, "a", "a", "a")
 
         async def look() -> tuple[int, int, int, int]:
-            row = await sessions.get_session(connection, OWNER, "a")
+            row = await get_session(connection, OWNER, "a")
             assert row is not None
             return row.total, row.queued, row.in_flight, row.answered
 
@@ -340,7 +340,7 @@ def test_figures_of_a_session_add_up(database: str) -> None:
 
 def test_settings_can_be_made_before_the_first_request(database: str) -> None:
     async def body(connection: Connection) -> None:
-        made = await sessions.put_session(
+        made = await put_session(
             connection, OWNER, "a", on_dead_head="block", max_queued=7, wait_timeout_s=1.5, priority=3
         )
         assert (made.on_dead_head, made.max_queued, made.wait_timeout_s, made.priority) == ("block", 7, 1.5, 3)
@@ -348,7 +348,7 @@ def test_settings_can_be_made_before_the_first_request(database: str) -> None:
         (answer,) = await send(connection, "a")
         assert (answer.session_id, answer.wait_timeout_s) == (made.id, 1.5)
         assert len(await take(connection, WORKER)) == 1
-        changed = await sessions.put_session(connection, OWNER, "a")
+        changed = await put_session(connection, OWNER, "a")
         assert (changed.id, changed.on_dead_head, changed.max_queued) == (made.id, "continue", None)
 
     with_connection(database, body)
@@ -360,18 +360,18 @@ def test_settings_can_be_made_before_the_first_request(database: str) -> None:
 def test_a_queued_request_is_cancelled_at_once_and_passed_over(database: str) -> None:
     async def body(connection: Connection) -> None:
         first, second, third = await send(connection, "a", "a", "a")
-        assert await sessions.cancel_request(connection, OWNER, "a", second.request_id)
-        assert not await sessions.cancel_request(connection, OWNER, "a", second.request_id)
-        (row,) = await sessions.answered(connection, [first.request_id, second.request_id, third.request_id])
+        assert await cancel_request(connection, OWNER, "a", second.request_id)
+        assert not await cancel_request(connection, OWNER, "a", second.request_id)
+        (row,) = await answers.answered(connection, [first.request_id, second.request_id, third.request_id])
         assert (row.id, row.status, row.error_code, row.attempts) == (second.request_id, "cancelled", "cancelled", 0)
         (item,) = await take_items(connection, WORKER)
-        assert not await sessions.cancel_request(connection, OWNER, "a", first.request_id), "it is being worked on"
+        assert not await cancel_request(connection, OWNER, "a", first.request_id), "it is being worked on"
         await end(connection, WORKER, [item])
-        assert not await sessions.cancel_request(connection, OWNER, "a", first.request_id), "it is decided"
+        assert not await cancel_request(connection, OWNER, "a", first.request_id), "it is decided"
         (item,) = await take_items(connection, WORKER)
         assert item.cancelled
         await end(connection, WORKER, [item], SKIPPED)
-        row = (await sessions.answered(connection, [second.request_id]))[0]
+        row = (await answers.answered(connection, [second.request_id]))[0]
         assert (row.status, row.error_code, row.attempts) == ("cancelled", "cancelled", 0)
         assert await one(connection, "SELECT count(*) FROM penstock.attempts") == (0,)
         (item,) = await take_items(connection, WORKER)
@@ -385,11 +385,11 @@ def test_a_request_that_waits_for_another_try_can_be_cancelled(database: str) ->
         first, _ = await send(connection, "a", "a")
         await end(connection, WORKER, await take_items(connection, WORKER), LATER)
         assert await take(connection, WORKER) == []
-        assert await sessions.cancel_request(connection, OWNER, "a", first.request_id)
+        assert await cancel_request(connection, OWNER, "a", first.request_id)
         (item,) = await take_items(connection, WORKER)
         assert (item.line, item.cancelled) == (1, True), "at once, so that the session can go on"
         await end(connection, WORKER, [item], SKIPPED)
-        row = await sessions.get_request(connection, OWNER, "a", first.request_id)
+        row = await get_request(connection, OWNER, "a", first.request_id)
         assert row is not None
         assert (row.status, row.attempts) == ("cancelled", 1)
 
@@ -411,22 +411,22 @@ def test_a_failed_request_blocks_nobody_by_default(database: str) -> None:
 @pytest.mark.parametrize("retry_head", [False, True])
 def test_a_dead_head_can_block_its_session_until_somebody_decides(database: str, retry_head: bool) -> None:
     async def body(connection: Connection) -> None:
-        await sessions.put_session(connection, OWNER, "a", on_dead_head="block")
+        await put_session(connection, OWNER, "a", on_dead_head="block")
         first, *_ = await send(connection, "a", "a", "b")
         items = await take_items(connection, WORKER)
         await end(connection, WORKER, items, DEAD)
         assert await take(connection, WORKER) == [], "and b has nothing left"
-        blocked = await sessions.get_session(connection, OWNER, "a")
+        blocked = await get_session(connection, OWNER, "a")
         assert blocked is not None
         assert (blocked.open, blocked.queued) == (False, 1)
         await send(connection, "a")
-        assert not await sessions.resume_session(connection, OWNER, "b")
-        assert await sessions.resume_session(connection, OWNER, "a", retry_head=retry_head)
-        assert not await sessions.resume_session(connection, OWNER, "a")
+        assert not await resume_session(connection, OWNER, "b")
+        assert await resume_session(connection, OWNER, "a", retry_head=retry_head)
+        assert not await resume_session(connection, OWNER, "a")
         (item,) = await take_items(connection, WORKER)
         assert item.line == (1 if retry_head else 2)
         if retry_head:
-            row = await sessions.get_request(connection, OWNER, "a", first.request_id)
+            row = await get_request(connection, OWNER, "a", first.request_id)
             assert row is not None
             assert (row.status, row.attempts) == ("processing", 1)
             await end(connection, WORKER, [item])
@@ -439,13 +439,13 @@ def test_a_dead_head_can_block_its_session_until_somebody_decides(database: str,
 
 def test_a_dead_head_is_found_behind_what_was_cancelled_after_it(database: str) -> None:
     async def body(connection: Connection) -> None:
-        await sessions.put_session(connection, OWNER, "a", on_dead_head="block")
+        await put_session(connection, OWNER, "a", on_dead_head="block")
         _, second, third, _ = await send(connection, "a", "a", "a", "a")
         await end(connection, WORKER, await take_items(connection, WORKER), DEAD)
         for cancelled in (second, third):
-            assert await sessions.cancel_request(connection, OWNER, "a", cancelled.request_id)
+            assert await cancel_request(connection, OWNER, "a", cancelled.request_id)
         await pass_over(connection, [second.session_id])
-        assert await sessions.resume_session(connection, OWNER, "a", retry_head=True)
+        assert await resume_session(connection, OWNER, "a", retry_head=True)
         lines = []
         while items := await take_items(connection, WORKER):
             lines += [item.line for item in items]
@@ -457,9 +457,9 @@ def test_a_dead_head_is_found_behind_what_was_cancelled_after_it(database: str) 
 
 def test_a_cancelled_head_does_not_block(database: str) -> None:
     async def body(connection: Connection) -> None:
-        await sessions.put_session(connection, OWNER, "a", on_dead_head="block")
+        await put_session(connection, OWNER, "a", on_dead_head="block")
         first, _ = await send(connection, "a", "a")
-        assert await sessions.cancel_request(connection, OWNER, "a", first.request_id)
+        assert await cancel_request(connection, OWNER, "a", first.request_id)
         await end(connection, WORKER, await take_items(connection, WORKER), SKIPPED)
         assert [item.line for item in await take_items(connection, WORKER)] == [2]
 
@@ -478,10 +478,10 @@ def test_a_deleted_session_is_gone_for_everybody(database: str) -> None:
         assert not await erase.delete_session(connection, OWNER, "a")
         assert (await end(connection, WORKER, [item])).fenced == 1
         assert await take(connection, WORKER) == []
-        assert await sessions.get_session(connection, OWNER, "a") is None
-        assert await sessions.list_requests(connection, OWNER, "a") == []
-        assert await sessions.get_request(connection, OWNER, "a", first.request_id) is None
-        told = await sessions.answered(connection, [first.request_id, second.request_id])
+        assert await get_session(connection, OWNER, "a") is None
+        assert await list_requests(connection, OWNER, "a") == []
+        assert await get_request(connection, OWNER, "a", first.request_id) is None
+        told = await answers.answered(connection, [first.request_id, second.request_id])
         assert [(row.status, row.error_code) for row in told] == [("cancelled", "session_deleted")] * 2
         (fresh,) = await send(connection, "a")
         assert (fresh.sequence, fresh.session_id == first.session_id) == (1, False)
@@ -500,12 +500,12 @@ def test_nothing_of_a_deleted_session_is_left(database: str) -> None:
             "INSERT INTO penstock.session_stream SELECT id, 1, 1, 'x' FROM penstock.session_requests"
         )
         assert await erase.delete_session(connection, OWNER, "a")
-        while await erase.purge_step(connection, 3):
+        while await purge.purge_step(connection, 3):
             pass
         tables = ("sessions", "session_requests", "session_stream", "templates", "outcomes", "attempts", "reclaims")
         for table in (*tables, "lanes", "leases", "deferrals", "erasure_pieces"):
             assert await one(connection, f"SELECT count(*) FROM penstock.{table}") == (0,), table
-        (report,) = await erase.list_erasures(connection, OWNER)
+        (report,) = await purge.list_erasures(connection, OWNER)
         assert report.finished_at is not None
         assert (report.kind, report.templates, report.outcomes, report.attempts) == ("session", 4, 2, 2)
 
@@ -540,7 +540,7 @@ def test_those_who_wait_are_rung_once_a_flush(database_18: str) -> None:
         await end(connection, WORKER, await take_items(connection, WORKER, 5000))
         assert await heard() == ["*"]
         (answer,) = await send(connection, "a", waited=True)
-        assert await sessions.cancel_request(connection, OWNER, "a", answer.request_id)
+        assert await cancel_request(connection, OWNER, "a", answer.request_id)
         assert await erase.delete_session(connection, OWNER, "a")
         assert await heard() == [str(answer.lane_id)] * 2
 
@@ -624,7 +624,7 @@ def test_a_session_that_nobody_uses_is_deleted(database: str) -> None:
 
         assert await expire(29) == 0
         assert await expire(31, limit=1) == 1
-        assert await sessions.get_session(connection, OWNER, "old") is None
+        assert await get_session(connection, OWNER, "old") is None
         assert await expire(49) == 0
         assert await expire(51) == 1
         left = {key for (key,) in await rows(connection, "SELECT key FROM penstock.sessions WHERE deleted_at IS NULL")}
@@ -655,20 +655,20 @@ def test_what_was_cancelled_holds_up_nobody(database: str) -> None:
         (behind,) = await send(connection, "a")
         assert await take(connection, WORKER) == []
         for request in gone:
-            assert await sessions.cancel_request(connection, OWNER, "a", request.request_id)
+            assert await cancel_request(connection, OWNER, "a", request.request_id)
         assert await pass_over(connection, [gone[0].session_id]) == 2
         (item,) = await take_items(connection, WORKER)
         assert item.session_request_id == behind.request_id
         # In the middle: whoever answers what comes before learns of it.
         (middle,) = await send(connection, "a", route="model-1", pool="session:gone")
         (last,) = await send(connection, "a")
-        assert await sessions.cancel_request(connection, OWNER, "a", middle.request_id)
+        assert await cancel_request(connection, OWNER, "a", middle.request_id)
         settled = await end(connection, WORKER, [item])
         assert list(settled.cancelled_next) == [behind.session_id]
         assert await pass_over(connection, settled.cancelled_next) == 1
         (item,) = await take_items(connection, WORKER)
         assert item.session_request_id == last.request_id
-        row = await sessions.get_request(connection, OWNER, "a", middle.request_id)
+        row = await get_request(connection, OWNER, "a", middle.request_id)
         assert row is not None
         assert (row.status, row.attempts, row.error_code) == ("cancelled", 0, "cancelled")
         assert list((await end(connection, WORKER, [item])).cancelled_next) == []
@@ -681,7 +681,7 @@ def test_a_cancelled_retry_holds_up_nobody(database: str) -> None:
         first, second = await send(connection, "a", "a")
         await end(connection, WORKER, await take_items(connection, WORKER), LATER)
         assert await pass_over(connection, [first.session_id]) == 0
-        assert await sessions.cancel_request(connection, OWNER, "a", first.request_id)
+        assert await cancel_request(connection, OWNER, "a", first.request_id)
         assert await pass_over(connection, [first.session_id]) == 1
         assert await one(connection, "SELECT count(*) FROM penstock.deferrals") == (0,)
         (item,) = await take_items(connection, WORKER)
@@ -696,7 +696,7 @@ def test_what_was_cancelled_takes_no_room(database: str) -> None:
         held = await take_items(connection, WORKER)
         queued = [accepted(each) for each in await accept_many(connection, [wish("a"), wish("a")], max_queued=2)]
         assert await accept_many(connection, [wish("a")], max_queued=2) == [Refused("queue_full")]
-        assert await sessions.cancel_request(connection, OWNER, "a", queued[0].request_id)
+        assert await cancel_request(connection, OWNER, "a", queued[0].request_id)
         found = await accept_many(connection, [wish("a"), wish("a")], max_queued=2)
         assert accepted(found[0]).sequence == 4
         assert found[1] == Refused("queue_full")

@@ -12,8 +12,9 @@ from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Again, Item, Outcome, OutcomeState, Verdict
-from penstock.work import sessions
-from penstock.worker import Worker
+from penstock.sessions.answers import RequestRow, answered
+from penstock.sessions.sessions import cancel_request
+from penstock.worker.worker import Worker
 from tests.support.db import one, pooled
 from tests.support.sessions import DEAD, DONE, OWNER, POOL, send
 
@@ -28,11 +29,11 @@ def worker_of(pool: Pool, call: Call, config: Config = QUICK) -> Worker:
     return Worker(config, pool, POOL, CoroutineDispatcher(each(call), 8, RetryLimits()))
 
 
-async def until_answered(pool: Pool, ids: list[UUID]) -> list[sessions.RequestRow]:
+async def until_answered(pool: Pool, ids: list[UUID]) -> list[RequestRow]:
     async with asyncio.timeout(60):
         while True:
             async with pool.connection() as connection:
-                rows = await sessions.answered(connection, ids)
+                rows = await answered(connection, ids)
             if len(rows) == len(ids):
                 return sorted(rows, key=lambda row: ids.index(row.id))
             await asyncio.sleep(0.01)
@@ -103,7 +104,7 @@ def test_what_somebody_waits_for_is_written_at_once(database: str) -> None:
 def test_a_cancelled_request_is_not_called(database: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         first, second, third = await send(connection, "a", "a", "a")
-        assert await sessions.cancel_request(connection, OWNER, "a", second.request_id)
+        assert await cancel_request(connection, OWNER, "a", second.request_id)
         called: list[int] = []
 
         async def call(item: Item) -> Verdict:

@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
+from penstock.export.result_lines import Result, openai_line
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState, Usage
-from penstock.results import Result, openai_line
 from penstock.settle.write import Changes, Settled, settle
 from tests.support.db import one, with_connection
 from tests.support.engine import make_batch

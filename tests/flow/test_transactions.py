@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import psycopg
 
+from penstock.batches.read import read_status
 from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
 from penstock.db.pool import Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Item, Outcome, OutcomeState, Verdict
-from penstock.work import batches
-from penstock.worker import Worker
+from penstock.worker.worker import Worker
 from tests.support.db import connected, pooled
 from tests.support.engine import make_batch
 
@@ -42,7 +42,7 @@ async def work_off(pool: Pool, config: Config) -> None:
     worker = Worker(config, pool, "test", CoroutineDispatcher(each(answer), 64, RetryLimits()))
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(120), pool.connection() as connection:
-        while not (await batches.read_status(connection, batch_id)).state.terminal:
+        while not (await read_status(connection, batch_id)).state.terminal:
             await asyncio.sleep(0.2)
     worker.stop()
     await running

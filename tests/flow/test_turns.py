@@ -11,14 +11,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches.create import create_batch
+from penstock.batches.owners import set_weight
+from penstock.batches.steer import pause_batch, resume_batch
+from penstock.batches.upkeep import keep_line
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
 from penstock.model import Again, Lease, new_id
 from penstock.settle.write import Changes, settle
-from penstock.turns import Turns
-from penstock.work import batches, owners
+from penstock.worker.turns import Turns
 from tests.support.cli import run_cli
 from tests.support.db import with_connection
 
@@ -37,11 +40,11 @@ async def make(connection: Connection, owner: str, lines: int = LARGE, **options
         " INSERT INTO penstock.file_lanes SELECT source_id, 0, %(route)s, '/v1/chat/completions', %(lines)s FROM file",
         {"id": file_id, "owner": owner, "lines": lines, "route": ROUTE},
     )
-    return await batches.create_batch(connection, file_id=file_id, owner=owner, pool="test", **options)
+    return await create_batch(connection, file_id=file_id, owner=owner, pool="test", **options)
 
 
 async def weigh(connection: Connection, owner: str, weight: float) -> None:
-    await owners.set_weight(connection, owner, weight)
+    await set_weight(connection, owner, weight)
 
 
 class Line:
@@ -169,9 +172,9 @@ def test_an_owner_who_was_away_gets_nothing_for_it(database: str) -> None:
         busy, away = await make(connection, "busy"), await make(connection, "away")
         line = Line(connection)
         await line.claim(100)
-        assert await batches.pause(connection, away)
+        assert await pause_batch(connection, away)
         await line.claim(100, times=30)
-        assert await batches.resume(connection, away)
+        assert await resume_batch(connection, away)
         before = line.served.copy()
         line.look()
         await line.claim(100, times=20)
@@ -264,7 +267,7 @@ def test_a_deadline_that_nears_raises_the_share(database: str) -> None:
             "UPDATE penstock.batches SET deadline = %(d)s WHERE id = %(id)s",
             {"d": now + timedelta(minutes=5), "id": near},
         )
-        await batches.keep_line(connection, limit=100)
+        await keep_line(connection, limit=100)
         before = line.served.copy()
         await line.claim(100, times=40)
         since = line.served - before
@@ -295,7 +298,7 @@ def test_a_lane_of_older_code_finds_its_place(database: str) -> None:
         await line.claim(100, times=50)
         old = await make(connection, "two")
         await connection.execute("UPDATE penstock.lanes SET tag = NULL WHERE batch_id = %s", [old])
-        await batches.keep_line(connection, limit=100)
+        await keep_line(connection, limit=100)
         before = line.served.copy()
         line.look()
         await line.claim(100, times=40)

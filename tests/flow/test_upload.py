@@ -18,11 +18,11 @@ import pytest
 import zstandard
 
 from penstock.config import IntakeLimits
-from penstock.intake import IntakeRefused, sweep_abandoned, sweep_leftovers
 from penstock.intake import files as stored
 from penstock.intake.files import ContentGone, FileRow
 from penstock.intake.raw import PIECE_BYTES, RawWriter
-from penstock.intake.refusal import IntakeGivenUp
+from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
+from penstock.intake.sweep import sweep_abandoned, sweep_leftovers
 from penstock.intake.upload import IdempotencyConflict, Upload, UploadedFile
 from tests.support.db import connected, pooled, with_connection
 

@@ -17,12 +17,13 @@ import psycopg
 import pytest
 
 from penstock.config import IntakeLimits
-from penstock.intake import IntakeRefused, purge_failed, sweep_abandoned
 from penstock.intake import files as stored
 from penstock.intake import parts as uploads
 from penstock.intake.files import FileRow
 from penstock.intake.message_batch import MessageBatchUpload
 from penstock.intake.parts import CompletedUpload, PartRow, PartWriter, UploadMissing, UploadNotPending, UploadRow
+from penstock.intake.refusal import IntakeRefused
+from penstock.intake.sweep import purge_failed, sweep_abandoned
 from penstock.intake.upload import IdempotencyConflict
 from tests.support.db import pooled, with_connection
 

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from penstock.mock import Behaviour, Latency
+from penstock.mock.behaviour import Behaviour, Latency
 from tests.support.checker import check
 from tests.support.history import Event, digest_of, read_history
 from tests.support.processes import Processes

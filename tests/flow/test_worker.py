@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 
 from penstock.adapt.pace import Pace
+from penstock.batches.read import read_status
+from penstock.batches.steer import pause_batch, resume_batch
 from penstock.claim import gates
 from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
-from penstock.db.bell import Bell
+from penstock.db.notify import NoticeListener
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Again, BatchState, Halt, Item, Outcome, OutcomeState, Verdict
-from penstock.tasks import cancelled
-from penstock.work import batches
-from penstock.worker import Worker
+from penstock.tasks import cancel_and_wait
+from penstock.worker.worker import Worker
 from tests.support.db import one, pooled
 from tests.support.engine import make_batch, until
 
@@ -69,7 +70,7 @@ def test_a_batch_ends_with_the_last_that_is_written_of_it(database_18: str, monk
     async def never(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr("penstock.shift.take_turn", never)
+    monkeypatch.setattr("penstock.worker.loop.take_turn", never)
 
     async def body(pool: Pool, connection: Connection) -> None:
         large = await make_batch(connection, [100_000])
@@ -84,7 +85,7 @@ def test_a_batch_ends_with_the_last_that_is_written_of_it(database_18: str, monk
         small = await make_batch(connection, [20])
         status = await until(pool, small, lambda status: status.state.terminal)
         assert status.state is BatchState.COMPLETED
-        assert (await batches.read_status(connection, large)).state is BatchState.IN_PROGRESS
+        assert (await read_status(connection, large)).state is BatchState.IN_PROGRESS
         worker.stop()
         await running
 
@@ -98,7 +99,7 @@ def test_news_reach_a_worker_that_claims_one_at_a_time(database_18: str) -> None
         async def call(_: Item) -> Verdict:
             return DONE
 
-        bell = Bell(str(pool.conninfo))
+        bell = NoticeListener(str(pool.conninfo))
         listening = asyncio.create_task(bell.run())
         dispatcher = CoroutineDispatcher(each(call), 1, RetryLimits())
         worker = Worker(config, pool, "test", dispatcher, bell)
@@ -109,7 +110,7 @@ def test_news_reach_a_worker_that_claims_one_at_a_time(database_18: str) -> None
             await until(pool, batch_id, lambda status: status.state.terminal)
         worker.stop()
         await running
-        await cancelled([listening])
+        await cancel_and_wait([listening])
 
     in_pool(database_18, body)
 
@@ -181,7 +182,7 @@ def test_a_pause_returns_what_waits_and_lets_calls_finish(database_18: str) -> N
         worker = worker_of(pool, call)
         running = asyncio.create_task(worker.run())
         await until(pool, batch_id, lambda status: status.counts.completed == 20)
-        assert await batches.pause(connection, batch_id)
+        assert await pause_batch(connection, batch_id)
         # Eight calls are held up by the semaphore; everything else goes back.
         await until(pool, batch_id, lambda status: status.counts.in_flight == 8)
         assert calls == 28
@@ -191,7 +192,7 @@ def test_a_pause_returns_what_waits_and_lets_calls_finish(database_18: str) -> N
         assert (status.state, status.counts.completed, calls) == (BatchState.PAUSED, 28, 28)
         for _ in range(200):
             gate.release()
-        assert await batches.resume(connection, batch_id)
+        assert await resume_batch(connection, batch_id)
         await until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
         assert calls == 200
         worker.stop()

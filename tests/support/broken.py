@@ -78,9 +78,9 @@ def bisect() -> None:
 
 def self_fence() -> None:
     """A worker that cannot check in goes on as if nothing had happened."""
-    from penstock.claim.heart import Heart
+    from penstock.worker.heartbeat import Heartbeat
 
-    setattr(Heart, "alive_until", property(lambda _: float("inf"), lambda _, __: None))  # noqa: B010
+    setattr(Heartbeat, "alive_until", property(lambda _: float("inf"), lambda _, __: None))  # noqa: B010
 
 
 def pause_lock() -> None:

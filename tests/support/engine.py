@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from uuid import UUID, uuid4
 
+from penstock.batches.create import create_batch
+from penstock.batches.read import Status, read_status
+from penstock.batches.upkeep import fold_progress, hold_strays
 from penstock.db.pool import Connection, Now, Pool
-from penstock.work import batches
 
 
 async def make_file(connection: Connection, totals: Sequence[int], *, body: bytes = b"{}", now: Now = None) -> UUID:
@@ -45,18 +47,18 @@ async def make_batch(
 ) -> UUID:
     """A batch over a file of its own; with a width, its lanes let so many items run at a time."""
     file_id = await make_file(connection, totals, body=body, now=now)
-    batch_id = await batches.create_batch(connection, file_id=file_id, owner="local", pool=pool, now=now)
+    batch_id = await create_batch(connection, file_id=file_id, owner="local", pool=pool, now=now)
     if width is not None:
         await connection.execute("UPDATE penstock.lanes SET width = %s WHERE batch_id = %s", [width, batch_id])
     return batch_id
 
 
-async def until(pool: Pool, batch_id: UUID, condition: Callable[[batches.Status], bool]) -> batches.Status:
+async def until(pool: Pool, batch_id: UUID, condition: Callable[[Status], bool]) -> Status:
     """The batch's status as soon as the condition holds."""
     async with asyncio.timeout(60):
         while True:
             async with pool.connection() as connection:
-                status = await batches.read_status(connection, batch_id)
+                status = await read_status(connection, batch_id)
             if condition(status):
                 return status
             await asyncio.sleep(0.01)
@@ -64,5 +66,5 @@ async def until(pool: Pool, batch_id: UUID, condition: Callable[[batches.Status]
 
 async def tidy(connection: Connection, *ids: UUID) -> None:
     """What a round of housekeeping does for some batches, but for ending them."""
-    await batches.fold(connection, ids)
-    await batches.hold_strays(connection, ids)
+    await fold_progress(connection, ids)
+    await hold_strays(connection, ids)

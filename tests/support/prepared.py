@@ -9,8 +9,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from penstock.db.cluster import PGDATA, Cluster
-from penstock.db.embedded import bundled_bin_dir
+from penstock.db.embedded.cluster import PGDATA, Cluster
+from penstock.db.embedded.postgres import bundled_bin_dir
 
 # Processes die in these tests, machines do not.
 _SETTINGS = "fsync = off\nfull_page_writes = off\n"

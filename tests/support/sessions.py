@@ -9,8 +9,8 @@ from uuid import UUID
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection, Now
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
+from penstock.sessions.accept import Acceptance, Accepted, NewRequest, accept_many
 from penstock.settle.write import Changes, Settled, settle
-from penstock.work.sessions import Acceptance, Accepted, NewRequest, accept_many
 
 OWNER = "local"
 POOL = "session:test"

@@ -12,15 +12,15 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import events
-from penstock.events import Event, EventError
+from penstock.sessions import cloudevents
+from penstock.sessions.cloudevents import BATCHED, MODES, Event, EventError, Mode, rfc3339
 
 STRUCTURED = {"content-type": "application/cloudevents+json; charset=utf-8"}
 PLAIN: dict[str, Any] = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t"}
 
 
 def _read(headers: dict[str, str], body: bytes) -> Event:
-    found, batched = events.read({name.lower(): value for name, value in headers.items()}, body)
+    found, batched = cloudevents.read({name.lower(): value for name, value in headers.items()}, body)
     assert not batched
     (event,) = found
     return event
@@ -57,19 +57,19 @@ def test_what_the_sdk_writes_is_read(write: Any) -> None:
     assert json.loads(event.data) == {"hello": ["wörld", 1, None]}
 
 
-@pytest.mark.parametrize("mode", events.MODES)
-def test_what_is_written_the_sdk_reads(mode: events.Mode) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_written_the_sdk_reads(mode: Mode) -> None:
     event = Event(
         "evt_1",
         "urn:penstock",
         "com.penstock.session.request.completed",
         'chat "ü" 100%',
-        events.rfc3339(datetime(2026, 1, 31, tzinfo=UTC)),
+        rfc3339(datetime(2026, 1, 31, tzinfo=UTC)),
         "application/json",
         data=b'{"a":[1, 2.50]}',
         extensions={"causeid": "x y"},
     )
-    headers, body = events.write(event, mode)
+    headers, body = cloudevents.write(event, mode)
     assert all(value.isascii() for value in headers.values())
     read = sdk.from_http_event(sdk.HTTPMessage(headers, body))
     assert (read.get_id(), read.get_source(), read.get_type()) == (event.id, event.source, event.type)
@@ -83,12 +83,12 @@ def test_what_is_written_the_sdk_reads(mode: events.Mode) -> None:
 @given(
     id=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40),
     data=st.none() | st.binary(max_size=40),
-    mode=st.sampled_from(events.MODES),
+    mode=st.sampled_from(MODES),
 )
-def test_writing_and_reading_are_each_others_inverse(id: str, data: bytes | None, mode: events.Mode) -> None:  # noqa: A002
+def test_writing_and_reading_are_each_others_inverse(id: str, data: bytes | None, mode: Mode) -> None:  # noqa: A002
     kind = None if data is None else "application/octet-stream"
     event = Event(id, "/s", "t", id, datacontenttype=kind, data=data, extensions={"note": id})
-    back = _read(*events.write(event, mode))
+    back = _read(*cloudevents.write(event, mode))
     # Over HTTP a body of no bytes and no body are the same.
     assert back == event or (mode == "binary" and data == b"" and back.data is None)
 
@@ -108,13 +108,13 @@ def test_binary_headers_may_be_quoted_and_encoded() -> None:
 
 
 def test_a_batch_is_read_in_order_and_may_be_empty() -> None:
-    headers = {"content-type": events.BATCHED}
-    found, batched = events.read(headers, json.dumps([{**PLAIN, "id": str(n)} for n in range(3)]).encode())
+    headers = {"content-type": BATCHED}
+    found, batched = cloudevents.read(headers, json.dumps([{**PLAIN, "id": str(n)} for n in range(3)]).encode())
     assert batched
     assert [event.id for event in found] == ["0", "1", "2"]
-    assert events.read(headers, b"[]") == ([], True)
+    assert cloudevents.read(headers, b"[]") == ([], True)
     with pytest.raises(EventError, match="lacks 'id'") as refusal:
-        events.read(headers, json.dumps([PLAIN, {**PLAIN, "id": None}]).encode())
+        cloudevents.read(headers, json.dumps([PLAIN, {**PLAIN, "id": None}]).encode())
     assert refusal.value.index == 1
 
 
@@ -166,8 +166,8 @@ def test_what_is_wrong_is_named(changed: dict[str, Any], attribute: str) -> None
         (STRUCTURED, b"[]", False),
         (STRUCTURED, b"{", False),
         (STRUCTURED, b"\xff", False),
-        ({"content-type": events.BATCHED}, b"{}", False),
-        ({"content-type": events.BATCHED}, b"[1]", False),
+        ({"content-type": BATCHED}, b"{}", False),
+        ({"content-type": BATCHED}, b"[1]", False),
     ],
 )
 def test_what_is_no_event_is_refused(headers: dict[str, str], body: bytes, unsupported: bool) -> None:

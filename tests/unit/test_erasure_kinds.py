@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from penstock.api.erasures import ID_KINDS
-from penstock.erase.erase import Kind
+from penstock.erase.purge import Kind
 from penstock.model import ID_PREFIX
 
 

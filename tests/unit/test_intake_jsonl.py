@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import IntakeLimits
-from penstock.intake import BadLine, IntakeRefused
 from penstock.intake.jsonl import FileLane, JsonlParser
+from penstock.intake.refusal import BadLine, IntakeRefused
 
 LIMITS = IntakeLimits()
 URL = "/v1/chat/completions"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import IntakeLimits
-from penstock.intake import IntakeRefused
 from penstock.intake.message_batch import Splitter
+from penstock.intake.refusal import IntakeRefused
 
 
 def split(body: bytes, step: int | None = None, **options: Any) -> list[Any]:

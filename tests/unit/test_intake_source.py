@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError, UsageError
-from penstock.intake import digest_of
-from penstock.intake.source import CHUNK_BYTES, Source
+from penstock.intake.source import CHUNK_BYTES, Source, digest_of
 
 
 def test_a_missing_file_a_directory_and_a_file_in_between(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from penstock.config import IntakeLimits
-from penstock.intake import IntakeRefused
+from penstock.intake.refusal import IntakeRefused
 from penstock.intake.unpack import PIECE_BYTES, Unpacker
 
 DATA = b"".join(b'{"line": %d}\n' % number for number in range(20_000))

@@ -11,11 +11,11 @@ import pytest
 
 from penstock import config
 from penstock.config import DispatchLimits, RetryLimits
-from penstock.dispatch.answer import Answer
-from penstock.dispatch.http import HttpProcessor
+from penstock.dispatch.http.answer import Answer
+from penstock.dispatch.http.processor import HttpProcessor
+from penstock.dispatch.providers import KeyInUse, Provider, Providers, name_in, parse, single
 from penstock.errors import UsageError
 from penstock.model import Item, Lease
-from penstock.providers import KeyInUse, Provider, Providers, name_in, parse, single
 from tests.support.items import make_item
 
 WHOLE = """

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model import BatchState, Outcome, OutcomeState
-from penstock.results import (
+from penstock.export.result_lines import (
     NOT_RUN,
     Result,
     anthropic_line,
@@ -18,6 +17,7 @@ from penstock.results import (
     openai_error_line,
     openai_line,
 )
+from penstock.model import BatchState, Outcome, OutcomeState
 
 BATCH = UUID(int=7)
 LINE_ENDS = "\u2028\u2029\u0085\x0b\x0c\x1c\x1d\x1e\r\n"

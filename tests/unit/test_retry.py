@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import RetryLimits
-from penstock.dispatch.answer import MAX_MESSAGE_CHARS, Answer, is_json, kept_body
-from penstock.dispatch.http import join_url
+from penstock.dispatch.http.answer import MAX_MESSAGE_CHARS, Answer, is_json, kept_body
+from penstock.dispatch.http.processor import join_url
 from penstock.dispatch.retry import (
     Failure,
     Refusals,

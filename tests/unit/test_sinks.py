@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock import config
+from penstock.deliver.sink_config import TYPES, Sink, are_told, parse
 from penstock.errors import UsageError
-from penstock.sinks import TYPES, Sink, are_told, parse
 
 GOOD: dict[str, Any] = {"name": "crm", "url": "https://crm.internal:9443/events?x=1", "secret_env": "CRM"}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dispatch.answer import is_json, json_with_usage
+from penstock.dispatch.http.answer import is_json, json_with_usage
 from penstock.model import Usage
 
 CHAT = {

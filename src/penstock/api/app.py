@@ -43,19 +43,19 @@ from penstock.api import (
     uploads,
     webhooks,
 )
-from penstock.api.accepting import Acceptor
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
 from penstock.api.errors import ApiError, Dialect, busy, disk_full, render
-from penstock.api.guard import WIRE, Guard, SlowReaderError
-from penstock.api.halts import Halts
 from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
-from penstock.api.waiting import Waiters
-from penstock.caretaker import Caretaker, Presence
 from penstock.config import Config, DatabaseLimits
 from penstock.db.pool import Pool, open_pool
-from penstock.providers import Providers
+from penstock.dispatch.providers import Providers
+from penstock.server.acceptor import Acceptor
+from penstock.server.background import BackgroundDuties, ServerIdentity
+from penstock.server.guard import WIRE, Guard, SlowReaderError
+from penstock.server.halts import Halts
+from penstock.server.waiters import Waiters
 
 _log = logging.getLogger("penstock.api")
 _access = logging.getLogger("penstock.access")
@@ -361,7 +361,7 @@ def make_server(
     database: Pool,
     known: Providers,
     worker_id: UUID,
-    caretaker: Caretaker,
+    caretaker: BackgroundDuties,
     swift: Pool | None = None,
 ) -> Server:
     """What handlers share, to be closed after the last request. `swift` is for what all sessions' callers wait for."""
@@ -390,8 +390,8 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
     async with (
         _pool(conninfo, limits, "penstock serve") as database,
         _pool(conninfo, few, "penstock sessions", planned_once=True) as swift,
-        Presence(config, conninfo, database) as presence,
-        Caretaker(config, conninfo, database, known, describe=events.told) as caretaker,
+        ServerIdentity(config, conninfo, database) as presence,
+        BackgroundDuties(config, conninfo, database, known, describe=events.told) as caretaker,
     ):
         server = make_server(config, conninfo, database, known, presence.worker_id, caretaker, swift)
         presence.on_change = server.take_identity

@@ -16,12 +16,16 @@ from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.files import cursor, ends
 from penstock.api.multipart import idempotency_key, invalid
+from penstock.batches import read, run_again
+from penstock.batches import steer as batch_steer
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import Batch, get_batch
+from penstock.batches.run_again import NotFailed, NotRetryable, worn_out_message
+from penstock.batches.validate import request_batch, validate_batch
 from penstock.db.pool import Connection, borrowed
 from penstock.erase import erase
 from penstock.intake import files as stored
 from penstock.model import BatchState, parse_id, request_public_id
-from penstock.work import batches
-from penstock.work.batches import Batch
 
 ENDPOINTS_OF_BATCHES = (
     "/v1/chat/completions",
@@ -107,7 +111,7 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
     fingerprint = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).digest()
     file_id = parse_id("file", body.input_file_id)
     async with borrowed(call.server.database) as connection:
-        requested = file_id and await batches.request_batch(
+        requested = file_id and await request_batch(
             connection,
             owner=call.caller.owner,
             dialect="openai",
@@ -172,7 +176,7 @@ def refuse_nul(name: str, texts: Iterable[str]) -> None:
 async def find_batch(call: Call[Any, Any], batch_id: UUID) -> Batch:
     """The caller's batch. Somebody else's answers like one that does not exist."""
     async with borrowed(call.server.database) as connection:
-        batch = await batches.get_batch(connection, batch_id, call.caller.scope)
+        batch = await get_batch(connection, batch_id, call.caller.scope)
     return known(call, batch)
 
 
@@ -198,7 +202,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
     rows: list[Batch] = []
     if states != []:
         async with borrowed(call.server.database) as connection:
-            rows = await batches.list_batches(
+            rows = await read.list_batches(
                 connection,
                 owner=call.caller.owner,
                 dialect="openai",
@@ -234,24 +238,24 @@ def _moment(unix_s: int | None) -> datetime | None:
 
 async def cancel_batch(call: Call[None, Nothing | None]) -> objects.Batch:
     """Also lands in `cancelled` at once if nothing was in flight."""
-    return await _steer(call, "cancel", batches.cancel, BatchState.CANCELLING)
+    return await _steer(call, "cancel", batch_steer.cancel_batch, BatchState.CANCELLING)
 
 
 async def pause_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    return await _steer(call, "pause", batches.pause, BatchState.PAUSED)
+    return await _steer(call, "pause", batch_steer.pause_batch, BatchState.PAUSED)
 
 
 async def resume_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    return await _steer(call, "resume", batches.resume, BatchState.IN_PROGRESS)
+    return await _steer(call, "resume", batch_steer.resume_batch, BatchState.IN_PROGRESS)
 
 
 async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState) -> objects.Batch:
     """Move the batch. One that is there already is left as it is; one that cannot go there is a conflict."""
     batch_id, scope = call.id("batch", "batch_id"), call.caller.scope
     async with borrowed(call.server.database) as connection:
-        found = known(call, await batches.get_batch(connection, batch_id, scope))
+        found = known(call, await get_batch(connection, batch_id, scope))
         moved = await steer(call, connection, found, move)
-        batch = known(call, await batches.get_batch(connection, batch_id, scope))
+        batch = known(call, await get_batch(connection, batch_id, scope))
     if not moved and batch.state is not there:
         raise conflict(f"Cannot {verb} a batch with status '{batch.state.value}'.")
     return objects.batch_object(batch)
@@ -261,11 +265,11 @@ async def steer(call: Call[Any, Any], connection: Connection, found: Batch, move
     """Move the caller's batch, whatever its dialect; False if it cannot go there."""
     if found.state is BatchState.VALIDATING and call.server.providers:
         # So that its lines are known, and each is told that it was not run.
-        await batches.validate_batch(connection, found.id, call.server.providers.pool_of)
+        await validate_batch(connection, found.id, call.server.providers.pool_of)
     moved = await move(connection, found.id, call.caller.scope)
-    if moved and move is batches.cancel:
+    if moved and move is batch_steer.cancel_batch:
         # With nothing in flight there is nothing to wait for.
-        await batches.finish(connection, found.id)
+        await finish_batch(connection, found.id)
     return moved
 
 
@@ -281,25 +285,25 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
     )
     limits = call.server.config.retry
     async with borrowed(call.server.database) as connection:
-        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        known(call, await get_batch(connection, batch_id, call.caller.scope))
         try:
-            retried = await batches.retry_batch(
+            retried = await run_again.retry_batch(
                 connection, batch_id, call.caller.scope, custom_ids=body.custom_ids, lines=lines, limits=limits
             )
-        except batches.NotFailed as error:
+        except NotFailed as error:
             name = "request_ids" if body.custom_ids is None else "custom_ids"
             raise invalid(name, f"no failed requests of this batch: {_named(batch_id, error)}.") from None
-        except batches.NotRetryable as error:
+        except NotRetryable as error:
             raise conflict(error.message) from None
         if not retried.requests and retried.worn_out:
-            raise conflict(batches.worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
+            raise conflict(worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
         if not retried.requests:
             raise conflict("Nothing of that has failed.")
-        batch = known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        batch = known(call, await get_batch(connection, batch_id, call.caller.scope))
     return objects.batch_object(batch)
 
 
-def _named(batch_id: UUID, error: batches.NotFailed) -> str:
+def _named(batch_id: UUID, error: NotFailed) -> str:
     names = [request_public_id(batch_id, it) if isinstance(it, int) else it for it in error.named[:_MAX_NAMED]]
     more = len(error.named) - len(names)
     return ", ".join(f"'{name[:100]}'" for name in names) + (f" and {more} more" if more else "")
@@ -316,7 +320,7 @@ def request_line(batch_id: UUID, text: str, name: str) -> int:
 async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
     batch_id = call.id("batch", "batch_id")
     async with borrowed(call.server.database) as connection:
-        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        known(call, await get_batch(connection, batch_id, call.caller.scope))
         try:
             gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
         except erase.NotErasable as error:

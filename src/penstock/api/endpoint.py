@@ -25,16 +25,16 @@ from penstock.model import parse_id
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from penstock.api.accepting import Acceptor
     from penstock.api.follow import Hub
-    from penstock.api.halts import Halts
     from penstock.api.passthrough import Upstreams
-    from penstock.api.waiting import Waiters
-    from penstock.caretaker import Caretaker
     from penstock.config import Config
     from penstock.db.pool import Pool
-    from penstock.desk import Desk
-    from penstock.providers import Providers
+    from penstock.dispatch.providers import Providers
+    from penstock.server.acceptor import Acceptor
+    from penstock.server.background import BackgroundDuties
+    from penstock.server.halts import Halts
+    from penstock.server.session_workers import SessionWorkers
+    from penstock.server.waiters import Waiters
 
 Role = Literal["user", "admin"]
 
@@ -82,7 +82,7 @@ class Server:
     worker_id: UUID
     """A registered, beating identity: what an intake of this process leaves half-done can be swept."""
     hub: Hub
-    caretaker: Caretaker
+    caretaker: BackgroundDuties
     acceptor: Acceptor
     waiters: Waiters
     upstreams: Upstreams
@@ -96,7 +96,7 @@ class Server:
         self.hub.stop()
         self.waiters.stop()
 
-    def sit_at(self, desk: Desk) -> None:
+    def sit_at(self, desk: SessionWorkers) -> None:
         """What is handed in may be begun at once there, and whoever waits here hears of its end from there."""
         desk.on_answers = self.waiters.take
         self.waiters.begin()

@@ -17,20 +17,19 @@ from uuid import UUID
 import msgspec
 from starlette.responses import Response
 
-from penstock import events
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, conflict
-from penstock.api.guard import too_large
 from penstock.api.session_objects import request_object
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, checked_key, read_asked
 from penstock.db.pool import Connection, borrowed
+from penstock.deliver.sink_config import ASKED, are_told
 from penstock.deliver.sinks import Told
-from penstock.events import Event, EventError
 from penstock.model import public_id
-from penstock.sinks import ASKED, are_told
-from penstock.work import sessions
-from penstock.work.events import Asking, NotTaken, accept_events
-from penstock.work.sessions import NewRequest
+from penstock.server.guard import too_large
+from penstock.sessions.accept import NewRequest
+from penstock.sessions.answers import get_request
+from penstock.sessions.cloudevents import STRUCTURED, Event, EventError, read
+from penstock.sessions.events import Asking, NotTaken, accept_events
 
 _MAX_EVENTS = 1_000
 _DECIDED = ("completed", "failed", "cancelled")
@@ -62,7 +61,7 @@ async def receive_events(call: Call[None, None]) -> Response:
     """202 with the request of each event: one for one, an array for a batch."""
     headers = {name.lower(): value for name, value in call.request.headers.items()}
     try:
-        found, batched = events.read(headers, await _content(call))
+        found, batched = read(headers, await _content(call))
     except EventError as error:
         raise _refusal(error, error.index) from None
     if len(found) > _MAX_EVENTS:
@@ -178,7 +177,7 @@ def _accepted(call: Call[Any, Any], asking: Asking, request_id: UUID) -> EventAc
 
 async def told(connection: Connection, session_key: str, request_id: UUID) -> Told | None:
     """What sinks are told of a request: the same as whoever asks for it."""
-    row = await sessions.get_request(connection, None, session_key, request_id)
+    row = await get_request(connection, None, session_key, request_id)
     if row is None or row.status not in _DECIDED:
         return None
     return Told(row.status, msgspec.json.encode(request_object(row)))
@@ -190,7 +189,7 @@ ENDPOINTS = (
         "/v1/events",
         receive_events,
         "Send a CloudEvent, or a batch of them, that ask for something in sessions.",
-        stream=events.STRUCTURED,
+        stream=STRUCTURED,
         answer=EventAccepted | list[EventAccepted],
         status=202,
         errors=(400, 409, 413, 415, 422, 429),

@@ -28,11 +28,10 @@ from penstock.api import objects
 from penstock.api.batches import find_batch
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.multipart import invalid
+from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import Pool, borrowed
 from penstock.export.follow import Page, journal_page
 from penstock.model import public_id
-from penstock.work import batches
-from penstock.work.batches import Batch
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -204,7 +203,7 @@ class Watch:
     async def _poll(self) -> None:
         # The batch before its results: once it is seen to have ended, what is read after is all there is.
         async with borrowed(self._hub.database) as connection:
-            batch = await batches.get_batch(connection, self.batch_id, None)
+            batch = await get_batch(connection, self.batch_id, None)
         if not self.result_readers:
             self.results.forget()
         news = await self.results.advance()

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 
-from penstock.erase.erase import Kind
+from penstock.batches.read import Batch as BatchRow
+from penstock.erase.purge import Kind
 from penstock.intake.files import FileRow
 from penstock.model import BatchState, public_id
-from penstock.work.batches import Batch as BatchRow
 
 Seconds = Annotated[int, msgspec.Meta(description="Unix time, in seconds.")]
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]

@@ -20,19 +20,19 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, render
-from penstock.api.guard import too_large
 from penstock.api.multipart import invalid
 from penstock.api.sessions import SubmitQuery, give_up, still_waiting, wait
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Asked, Submission, checked_key, read_asked, submit
-from penstock.api.waiting import Attention, Waiter
 from penstock.config import Config
-from penstock.dispatch.http import HttpProcessor
-from penstock.dispatch.streaming import EVENT_STREAM, StoredStream
-from penstock.dispatch.transport import OpenAnswer, TransportError
+from penstock.dispatch.http.processor import HttpProcessor
+from penstock.dispatch.http.streaming import EVENT_STREAM, StoredStream
+from penstock.dispatch.http.transport import OpenAnswer, TransportError
+from penstock.dispatch.providers import Provider
 from penstock.errors import PenstockError
-from penstock.providers import Provider
-from penstock.work.sessions import RequestRow
-from penstock.work.streams import HEAD
+from penstock.server.guard import too_large
+from penstock.server.waiters import Attention, Waiter
+from penstock.sessions.answers import RequestRow
+from penstock.sessions.streams import HEAD
 
 # Of a caller's headers, those that say something about the request rather than about the caller.
 _ASKED_HEADERS = ("accept", "idempotency-key", "openai-beta", "anthropic-beta", "anthropic-version")

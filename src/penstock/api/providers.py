@@ -8,11 +8,11 @@ import msgspec
 
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import not_found
+from penstock.batches.unserved import list_unserved
 from penstock.claim import gates
-from penstock.db.bell import WORK, ring
+from penstock.db.notify import WORK, notify
 from penstock.db.pool import Connection, borrowed
-from penstock.providers import Provider
-from penstock.work import pools
+from penstock.dispatch.providers import Provider
 
 
 class GateObject(msgspec.Struct, kw_only=True):
@@ -76,7 +76,7 @@ async def _list(call: Call[None, None]) -> ProviderList:
     server = call.server
     grace_s = server.config.liveness.heartbeat_grace_s
     async with borrowed(server.database) as connection:
-        left = await pools.unserved(connection, server.providers.pools, grace_s)
+        left = await list_unserved(connection, server.providers.pools, grace_s)
         return ProviderList(
             data=[await _seen(connection, provider) for provider in server.providers],
             unserved=[UnservedObject(pool=pool, models=models) for pool, models in left.items()],
@@ -90,7 +90,7 @@ async def _resume(call: Call[None, Nothing | None]) -> ProviderObject:
             async with borrowed(call.server.database) as connection:
                 for pool in (provider.pool, provider.session_pool):
                     await gates.reopen(connection, pool)
-                    await ring(connection, WORK, pool)
+                    await notify(connection, WORK, pool)
                 return await _seen(connection, provider)
     raise not_found("Provider", wanted, "name")
 

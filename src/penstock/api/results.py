@@ -13,11 +13,11 @@ from penstock.api.batches import known, request_line
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.files import ends
 from penstock.api.multipart import invalid
+from penstock.batches.read import get_batch
 from penstock.db.pool import borrowed
 from penstock.export.merged import AttemptRow, MergedRow, attempts_page, results_page
+from penstock.export.result_lines import NOT_RUN
 from penstock.model import request_public_id
-from penstock.results import NOT_RUN
-from penstock.work import batches
 
 _ATTEMPT_ID = re.compile(r"attempt_([0-9]{1,18})_([0-9]{1,9})_([0-9]{1,18})")
 _NOT_RUN = {state.value: told for state, told in NOT_RUN.items()}
@@ -47,7 +47,7 @@ async def list_results(call: Call[ResultsQuery, None]) -> objects.RequestList:
     after = 0 if query.after is None else request_line(batch_id, query.after, "after")
     statuses = _statuses(query.status)
     async with borrowed(call.server.database) as connection:
-        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        known(call, await get_batch(connection, batch_id, call.caller.scope))
         rows = await results_page(connection, batch_id, after, query.limit, statuses)
         # A page can be short because its rows are large.
         more = bool(rows and await results_page(connection, batch_id, rows[-1].line, 1, statuses, max_bytes=1))
@@ -102,7 +102,7 @@ async def list_attempts(call: Call[AttemptsQuery, None]) -> objects.AttemptList:
     batch_id = call.id("batch", "batch_id")
     line = None if query.request_id is None else request_line(batch_id, query.request_id, "request_id")
     async with borrowed(call.server.database) as connection:
-        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        known(call, await get_batch(connection, batch_id, call.caller.scope))
         rows = await attempts_page(connection, batch_id, _place(query.after), query.limit + 1, line)
     data = [_attempt(batch_id, row) for row in rows[: query.limit]]
     first, last = ends(entry.id for entry in data)

@@ -10,7 +10,8 @@ import msgspec
 from penstock.api.errors import OpenAIErrorDetail
 from penstock.api.objects import Seconds
 from penstock.model import public_id
-from penstock.work.sessions import RequestRow, SessionRow
+from penstock.sessions.answers import RequestRow
+from penstock.sessions.sessions import SessionRow
 
 Status = Literal["pending", "processing", "completed", "failed", "cancelled"]
 OnDeadHead = Literal["continue", "block"]

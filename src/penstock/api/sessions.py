@@ -32,13 +32,14 @@ from penstock.api.session_objects import (
     session_object,
 )
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, checked_key, submit
-from penstock.api.waiting import Attention
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.model import public_id
+from penstock.server.waiters import Attention
+from penstock.sessions import sessions
+from penstock.sessions.answers import RequestRow, get_request, list_requests
+from penstock.sessions.sessions import SessionRow, cancel_request, get_session
 from penstock.settle.write import pass_over
-from penstock.work import sessions
-from penstock.work.sessions import RequestRow, SessionRow
 
 WaitS = Annotated[float, msgspec.Meta(ge=0, le=3_600)]
 SessionEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_SESSIONS)})]
@@ -137,8 +138,8 @@ async def give_up(call: Call[Any, Any], submission: Submission) -> None:
     """The caller has gone. Only if it asked for that does its request go with it."""
     if getattr(call.query, "cancel_on_disconnect", False):
         async with borrowed(call.server.database) as connection:
-            await sessions.cancel_request(connection, call.caller.owner, submission.key, submission.request_id)
-            if (session := await sessions.get_session(connection, call.caller.owner, submission.key)) is not None:
+            await cancel_request(connection, call.caller.owner, submission.key, submission.request_id)
+            if (session := await get_session(connection, call.caller.owner, submission.key)) is not None:
                 await pass_over(connection, [session.id])
 
 
@@ -211,14 +212,14 @@ async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionReque
     if query.after is not None:
         after_id = cursor("session_request", query.after)
         async with borrowed(call.server.database) as connection:
-            place = await sessions.get_request(connection, call.caller.owner, key, after_id)
+            place = await get_request(connection, call.caller.owner, key, after_id)
         if place is None:
             raise invalid("after", "it is the 'last_id' of the page before.")
         after = place.sequence
     async with borrowed(call.server.database) as connection:
-        if await sessions.get_session(connection, call.caller.owner, key) is None:
+        if await get_session(connection, call.caller.owner, key) is None:
             raise not_found("Session", key, "key")
-        rows = await sessions.list_requests(
+        rows = await list_requests(
             connection, call.caller.owner, key, after_sequence=after, limit=query.limit + 1, status=query.status
         )
     data = [request_object(row) for row in rows[: query.limit]]
@@ -232,7 +233,7 @@ async def _find(call: Call[Any, Any], text: str) -> RequestRow:
     row = None
     if request_id is not None:
         async with borrowed(call.server.database) as connection:
-            row = await sessions.get_request(connection, call.caller.owner, key, request_id)
+            row = await get_request(connection, call.caller.owner, key, request_id)
     if row is None:
         raise not_found("SessionRequest", text)
     return row
@@ -255,7 +256,7 @@ async def retrieve_session(call: Call[None, None]) -> Session:
 async def _session(call: Call[Any, Any]) -> SessionRow:
     key = checked_key(call.path["key"], "key")
     async with borrowed(call.server.database) as connection:
-        row = await sessions.get_session(connection, call.caller.owner, key)
+        row = await get_session(connection, call.caller.owner, key)
     if row is None:
         raise not_found("Session", key, "key")
     return row
@@ -285,7 +286,7 @@ async def resume_session(call: Call[None, ResumeBody | None]) -> Session:
     key = checked_key(call.path["key"], "key")
     retry_head = call.body is not None and call.body.retry_head
     async with borrowed(call.server.database) as connection:
-        if await sessions.get_session(connection, call.caller.owner, key) is None:
+        if await get_session(connection, call.caller.owner, key) is None:
             raise not_found("Session", key, "key")
         if not await sessions.resume_session(connection, call.caller.owner, key, retry_head=retry_head):
             raise conflict("The session is not blocked.", code="not_blocked")
@@ -296,7 +297,7 @@ async def cancel_session_request(call: Call[None, None]) -> SessionRequest:
     row = await _find(call, call.path["request_id"])
     if row.status != "cancelled":
         async with borrowed(call.server.database) as connection:
-            cancelled = await sessions.cancel_request(connection, call.caller.owner, row.session_key, row.id)
+            cancelled = await cancel_request(connection, call.caller.owner, row.session_key, row.id)
             await pass_over(connection, [row.session_id])
         row = await _find(call, call.path["request_id"])
         if not cancelled and row.status != "cancelled":

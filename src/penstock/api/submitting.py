@@ -13,10 +13,11 @@ import psycopg
 from penstock.api.endpoint import Call
 from penstock.api.errors import ApiError, busy, conflict
 from penstock.api.multipart import idempotency_key, invalid, missing
+from penstock.deliver.sink_config import are_told
+from penstock.dispatch.providers import Provider
 from penstock.model import new_id, public_id
-from penstock.providers import Provider
-from penstock.sinks import are_told
-from penstock.work.sessions import Existing, NewRequest, Refused, RequestRow, Stored
+from penstock.sessions.accept import Existing, NewRequest, Refused, Stored
+from penstock.sessions.answers import RequestRow
 
 ENDPOINTS_OF_SESSIONS = (
     "/v1/chat/completions",

@@ -109,7 +109,7 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[
     import uvloop
 
     from penstock.cli.api import open_api
-    from penstock.tasks import cancelled
+    from penstock.tasks import cancel_and_wait
 
     async def attended() -> int:
         signalled = 0
@@ -123,7 +123,7 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[
                 os._exit(ExitCode.INTERRUPTED)
             if task is not None:
                 # Until it has ended: an answer that comes in the same moment makes the HTTP client forget the first.
-                ending = loop.create_task(cancelled([task]))
+                ending = loop.create_task(cancel_and_wait([task]))
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def reached(config: Config) -> Iterator[str]:
+def start_database(config: Config) -> Iterator[str]:
     """The conninfo of the configured database; the embedded one is started if need be."""
     if config.database_url is not None:
         yield _checked(config.database_url)
         return
-    from penstock.db import embedded
+    from penstock.db.embedded import postgres
 
-    with embedded.acquire(config.data_dir) as server:
+    with postgres.acquire(config.data_dir) as server:
         yield server.conninfo
 
 
@@ -43,7 +43,7 @@ def _checked(database_url: str) -> str:
     return database_url
 
 
-def migrated(conninfo: str) -> None:
+def migrate_database(conninfo: str) -> None:
     """Bring a database up to date, turning the driver's errors into ours."""
     import psycopg
 
@@ -88,7 +88,7 @@ def migrate_command(
     from penstock.db.migrate import migrate, standing
 
     config = load_config(database_url, data_dir, toml_path, settings)
-    with reached(config) as conninfo, _plain_errors():
+    with start_database(config) as conninfo, _plain_errors():
         applied = migrate(
             conninfo,
             post=post,
@@ -124,7 +124,7 @@ def status_command(
             f"{config.data_dir} holds no database yet",
             hint="The first `penstock run` or `penstock db migrate` makes one.",
         )
-    with reached(config) as conninfo, _plain_errors():
+    with start_database(config) as conninfo, _plain_errors():
         found = standing(conninfo)
     if as_json:
         _print_json(
@@ -167,17 +167,17 @@ def share_command(
 
     from psycopg import AsyncConnection
 
-    from penstock.work import owners
+    from penstock.batches.owners import list_weights, set_weight
 
     config = load_config(database_url, data_dir, toml_path, settings)
 
     async def share(conninfo: str) -> list[tuple[str, float]]:
         async with await AsyncConnection.connect(conninfo, autocommit=True) as connection:
             if owner is not None and weight is not None:
-                await owners.set_weight(connection, owner, weight)
-            return await owners.list_weights(connection, owner)
+                await set_weight(connection, owner, weight)
+            return await list_weights(connection, owner)
 
-    with reached(config) as conninfo, _plain_errors():
+    with start_database(config) as conninfo, _plain_errors():
         found = asyncio.run(share(conninfo))
     if as_json:
         _print_json({"shares": [{"owner": name, "weight": round(each, 4)} for name, each in found]})

@@ -15,17 +15,17 @@ from uuid import UUID
 import psycopg
 
 from penstock.api.app import create_app, make_server
-from penstock.caretaker import Caretaker
 from penstock.claim import liveness
-from penstock.claim.heart import Heart
 from penstock.cli.asgi import Application, AsgiTransport
-from penstock.cli.database import migrated, reached
+from penstock.cli.database import migrate_database, start_database
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.pool import Pool, borrowed, open_pool
+from penstock.dispatch.providers import Providers
 from penstock.errors import PenstockError
 from penstock.model import new_id
-from penstock.providers import Providers
+from penstock.server.background import BackgroundDuties
+from penstock.worker.heartbeat import Heartbeat
 
 _SQL = sql.load("penstock.cli", "local.sql")
 
@@ -50,15 +50,15 @@ async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[Loc
     """The application over the configured database; an embedded one is started if need be."""
     _log_into(config.data_dir if config.database_url is None else None)
     with contextlib.ExitStack() as held:
-        conninfo = await asyncio.to_thread(held.enter_context, reached(config))
-        await asyncio.to_thread(migrated, conninfo)
+        conninfo = await asyncio.to_thread(held.enter_context, start_database(config))
+        await asyncio.to_thread(migrate_database, conninfo)
         database = await open_pool(conninfo, config.database, name="penstock client")
         try:
             place = "the database" if config.database_url is not None else str(config.data_dir)
             grace_s = config.liveness.heartbeat_grace_s
             async with _identity(conninfo, database, config, needed=uploads) as worker_id:
                 # A caretaker that is never begun: checking and purging are left to servers, who know the models.
-                caretaker = Caretaker(config, conninfo, database, Providers(()))
+                caretaker = BackgroundDuties(config, conninfo, database, Providers(()))
                 known = Providers(config.providers)
                 server = make_server(config, conninfo, database, known, worker_id, caretaker)
                 try:
@@ -83,7 +83,7 @@ async def _identity(conninfo: str, database: Pool, config: Config, *, needed: bo
         return
     async with borrowed(database) as connection:
         await liveness.register(connection, worker_id, "intake")
-    heart = Heart(conninfo, worker_id, config.liveness)
+    heart = Heartbeat(conninfo, worker_id, config.liveness)
     heart.start()
     try:
         yield worker_id

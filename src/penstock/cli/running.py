@@ -20,12 +20,13 @@ from uuid import UUID, uuid4
 import psycopg
 import uvloop
 
-from penstock import intake
+from penstock.batches.create import KnownBatch, create_batch, find_batch_by_key, release_key
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import Status, read_status
+from penstock.batches.steer import cancel_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.claim import gates, liveness
-from penstock.claim.heart import Heart
-from penstock.cli.database import migrated, reached
-from penstock.cli.fleet import Crew, Fleet, Solo
+from penstock.cli.database import migrate_database, start_database
 from penstock.cli.main import report
 from penstock.cli.paths import check_paths
 from penstock.cli.progress import Display, duration
@@ -35,8 +36,10 @@ from penstock.config import Config
 from penstock.db.pool import Connection, Pool, open_pool
 from penstock.errors import ExitCode, PenstockError
 from penstock.export.jsonl import Exported, export_files
+from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
-from penstock.work import batches
+from penstock.worker.heartbeat import Heartbeat
+from penstock.worker.processes import Crew, Fleet, Solo
 
 _OWNER = "local"
 _LOOK_EVERY_S = 0.2
@@ -101,9 +104,9 @@ class _Run:
         # Signals count from here on: a cancelled task could leave the pool half-opened, and its closing stuck.
         with _signals(self._on_signal), self._display as display, contextlib.ExitStack() as held:
             display.stage("starting")
-            conninfo = await asyncio.to_thread(held.enter_context, reached(self._config))
+            conninfo = await asyncio.to_thread(held.enter_context, start_database(self._config))
             _log_to(self._config.data_dir, verbose=self._plan.verbose)
-            await asyncio.to_thread(migrated, conninfo)
+            await asyncio.to_thread(migrate_database, conninfo)
             database = await open_pool(conninfo, self._config.database, name="penstock run")
             try:
                 return await self._stages(conninfo, database)
@@ -152,18 +155,18 @@ class _Run:
 
     async def _find(self, database: Pool) -> UUID | None:
         async with database.connection() as connection:
-            known = await batches.find_by_key(connection, _OWNER, self._plan.key)
+            known = await find_batch_by_key(connection, _OWNER, self._plan.key)
             if known is None:
                 return None
             name = batch_public_id(known.id)
             if self._plan.start_anew:
-                await batches.cancel(connection, known.id)
-                await batches.finish(connection, known.id)
-                await batches.release_key(connection, known.id)
+                await cancel_batch(connection, known.id)
+                await finish_batch(connection, known.id)
+                await release_key(connection, known.id)
                 return None
             if not await self._unchanged(known):
                 self._display.say(f"{self._plan.input} has changed since {name}: starting a new batch")
-                await batches.release_key(connection, known.id)
+                await release_key(connection, known.id)
                 return None
             if known.state.terminal:
                 self._display.say(f"{name} is {known.state}: writing its results again (--new starts over)")
@@ -172,13 +175,13 @@ class _Run:
                 await self._plan.target.check(self._config)
                 # Whoever runs the command again says that what paused it is mended.
                 await gates.reopen(connection, known.pool, wait_max_s=self._config.retry.retry_after_max_s)
-                await batches.resume(connection, known.id)
+                await resume_batch(connection, known.id)
         return known.id
 
-    async def _unchanged(self, known: batches.KnownBatch) -> bool:
+    async def _unchanged(self, known: KnownBatch) -> bool:
         if known.metadata == _origin(self._plan.input):
             return True
-        digest = await asyncio.to_thread(intake.digest_of, self._plan.input)
+        digest = await asyncio.to_thread(source.digest_of, self._plan.input)
         return digest == known.digest
 
     # -- store
@@ -191,7 +194,7 @@ class _Run:
         async with _intake_worker(conninfo, database, self._config) as worker_id:
             try:
                 stored = await asyncio.to_thread(
-                    intake.ingest_file,
+                    ingest.ingest_file,
                     conninfo,
                     self._plan.input,
                     owner=_OWNER,
@@ -201,7 +204,7 @@ class _Run:
                     on_progress=lambda seen: self._display.amount("storing", seen.bytes_read, size, "bytes"),
                     should_stop=self._interrupted.is_set,
                 )
-            except intake.IntakeInterrupted as error:
+            except refusal.IntakeInterrupted as error:
                 raise _Interrupted(
                     "interrupted while storing: nothing was kept", hint="Run the command again."
                 ) from error
@@ -212,7 +215,7 @@ class _Run:
         async with database.connection() as connection:
             deadline = await _database_time(connection) + window if window else None
             try:
-                await batches.create_batch(
+                await create_batch(
                     connection,
                     batch_id=batch_id,
                     file_id=file_id,
@@ -225,7 +228,7 @@ class _Run:
                     deadline=deadline,
                 )
             except psycopg.errors.UniqueViolation:
-                known = await batches.find_by_key(connection, _OWNER, self._plan.key)
+                known = await find_batch_by_key(connection, _OWNER, self._plan.key)
                 if known is None:
                     raise
                 self._display.say(f"the same command made {batch_public_id(known.id)} meanwhile: joining it")
@@ -235,9 +238,9 @@ class _Run:
 
     # -- work
 
-    async def _work(self, database: Pool, batch_id: UUID) -> batches.Status:
+    async def _work(self, database: Pool, batch_id: UUID) -> Status:
         async with database.connection() as connection:
-            status = await batches.read_status(connection, batch_id)
+            status = await read_status(connection, batch_id)
         if status.state.terminal or self._interrupted.is_set():
             return status
         self._display.stage("calling")
@@ -254,14 +257,14 @@ class _Run:
             self._fleet = None
         return await self._conclude(database, batch_id)
 
-    async def _conclude(self, database: Pool, batch_id: UUID) -> batches.Status:
+    async def _conclude(self, database: Pool, batch_id: UUID) -> Status:
         """End the batch if everything is settled, and look at it. A database that is away may come back."""
         give_up_at = monotonic() + self._config.settle.settle_retry_s
         while True:
             try:
                 async with database.connection() as connection:
-                    await batches.finish(connection, batch_id)
-                    return await batches.read_status(connection, batch_id)
+                    await finish_batch(connection, batch_id)
+                    return await read_status(connection, batch_id)
             except psycopg.OperationalError:
                 if monotonic() > give_up_at or self._signalled > 1:
                     raise
@@ -269,12 +272,12 @@ class _Run:
 
     async def _watch(self, database: Pool, batch_id: UUID, pool: str, fleet: Fleet) -> None:
         """Until the batch has ended, or nothing can go on without a person."""
-        status: batches.Status | None = None
+        status: Status | None = None
         while not fleet.stopped:
             note = fleet.trouble
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S), database.connection() as connection:
-                    status = await batches.read_status(connection, batch_id)
+                    status = await read_status(connection, batch_id)
                     waits = await gates.closed(connection, pool)
                     halted = {gate.route for gate in waits if gate.halted_at is not None}
                     work = await claims.routes_with_work(connection, pool) if halted else []
@@ -315,7 +318,7 @@ class _Run:
 
     # -- the end
 
-    async def _export(self, conninfo: str, status: batches.Status) -> Exported:
+    async def _export(self, conninfo: str, status: Status) -> Exported:
         self._display.stage("writing")
         return await asyncio.to_thread(
             export_files,
@@ -334,7 +337,7 @@ class _Run:
             )
         self._display.amount("writing", done, total, "lines")
 
-    async def _say_unfinished(self, database: Pool, status: batches.Status) -> ExitCode:
+    async def _say_unfinished(self, database: Pool, status: Status) -> ExitCode:
         if self._interrupted.is_set():
             return self._say_interrupted(status)
         async with database.connection() as connection:
@@ -351,7 +354,7 @@ class _Run:
         )
         return ExitCode.PAUSED
 
-    def _say_interrupted(self, status: batches.Status) -> ExitCode:
+    def _say_interrupted(self, status: Status) -> ExitCode:
         self._display.__exit__(None, None, None)
         seconds = monotonic() - self._started_at
         print_summary(status, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
@@ -366,7 +369,7 @@ async def _intake_worker(conninfo: str, database: Pool, config: Config) -> Async
         gone = await liveness.gone_from_here(connection)
         await liveness.register(connection, worker_id, "intake")
     await asyncio.to_thread(_sweep, conninfo, config.liveness.heartbeat_grace_s, gone)
-    heart = Heart(conninfo, worker_id, config.liveness)
+    heart = Heartbeat(conninfo, worker_id, config.liveness)
     heart.start()
     try:
         yield worker_id
@@ -412,8 +415,8 @@ def _origin(path: Path) -> dict[str, str]:
 def _sweep(conninfo: str, grace_s: float, gone: list[UUID]) -> None:
     """Remove what killed intakes left behind."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        if intake.sweep_abandoned(connection, grace_s=grace_s, dead_workers=gone):
-            intake.purge_failed(connection)
+        if sweep.sweep_abandoned(connection, grace_s=grace_s, dead_workers=gone):
+            sweep.purge_failed(connection)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.config import Config
-    from penstock.providers import Provider
+    from penstock.dispatch.providers import Provider
 
 
 def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,7 +33,7 @@ def chosen_providers(
     config: Config, base_url: str | None, api_key_env: str | None, api_key_file: str | None
 ) -> tuple[Provider, ...]:
     """The providers of the file or of the command line, with keys that can be read."""
-    from penstock.providers import single
+    from penstock.dispatch.providers import single
 
     if base_url is None:
         if api_key_env or api_key_file:
@@ -87,8 +87,8 @@ def serve(
 
     Without API keys the server has one user and listens on this machine only; `penstock keys create` makes keys.
     """
-    from penstock.cli.serving import ServePlan
-    from penstock.cli.serving import serve as run
+    from penstock.server.serve import ServePlan
+    from penstock.server.serve import serve as run
 
     config = load_config(database_url, data_dir, toml_path, settings, root_path=root_path, public_url=public_url)
     providers = chosen_providers(config, base_url, api_key_env, api_key_file)

@@ -26,8 +26,8 @@ async def show(session: Session, batch: str) -> None:
     ID may be cut short as long as it is unique. With --json, the batch as the API shows it, with `filename`,
     `failures` (requests that failed) and, while it runs, `retried` (attempts that failed) added.
     """
-    from penstock.cli.listing import file_name
     from penstock.cli.lookup import find_batch
+    from penstock.cli.ls import file_name
 
     found = await find_batch(session.api, batch)
     name = await file_name(session.api, found["input_file_id"]) if found["input_file_id"] else None

@@ -59,7 +59,7 @@ async def submit(
     penstock submit requests.jsonl
     penstock submit requests.jsonl --metadata team=search -o answers.jsonl
     """
-    from penstock.cli.fetch import check_output, export_results
+    from penstock.cli.export import check_output, export_results
     from penstock.cli.figures import exit_code_of, has_ended
     from penstock.cli.upload import Source
     from penstock.cli.watch import print_end, watched

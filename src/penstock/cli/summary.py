@@ -7,11 +7,11 @@ import sys
 
 import click
 
+from penstock.batches.read import Status
 from penstock.cli.progress import duration
 from penstock.errors import ExitCode
 from penstock.export.jsonl import Exported
 from penstock.model import Counts, batch_public_id
-from penstock.work.batches import Status
 
 
 def print_summary(

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.config import Config
-from penstock.dispatch.pool import Dispatcher
+from penstock.dispatch.dispatcher import Dispatcher
 from penstock.errors import UsageError
 
 _DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
@@ -57,12 +57,13 @@ class Target:
     async def dispatcher(self, config: Config) -> AsyncIterator[Dispatcher]:
         """What the worker drives."""
         if self.processor is not None:
-            from penstock.dispatch.python import PythonProcessor, load_processor
+            from penstock.dispatch.loading import load_processor
+            from penstock.dispatch.python import PythonProcessor
 
             async with PythonProcessor(load_processor(self.processor), config.dispatch, config.retry) as processor:
                 yield processor.dispatcher()
         else:
-            from penstock.dispatch.http import HttpProcessor
+            from penstock.dispatch.http.processor import HttpProcessor
 
             async with HttpProcessor(str(self.base_url), self.api_key(), config.dispatch, config.retry) as processor:
                 yield processor.dispatcher()
@@ -70,11 +71,11 @@ class Target:
     async def check(self, config: Config) -> None:
         """Fail now, with a clear message, rather than after the file was stored."""
         if self.processor is not None:
-            from penstock.dispatch.python import load_processor
+            from penstock.dispatch.loading import load_processor
 
             load_processor(self.processor)
         else:
-            from penstock.dispatch.http import HttpProcessor
+            from penstock.dispatch.http.processor import HttpProcessor
 
             async with HttpProcessor(str(self.base_url), self.api_key(), config.dispatch, config.retry) as processor:
                 await processor.probe()

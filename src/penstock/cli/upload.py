@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock import intake
 from penstock.config import IntakeLimits
 from penstock.errors import UsageError
+from penstock.intake import refusal
 from penstock.intake.source import Source as Reader
 from penstock.intake.unpack import Unpacker
 
@@ -93,7 +93,7 @@ class Source:
     def _opened(self) -> Reader:
         try:
             return Reader(self._path)
-        except intake.IntakeRefused:
+        except refusal.IntakeRefused:
             raise
         except UsageError as error:
             raise UsageError(error.message, hint=error.hint or "Check the path and your rights to it.") from error

@@ -27,7 +27,7 @@ def worker(
     settings: tuple[str, ...],
 ) -> None:
     """Work off what servers on the same database accept. Configure the same providers as theirs."""
-    from penstock.cli.serving import work
+    from penstock.server.serve import work
 
     config = load_config(database_url, data_dir, toml_path, settings)
     providers = chosen_providers(config, base_url, api_key_env, api_key_file)

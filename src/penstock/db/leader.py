@@ -32,7 +32,7 @@ import psycopg
 
 from penstock.db import sql
 from penstock.db.pool import KEEPALIVE, Connection
-from penstock.tasks import cancelled
+from penstock.tasks import cancel_and_wait
 
 _log = logging.getLogger("penstock.leader")
 _SQL = sql.load("penstock.db", "leader.sql")
@@ -88,7 +88,7 @@ class Leader:
     ) -> None:
         self._sure_until = 0.0
         if self._task is not None:
-            await cancelled([self._task])
+            await cancel_and_wait([self._task])
 
     @contextlib.asynccontextmanager
     async def turn(self, work: str) -> AsyncIterator[Turn]:

@@ -16,7 +16,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from penstock.config import DatabaseLimits
 from penstock.db import arrays
-from penstock.db.kept import Kept
+from penstock.db.prepared import PreparedStatement
 from penstock.errors import PenstockError
 
 Connection = psycopg.AsyncConnection[TupleRow]
@@ -113,7 +113,7 @@ class _Connection(psycopg.AsyncConnection[TupleRow]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.kept: dict[bytes, Kept] = {}
+        self.kept: dict[bytes, PreparedStatement] = {}
 
 
 async def ask_again(connection: Connection, statement: bytes, parameters: Mapping[str, Any]) -> TupleRow | None:
@@ -122,7 +122,7 @@ async def ask_again(connection: Connection, statement: bytes, parameters: Mappin
         return await (await connection.execute(statement, parameters)).fetchone()
     kept = connection.kept.get(statement)
     if kept is None:
-        kept = connection.kept[statement] = Kept(connection, statement, len(connection.kept))
+        kept = connection.kept[statement] = PreparedStatement(connection, statement, len(connection.kept))
     return await kept.ask(parameters)
 
 

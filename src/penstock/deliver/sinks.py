@@ -17,7 +17,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from penstock import __version__, events
+from penstock import __version__
 from penstock.config import Config, WebhookLimits
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
@@ -25,10 +25,10 @@ from penstock.db.pool import Connection, Now, Pool, borrowed
 from penstock.deliver import signing
 from penstock.deliver.addresses import policy_for
 from penstock.deliver.rounds import deliver_all, hold, start_within
+from penstock.deliver.sink_config import ASKED, Sink
 from penstock.deliver.webhooks import Result, Sender
-from penstock.events import Event
 from penstock.model import public_id
-from penstock.sinks import ASKED, Sink
+from penstock.sessions.cloudevents import Event, rfc3339, write
 
 _SQL = sql.load("penstock.deliver", "deliver.sql")
 
@@ -184,7 +184,7 @@ class _Answers:
     async def _send(self, delivery: Taken, told: Told) -> Result:
         sink = self._sinks[delivery.sink]
         message_id = public_id("event", delivery.event_id)
-        headers, body = events.write(self._event(sink, message_id, delivery, told), sink.mode)
+        headers, body = write(self._event(sink, message_id, delivery, told), sink.mode)
         headers["user-agent"] = f"penstock/{__version__}"
         headers |= signing.headers(message_id, delivery.now_s, body, [_secret(sink)])
         return await self._sender.send(sink.url, headers, body)
@@ -196,7 +196,7 @@ class _Answers:
             sink.source or self._source,
             f"{ASKED}.{told.status}",
             delivery.session_key,
-            events.rfc3339(delivery.event_at),
+            rfc3339(delivery.event_at),
             "application/json",
             data=told.content,
             extensions={name: value for name, value in causes.items() if value is not None},

@@ -9,8 +9,8 @@ from time import monotonic
 from typing import Any
 
 from penstock.config import RetryLimits
-from penstock.dispatch.answer import short
-from penstock.dispatch.pool import Pool, Sink
+from penstock.dispatch.dispatcher import CallQueue, Sink
+from penstock.dispatch.http.answer import short
 from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
 from penstock.dispatch.slots import Slots
 from penstock.model import Item, Verdict
@@ -31,7 +31,7 @@ def each(call: Callable[[Item], Awaitable[Verdict]]) -> Call:
     return call_one
 
 
-class CoroutineDispatcher(Pool):
+class CoroutineDispatcher(CallQueue):
     """Runs `call` on up to `chunk` items at a time, in up to `concurrency` runners.
 
     A runner that is cancelled for its item's sake, by `abort` or the time limit, is replaced rather

@@ -14,10 +14,10 @@ from typing import Any, Self
 import msgspec
 
 from penstock.config import DispatchLimits, RetryLimits
-from penstock.dispatch.answer import is_json, short
 from penstock.dispatch.coroutines import CoroutineDispatcher
+from penstock.dispatch.dispatcher import Dispatcher
+from penstock.dispatch.http.answer import is_json, short
 from penstock.dispatch.loading import describe, load_processor
-from penstock.dispatch.pool import Dispatcher
 from penstock.dispatch.retry import Failure, backoff_s, judge_failure
 from penstock.dispatch.signals import CHUNK_ATTRIBUTE, Fail, NotFound, Retry, Signal, Skip
 from penstock.dispatch.threads import ThreadDispatcher

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.config import RetryLimits
-from penstock.dispatch.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
+from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
 from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
 
 # Not admitted: the upstream did no work, so the item is not charged with an attempt.

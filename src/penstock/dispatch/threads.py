@@ -15,8 +15,8 @@ from contextlib import suppress
 from time import monotonic, process_time
 
 from penstock.config import RetryLimits
-from penstock.dispatch.answer import short
-from penstock.dispatch.pool import Pool, Sink
+from penstock.dispatch.dispatcher import CallQueue, Sink
+from penstock.dispatch.http.answer import short
 from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
@@ -32,7 +32,7 @@ _BUSY_SHARE = 0.8
 _HAND_OVER_MAX_S = 1.0
 
 
-class ThreadDispatcher(Pool):
+class ThreadDispatcher(CallQueue):
     """Runs `run` on up to `chunk` items at a time, on one thread or, if calls block, several.
 
     Two parties race for a call's items: the thread when the call returns, and the loop when time is

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from penstock import ending
+from penstock.batches.finish import end_if_over
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 from penstock.erase.purge import Erasure, Kind, get_erasure, list_erasures, purge_step
@@ -179,7 +179,7 @@ async def _delete_input(connection: Connection, file_id: UUID, now: Now) -> bool
     unfinished = [batch_id for batch_id, running in batches if running]
     if unfinished:
         await _fence(connection, unfinished)
-        await ending.finish(connection, unfinished, now=now)
+        await end_if_over(connection, unfinished, now=now)
     await _erase_file(connection, file_id, [batch_id for batch_id, _ in batches], _order(now))
     return True
 

@@ -17,7 +17,7 @@ from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.export.order import LINE_OVERHEAD_BYTES, ranges_of, read_results
 from penstock.export.read import Which
-from penstock.results import openai_line
+from penstock.export.result_lines import openai_line
 
 _SQL = sql.load("penstock.export", "export.sql")
 

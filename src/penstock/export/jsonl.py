@@ -17,8 +17,8 @@ import psycopg
 from penstock.db import sql
 from penstock.errors import PenstockError
 from penstock.export.order import Lane, outside
+from penstock.export.result_lines import NOT_RUN, Result, openai_error_line, openai_line
 from penstock.model import BatchState
-from penstock.results import NOT_RUN, Result, openai_error_line, openai_line
 
 _SQL = sql.load("penstock.export", "export.sql")
 

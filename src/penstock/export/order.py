@@ -16,7 +16,7 @@ from typing import NamedTuple
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
-from penstock.results import Result
+from penstock.export.result_lines import Result
 
 _SQL = sql.load("penstock.export", "export.sql")
 

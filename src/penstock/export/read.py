@@ -17,8 +17,15 @@ from penstock.db import sql
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.errors import PenstockError
 from penstock.export.order import InputOrder, Key, Lane, read_results
+from penstock.export.result_lines import (
+    NOT_RUN,
+    Result,
+    anthropic_line,
+    anthropic_not_run_line,
+    openai_error_line,
+    openai_line,
+)
 from penstock.model import BatchState
-from penstock.results import NOT_RUN, Result, anthropic_line, anthropic_not_run_line, openai_error_line, openai_line
 
 Which = Literal["output", "errors"]
 Dialect = Literal["openai", "anthropic"]

@@ -9,10 +9,10 @@ from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
-from penstock.db.bell import lanes_payload
+from penstock.db.notify import lanes_payload
 from penstock.db.pool import Connection, Now, ask_again
+from penstock.export.result_lines import openai_bytes
 from penstock.model import ID_PREFIX, Again, Item, Lease, Outcome, OutcomeState, Usage
-from penstock.results import openai_bytes
 
 Range = tuple[int, int]
 
