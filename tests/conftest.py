@@ -39,7 +39,7 @@ ON_15_TOO = {
     "test_fence",
     "test_intake",
     "test_liveness",
-    "test_retry_batch",
+    "test_run_again",
     "test_run",
     "test_sessions_engine",
     "test_upload_parts",

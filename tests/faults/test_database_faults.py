@@ -1,7 +1,7 @@
 """The database crashes, does not answer, or answers into the void: every result is recorded once, and work goes on.
 
-`tests/flow/test_settle_buffer.py` shows the buffer by itself, `tests/flow/test_liveness.py` reclaims on a clock of
-the test's own; here it is whole workers, and faults on the wire.
+`tests/flow/settle/test_settle_buffer.py` shows the buffer by itself, `tests/flow/worker/test_liveness.py` reclaims
+on a clock of the test's own; here it is whole workers, and faults on the wire.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """R8: disks run full under a server at work, and under intake. Work waits, goes on by itself, and nothing is charged.
 
-What a whole run says about a full disk is in `tests/flow/test_run_errors.py`, what a server answers in
+What a whole run says about a full disk is in `tests/flow/cli/test_run_errors.py`, what a server answers in
 `test_api_faults.py`.
 """
 

@@ -1,7 +1,7 @@
 """Worker processes killed, frozen and stopped at the worst moments: nothing is lost, and nothing recorded twice.
 
-`tests/flow/test_kill.py` kills whole runs at random moments; here the moments are chosen. What the fence does
-statement by statement is in `tests/flow/test_fence.py`.
+`tests/flow/cli/test_kill.py` kills whole runs at random moments; here the moments are chosen. What the fence does
+statement by statement is in `tests/flow/settle/test_fence.py`.
 """
 
 from __future__ import annotations

@@ -255,5 +255,5 @@ def make_subject(session: Session, lines: int, priority: int = 1) -> Subject:
 async def check_in(connection: Connection, worker: UUID) -> bool:
     """A heartbeat, on a connection of the test's."""
     parameters = {"ids": [worker], "draining": [], "now": None}
-    statement = sql.load("penstock.claim", "claim.sql")["heartbeat_if_known"]
+    statement = sql.load("penstock.worker", "heartbeat.sql")["heartbeat_if_known"]
     return await (await connection.execute(statement, parameters)).fetchone() is not None

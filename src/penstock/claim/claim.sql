@@ -464,14 +464,6 @@ SELECT r.route FROM reclaimed r
 INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)
 VALUES (%(id)s, %(pool)s, %(host)s, %(machine)s, %(pid)s, %(pid_birth)s, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()))
 
--- name: heartbeat_if_known
--- Checks the workers of a process in, on the database's clock. One that does not come back was declared dead: it must
--- take a new id.
-UPDATE penstock.workers
-   SET heartbeat_at = coalesce(%(now)s::timestamptz, now()), draining = id = ANY (%(draining)s::uuid[])
- WHERE id = ANY (%(ids)s::uuid[])
-RETURNING id
-
 -- name: remove_worker
 -- Removes a worker that stopped cleanly.
 DELETE FROM penstock.workers WHERE id = %(id)s

@@ -17,7 +17,7 @@ from penstock.db import sql
 from penstock.db.pool import BACKEND_PID, KEEPALIVE, SERVER_KEEPALIVE, is_pooled
 
 _log = logging.getLogger("penstock.heart")
-_SQL = sql.load("penstock.claim", "claim.sql")
+_SQL = sql.load("penstock.worker", "heartbeat.sql")
 
 # Of the grace, the part a worker may use: the rest is for clocks that run at different rates, and for the time
 # between this process noticing and its last call having ended.

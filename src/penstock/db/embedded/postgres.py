@@ -81,7 +81,7 @@ SETTINGS: Mapping[str, str] = {
 _ENVIRONMENT = ("PATH", "HOME", "LD_LIBRARY_PATH")
 
 # Appended, so that nothing beside Penstock in site-packages can stand before the standard library.
-_KEEPER = "import sys; sys.path.append(sys.argv[1]); from penstock.db.keeper import main; main(sys.argv[2:])"
+_KEEPER = "import sys; sys.path.append(sys.argv[1]); from penstock.db.embedded.keeper import main; main(sys.argv[2:])"
 
 
 def bundled_bin_dir() -> Path:
@@ -195,7 +195,7 @@ class _Launch:
         return Path("/tmp") / self.tag  # noqa: S108 (private, and checked to be)
 
     def keeper_command(self, lock: int, report: int) -> list[str]:
-        root = Path(__file__).parents[2]
+        root = Path(__file__).parents[3]
         places = (root, self.data_dir, self.bin_dir, self.socket_dir, self.tag, lock, report)
         settings = [f"{name}={value}" for name, value in self.settings.items()]
         return [sys.executable, "-I", "-S", "-c", _KEEPER, *map(str, places), *settings]

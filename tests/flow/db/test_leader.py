@@ -115,7 +115,7 @@ def test_a_silent_connection_ends_the_lead_here_before_it_begins_there(database:
 
 def _candidates(processes: Processes, database: str, count: int) -> list[Process]:
     command = [sys.executable, "-m", "tests.support.candidate", database, str(GRACE_S)]
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parents[3]
     return [processes.start(f"candidate-{number}", command, cwd=root) for number in range(count)]
 
 

@@ -30,7 +30,7 @@ from penstock.settle.write import Changes, settle
 from tests.support.db import one, with_connection
 from tests.support.engine import make_file
 
-_OLD = sql.parse("before_turns.sql", (Path(__file__).parents[1] / "support/before_turns.sql").read_text())
+_OLD = sql.parse("before_turns.sql", (Path(__file__).parents[2] / "support/before_turns.sql").read_text())
 _POOL, _ROUTE, _LINES = "test", "model-0", 200
 _DONE = Outcome(OutcomeState.COMPLETED, b"1", 200)
 

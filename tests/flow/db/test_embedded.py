@@ -408,6 +408,6 @@ def test_errors_say_what_to_do(data_dir: Path, tmp_path: Path, monkeypatch: pyte
 
 def test_the_keeper_stays_light() -> None:
     listing = "import sys; sys.path.append(sys.argv[1]); import penstock.db.keeper; print(*sys.modules)"
-    root = Path(postgres.__file__).parents[2]
+    root = Path(postgres.__file__).parents[3]
     ran = subprocess.run([sys.executable, "-I", "-S", "-c", listing, root], capture_output=True, text=True, check=True)
     assert not {"subprocess", "pathlib", "socket", "asyncio", "logging"} & set(ran.stdout.split())

@@ -19,9 +19,9 @@ from penstock.worker.heartbeat import Heartbeat
 from tests.support.db import RUNNING_18
 from tests.support.wait import wait_until
 
-ROOT = Path(__file__).parent.parent.parent
-FLOWS = ["fence", "settle_buffer", "worker"]
-ALL_FLOWS = [*FLOWS, "batches", "export", "intake", "liveness"]
+ROOT = Path(__file__).parents[3]
+FLOWS = ["settle/test_fence", "settle/test_settle_buffer", "worker/test_worker"]
+ALL_FLOWS = [*FLOWS, "batches/test_batches", "export/test_export", "intake/test_intake", "worker/test_liveness"]
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ ALL_FLOWS = [*FLOWS, "batches", "export", "intake", "liveness"]
     "flows", [pytest.param(FLOWS, id="some"), pytest.param(ALL_FLOWS, id="all", marks=pytest.mark.again)]
 )
 def test_the_flows_pass_behind_a_pooler(flows: list[str], server_18: str) -> None:
-    files = [f"tests/flow/test_{name}.py" for name in flows]
+    files = [f"tests/flow/{name}.py" for name in flows]
     # One test ends the server's side of a connection and expects to notice; a pooler's purpose is that it does not.
     chosen = "pooled and not seal_that_never_arrived"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--server", "pooled", "-k", chosen]
