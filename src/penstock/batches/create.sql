@@ -11,8 +11,8 @@ batch AS (
   INSERT INTO penstock.batches
     (id, owner, file_id, pool, idempotency_key, target, metadata, priority, deadline, total, created_at, validated_at)
   SELECT %(id)s, %(owner)s, id, %(pool)s, %(key)s, %(target)s, %(metadata)s::jsonb, %(priority)s,
-         coalesce(%(deadline)s::timestamptz, 'infinity'), lines, coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now())
+         coalesce(%(deadline)s::timestamptz, 'infinity'), lines, @now,
+         @now
     FROM source
   RETURNING id, owner, priority, deadline
 ),
@@ -27,13 +27,13 @@ lane AS (
    CROSS JOIN LATERAL (
      SELECT coalesce(max(weight), 1) AS weight FROM penstock.owners WHERE owner = %(owner)s) AS w
    CROSS JOIN LATERAL (
-     SELECT penstock.nearness(coalesce(%(deadline)s::timestamptz, 'infinity'), coalesce(%(now)s::timestamptz, now()))
+     SELECT penstock.nearness(coalesce(%(deadline)s::timestamptz, 'infinity'), @now)
               AS nearness) AS n
 )
 INSERT INTO penstock.lanes
   (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, priority, deadline, weight,
    nearness, step, tag)
-SELECT batch_id, owner, coalesce(%(now)s::timestamptz, now()), pool, goes_to, endpoint, source_id, source_lane, total,
+SELECT batch_id, owner, @now, pool, goes_to, endpoint, source_id, source_lane, total,
        priority, deadline, weight, nearness, step,
        penstock.line_end(pool, goes_to, -priority, owner, nearness)
          + sum(step) OVER (PARTITION BY goes_to ORDER BY source_lane)

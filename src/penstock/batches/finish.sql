@@ -2,7 +2,7 @@
 -- Closes the lanes of those of some batches whose deadline has passed, and holds their deferrals.
 WITH late AS MATERIALIZED (
   SELECT id FROM penstock.batches
-   WHERE id = ANY (%(ids)s::uuid[]) AND deadline <= coalesce(%(now)s::timestamptz, now())
+   WHERE id = ANY (%(ids)s::uuid[]) AND deadline <= @now
 ),
 lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes
@@ -32,7 +32,7 @@ RETURNING id
 -- that somebody else holds are left for the next time: an end waits for nobody. A batch that grows is not whole. IS TRUE,
 -- here and below: the id alone finds the batch, whatever the statistics say.
 WITH sums AS MATERIALIZED (
-  SELECT b.id, b.reruns, b.cancelling_at IS NOT NULL OR b.deadline <= coalesce(%(now)s::timestamptz, now()) AS closing,
+  SELECT b.id, b.reruns, b.cancelling_at IS NOT NULL OR b.deadline <= @now AS closing,
          b.validated_at IS NOT NULL AND NOT b.growing
            AND p.completed + p.failed + p.not_found + p.skipped = b.total AS whole, p.*
     FROM penstock.batches b
@@ -68,11 +68,11 @@ over AS MATERIALIZED (
 ),
 ended AS (
   UPDATE penstock.batches b
-     SET completed_at = CASE WHEN o.whole THEN coalesce(%(now)s::timestamptz, now()) END,
+     SET completed_at = CASE WHEN o.whole THEN @now END,
          cancelled_at = CASE WHEN NOT o.whole AND b.cancelling_at IS NOT NULL
-                             THEN coalesce(%(now)s::timestamptz, now()) END,
+                             THEN @now END,
          expired_at = CASE WHEN NOT o.whole AND b.cancelling_at IS NULL
-                           THEN coalesce(%(now)s::timestamptz, now()) END,
+                           THEN @now END,
          completed = o.completed, failed = o.failed, not_found = o.not_found, skipped = o.skipped,
          retried = o.retried, output_bytes = o.output_bytes, error_bytes = o.error_bytes,
          input_tokens = o.input_tokens, cached_tokens = o.cached_tokens, output_tokens = o.output_tokens,
@@ -98,8 +98,8 @@ results AS (
   INSERT INTO penstock.files
     (id, owner, filename, state, kind, purpose, batch_id, lines, bytes, created_at, sealed_at, expires_at)
   SELECT r.id, e.owner, 'batch_' || replace(e.id::text, '-', '') || r.ending, 'ready', r.kind, 'batch_output', e.id,
-         r.lines, r.bytes, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now()) + make_interval(secs => e.output_expires_after_s)
+         r.lines, r.bytes, @now, @now,
+         @now + make_interval(secs => e.output_expires_after_s)
     FROM ended e
    CROSS JOIN LATERAL (VALUES
      ('output', e.output_file_id, '_output.jsonl', e.completed, e.output_bytes),
@@ -116,8 +116,8 @@ event AS MATERIALIZED (
 ),
 told AS (
   INSERT INTO penstock.webhook_deliveries (event_id, endpoint_id, owner, type, batch_id, event_at, due_at)
-  SELECT event.id, w.id, event.owner, event.type, event.batch_id, coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now())
+  SELECT event.id, w.id, event.owner, event.type, event.batch_id, @now,
+         @now
     FROM event
     JOIN penstock.webhook_endpoints w ON w.owner = event.owner AND event.type = ANY (w.event_types)
 )
@@ -127,7 +127,7 @@ SELECT id FROM ended
 -- Ends a batch that cannot run, saying why, unless its validation is decided already.
 WITH batch AS (
   UPDATE penstock.batches
-     SET failed_at = coalesce(%(now)s::timestamptz, now()), problems = %(problems)s::jsonb,
+     SET failed_at = @now, problems = %(problems)s::jsonb,
          completed = 0, failed = 0, not_found = 0, skipped = 0, retried = 0, output_bytes = 0, error_bytes = 0,
          input_tokens = 0, cached_tokens = 0, output_tokens = 0, reasoning_tokens = 0
    WHERE id = %(id)s AND (state = 'validating' AND deleted_at IS NULL) IS TRUE
@@ -138,8 +138,8 @@ event AS MATERIALIZED (
 ),
 told AS (
   INSERT INTO penstock.webhook_deliveries (event_id, endpoint_id, owner, type, batch_id, event_at, due_at)
-  SELECT event.id, w.id, event.owner, 'batch.failed', event.batch_id, coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now())
+  SELECT event.id, w.id, event.owner, 'batch.failed', event.batch_id, @now,
+         @now
     FROM event
     JOIN penstock.webhook_endpoints w ON w.owner = event.owner AND 'batch.failed' = ANY (w.event_types)
 )

@@ -2,14 +2,14 @@
 -- Creates a batch that has no inputs yet, and the file that will hold them.
 WITH file AS (
   INSERT INTO penstock.files (id, owner, filename, state, created_at, sealed_at)
-  VALUES (%(file_id)s, %(owner)s, %(filename)s, 'ready', coalesce(%(now)s::timestamptz, now()),
-          coalesce(%(now)s::timestamptz, now()))
+  VALUES (%(file_id)s, %(owner)s, %(filename)s, 'ready', @now,
+          @now)
 )
 INSERT INTO penstock.batches
   (id, owner, file_id, pool, idempotency_key, metadata, priority, deadline, total, created_at, validated_at, growing)
 VALUES (%(id)s, %(owner)s, %(file_id)s, %(pool)s, %(key)s, %(metadata)s::jsonb, %(priority)s,
-        coalesce(%(deadline)s::timestamptz, 'infinity'), 0, coalesce(%(now)s::timestamptz, now()),
-        coalesce(%(now)s::timestamptz, now()), true)
+        coalesce(%(deadline)s::timestamptz, 'infinity'), 0, @now,
+        @now, true)
 
 -- name: hold_file_of_batch
 -- Locks the file that a batch grows with, before the batch, as whoever deletes it does.
@@ -22,7 +22,7 @@ SELECT id, source_id FROM penstock.files
 SELECT total FROM penstock.batches
  WHERE id = %(id)s
    AND (growing AND file_id = %(file_id)s AND state IN ('in_progress', 'paused') AND deleted_at IS NULL
-        AND deadline > coalesce(%(now)s::timestamptz, now())) IS TRUE
+        AND deadline > @now) IS TRUE
    FOR UPDATE
 
 -- name: list_file_lanes
@@ -77,14 +77,14 @@ fresh AS (
    CROSS JOIN added a
    CROSS JOIN LATERAL (SELECT coalesce(max(weight), 1) AS weight FROM penstock.owners WHERE owner = batch.owner) AS w
    CROSS JOIN LATERAL (
-     SELECT penstock.nearness(batch.deadline, coalesce(%(now)s::timestamptz, now())) AS nearness) AS n
+     SELECT penstock.nearness(batch.deadline, @now) AS nearness) AS n
    WHERE a.source_lane NOT IN (SELECT source_lane FROM known)
 ),
 made AS (
   INSERT INTO penstock.lanes
     (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, priority, deadline, open, weight,
      nearness, step, tag)
-  SELECT id, owner, coalesce(%(now)s::timestamptz, now()), pool, route, endpoint, %(source_id)s, source_lane, count,
+  SELECT id, owner, @now, pool, route, endpoint, %(source_id)s, source_lane, count,
          priority, deadline, state = 'in_progress', weight, nearness, step,
          penstock.line_end(pool, route, -priority, owner, nearness)
            + sum(step) OVER (PARTITION BY route ORDER BY source_lane)

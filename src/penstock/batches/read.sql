@@ -35,7 +35,7 @@ SELECT sum(done) FILTER (WHERE written_at > began) / nullif(extract(epoch FROM a
   FROM (SELECT done, written_at, at,
                CASE WHEN count(*) OVER () = 100 THEN greatest(min(written_at) OVER (), at - interval '1 minute')
                     ELSE greatest(%(validated_at)s::timestamptz, at - interval '1 minute') END AS began
-          FROM (SELECT completed_count + others_count AS done, written_at, coalesce(%(now)s::timestamptz, now()) AS at
+          FROM (SELECT completed_count + others_count AS done, written_at, @now AS at
                   FROM penstock.journal
                  WHERE batch_id = %(id)s
                  ORDER BY id DESC
@@ -127,4 +127,4 @@ SELECT b.id, CASE WHEN b.output_file_id = %(file_id)s THEN 'output' ELSE 'errors
    AND (b.completed IS NULL
         OR EXISTS (SELECT FROM penstock.files f
                     WHERE f.id = %(file_id)s AND f.deleted_at IS NULL
-                      AND (f.expires_at IS NULL OR f.expires_at > coalesce(%(now)s::timestamptz, now()))))
+                      AND (f.expires_at IS NULL OR f.expires_at > @now)))

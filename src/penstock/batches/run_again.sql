@@ -5,7 +5,7 @@ SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
        b.dialect <> 'openai' OR num_nulls(b.output_file_id, b.error_file_id) = 0 AS has_results,
        EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND width IS NOT NULL) AS limited,
        b.total - coalesce(b.completed + b.failed + b.not_found + b.skipped, b.total) AS not_run,
-       b.deadline <= coalesce(%(now)s::timestamptz, now()) AS late
+       b.deadline <= @now AS late
   FROM penstock.batches b
  WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
    FOR UPDATE
@@ -29,11 +29,11 @@ seeded AS (
 ),
 opened AS (
   UPDATE penstock.batches b
-     SET reruns = reruns + 1, steered_at = coalesce(%(now)s::timestamptz, now()),
+     SET reruns = reruns + 1, steered_at = @now,
          completed_at = NULL, cancelled_at = NULL, expired_at = NULL, cancelling_at = NULL, paused_at = NULL,
          completed = NULL, failed = NULL, not_found = NULL, skipped = NULL, retried = NULL, output_bytes = NULL,
          error_bytes = NULL, input_tokens = NULL, cached_tokens = NULL, output_tokens = NULL, reasoning_tokens = NULL,
-         deadline = coalesce(coalesce(%(now)s::timestamptz, now()) + make_interval(secs => b.window_s), 'infinity')
+         deadline = coalesce(@now + make_interval(secs => b.window_s), 'infinity')
    WHERE b.id = (SELECT id FROM batch)
   RETURNING b.id, b.deadline
 ),
@@ -128,7 +128,7 @@ deferred AS (
     (lane_id, batch_id, owner, band, weight, pool, route, limited, ordinals, attempt, generation, spent, reason,
      deferred_at, due_at, held)
   SELECT l.id, l.batch_id, l.owner, l.band, l.weight, l.pool, l.route, false, again.ordinals, 1, again.generation,
-         again.spent, 'reprocess', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
+         again.spent, 'reprocess', @now, @now,
          NOT l.open
     FROM again, penstock.lanes l
    WHERE l.id = %(lane)s
@@ -144,7 +144,7 @@ SELECT pg_notify('penstock_work', '')
 SELECT b.id
   FROM penstock.batches b
  WHERE b.id = ANY (%(ids)s::uuid[])
-   AND (b.cancelling_at IS NOT NULL OR b.deadline <= coalesce(%(now)s::timestamptz, now()))
+   AND (b.cancelling_at IS NOT NULL OR b.deadline <= @now)
    AND (b.state IN ('in_progress', 'paused', 'cancelling')) IS TRUE
    AND (SELECT true FROM penstock.deferrals WHERE batch_id = b.id AND generation > 0 LIMIT 1)
    AND (SELECT true FROM penstock.leases WHERE batch_id = b.id LIMIT 1) IS NULL
@@ -156,7 +156,7 @@ SELECT b.id
 WITH batch AS MATERIALIZED (
   SELECT id FROM penstock.batches
    WHERE id = %(id)s
-     AND ((cancelling_at IS NOT NULL OR deadline <= coalesce(%(now)s::timestamptz, now()))
+     AND ((cancelling_at IS NOT NULL OR deadline <= @now)
           AND state IN ('in_progress', 'paused', 'cancelling') AND deleted_at IS NULL) IS TRUE
      FOR UPDATE SKIP LOCKED
 )

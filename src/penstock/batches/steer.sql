@@ -7,7 +7,7 @@ SELECT id FROM penstock.batches WHERE id = %(id)s FOR UPDATE
 -- in id order (steering, and settles that make room), and after these deferrals, in id order too.
 WITH batch AS (
   UPDATE penstock.batches
-     SET paused_at = coalesce(%(now)s::timestamptz, now()), steered_at = coalesce(%(now)s::timestamptz, now())
+     SET paused_at = @now, steered_at = @now
    WHERE id = %(id)s
      AND (state = 'in_progress' AND deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
   RETURNING id
@@ -32,7 +32,7 @@ SELECT id FROM batch
 -- name: resume_if_paused
 -- Opens the lanes again and releases the deferrals. Both go to the end of the line: nothing was due to them meanwhile.
 WITH batch AS (
-  UPDATE penstock.batches SET paused_at = NULL, steered_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.batches SET paused_at = NULL, steered_at = @now
    WHERE id = %(id)s
      AND (state = 'paused' AND deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
   RETURNING id
@@ -59,7 +59,7 @@ SELECT id, pg_notify('penstock_work', '') FROM batch
 -- Stamps the batch and closes its lanes, whatever the number of lines. What is in flight finishes and is kept.
 WITH batch AS (
   UPDATE penstock.batches
-     SET cancelling_at = coalesce(%(now)s::timestamptz, now()), steered_at = coalesce(%(now)s::timestamptz, now())
+     SET cancelling_at = @now, steered_at = @now
    WHERE id = %(id)s
      AND (state IN ('validating', 'in_progress', 'paused') AND deleted_at IS NULL
           AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE

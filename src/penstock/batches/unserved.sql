@@ -30,7 +30,7 @@ SELECT pool, route FROM place
    AND NOT EXISTS (
      SELECT FROM penstock.workers w
       WHERE w.pool = place.pool
-        AND w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s))
+        AND w.heartbeat_at > @now - make_interval(secs => %(grace_s)s))
  ORDER BY pool, route
 
 -- name: move_if_unserved
@@ -55,7 +55,7 @@ lane AS MATERIALIZED (
      AND NOT EXISTS (
        SELECT FROM penstock.workers w
         WHERE w.pool = %(pool)s
-          AND w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s))
+          AND w.heartbeat_at > @now - make_interval(secs => %(grace_s)s))
      AND NOT EXISTS (SELECT FROM penstock.leases h WHERE h.batch_id = l.batch_id AND h.lane_id = l.id OFFSET 0)
    ORDER BY l.id
      FOR UPDATE SKIP LOCKED

@@ -39,7 +39,7 @@ SELECT batch_id FROM changed WHERE batch_id IS NOT NULL OFFSET 1 LIMIT %(limit)s
 SELECT id FROM penstock.batches
  WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL
    AND (cancelling_at IS NOT NULL OR deadline < 'infinity')
-   AND CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END <= coalesce(%(now)s::timestamptz, now())
+   AND CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END <= @now
    AND deleted_at IS NULL AND state <> 'validating'
  ORDER BY CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END
  LIMIT %(limit)s
@@ -47,13 +47,13 @@ SELECT id FROM penstock.batches
 -- name: list_steered
 -- Batches that were paused, resumed, cancelled or reopened within the last seconds, or, by a clock since set back, later.
 SELECT id FROM penstock.batches
- WHERE steered_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(within_s)s) AND deleted_at IS NULL
+ WHERE steered_at > @now - make_interval(secs => %(within_s)s) AND deleted_at IS NULL
  LIMIT %(limit)s
 
 -- name: line_up_lanes
 -- Gives lanes a place in line that code from before there was one has made, or made runnable.
 UPDATE penstock.lanes
-   SET tag = CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+   SET tag = CASE WHEN session THEN extract(epoch FROM @now)
                   ELSE penstock.line_end(pool, route, band, owner, nearness) + step END
  WHERE id = ANY (ARRAY(
    SELECT id FROM penstock.lanes
@@ -65,18 +65,18 @@ UPDATE penstock.lanes
 -- name: weigh_near
 -- Counts batches for more as their deadline comes nearer. What a lane still waits for shrinks as its share grows.
 WITH near AS MATERIALIZED (
-  SELECT l.id, penstock.nearness(l.deadline, coalesce(%(now)s::timestamptz, now())) AS nearness
+  SELECT l.id, penstock.nearness(l.deadline, @now) AS nearness
     FROM (SELECT id FROM penstock.batches
            WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL
              AND (cancelling_at IS NOT NULL OR deadline < 'infinity')
              AND CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END
-                 BETWEEN coalesce(%(now)s::timestamptz, now())
-                     AND coalesce(%(now)s::timestamptz, now()) + interval '1 hour'
+                 BETWEEN @now
+                     AND @now + interval '1 hour'
            ORDER BY CASE WHEN cancelling_at IS NULL THEN deadline ELSE cancelling_at END
            LIMIT %(limit)s) AS b
    CROSS JOIN LATERAL (
      SELECT id, deadline, nearness, runnable FROM penstock.lanes WHERE batch_id = b.id OFFSET 0) AS l
-   WHERE l.runnable AND l.nearness <> penstock.nearness(l.deadline, coalesce(%(now)s::timestamptz, now()))
+   WHERE l.runnable AND l.nearness <> penstock.nearness(l.deadline, @now)
 ),
 nearer AS MATERIALIZED (
   SELECT id FROM penstock.lanes
@@ -128,11 +128,11 @@ RETURNING CASE WHEN batch_id IN (SELECT id FROM behind) THEN batch_id END
 -- name: take_turn_if_due
 -- Takes the turn at a duty that one process does for all, unless one has had it within the interval. A time in the future
 -- was written before the clock was set back, and says nothing.
-UPDATE penstock.duties SET done_at = coalesce(%(now)s::timestamptz, now())
+UPDATE penstock.duties SET done_at = @now
  WHERE name = (
    SELECT name FROM penstock.duties
     WHERE name = %(name)s
-      AND (done_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(every_s)s)
-           OR done_at > coalesce(%(now)s::timestamptz, now()))
+      AND (done_at <= @now - make_interval(secs => %(every_s)s)
+           OR done_at > @now)
       FOR UPDATE SKIP LOCKED)
 RETURNING name

@@ -5,7 +5,7 @@ WITH source AS MATERIALIZED (
    WHERE id = %(file_id)s
      AND (owner = %(owner)s AND state = 'ready' AND kind = 'input' AND deleted_at IS NULL
           AND purpose = CASE %(dialect)s WHEN 'anthropic' THEN 'message_batch' ELSE 'batch' END
-          AND (expires_at IS NULL OR expires_at > coalesce(%(now)s::timestamptz, now()))) IS TRUE
+          AND (expires_at IS NULL OR expires_at > @now)) IS TRUE
      FOR KEY SHARE
 )
 INSERT INTO penstock.batches
@@ -14,8 +14,8 @@ INSERT INTO penstock.batches
 SELECT %(id)s, %(owner)s, id, 'serve', %(dialect)s, %(key)s, %(fingerprint)s, %(endpoint)s, %(completion_window)s,
        %(window_s)s, %(metadata)s::jsonb, %(priority)s, %(output_file_id)s, %(error_file_id)s,
        %(output_expires_after_s)s,
-       coalesce(coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(window_s)s), 'infinity'), 0,
-       coalesce(%(now)s::timestamptz, now())
+       coalesce(@now + make_interval(secs => %(window_s)s), 'infinity'), 0,
+       @now
   FROM source
 ON CONFLICT (owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
 RETURNING id
@@ -56,7 +56,7 @@ SELECT t.line, t.source_lane
 -- its file was deleted since.
 WITH batch AS (
   UPDATE penstock.batches
-     SET validated_at = coalesce(%(now)s::timestamptz, now()), total = %(total)s
+     SET validated_at = @now, total = %(total)s
    WHERE id = %(id)s AND (state = 'validating' AND file_id = %(file_id)s AND deleted_at IS NULL) IS TRUE
   RETURNING id, owner, priority, deadline
 ),
@@ -70,12 +70,12 @@ lane AS (
    CROSS JOIN LATERAL (
      SELECT coalesce(max(weight), 1) AS weight FROM penstock.owners WHERE owner = batch.owner) AS w
    CROSS JOIN LATERAL (
-     SELECT penstock.nearness(batch.deadline, coalesce(%(now)s::timestamptz, now())) AS nearness) AS n
+     SELECT penstock.nearness(batch.deadline, @now) AS nearness) AS n
 )
 INSERT INTO penstock.lanes
   (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, priority, deadline, weight,
    nearness, step, tag)
-SELECT batch_id, owner, coalesce(%(now)s::timestamptz, now()), pool, route, endpoint, source_id, source_lane, total,
+SELECT batch_id, owner, @now, pool, route, endpoint, source_id, source_lane, total,
        priority, deadline, weight, nearness, step,
        penstock.line_end(pool, route, -priority, owner, nearness)
          + sum(step) OVER (PARTITION BY pool, route ORDER BY source_lane)

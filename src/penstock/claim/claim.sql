@@ -1,5 +1,4 @@
--- Everything that takes work or takes it back. Times enter as coalesce(%(now)s::timestamptz, now()), so that tests
--- can let hours pass at once.
+-- Everything that takes work or takes it back.
 
 -- name: claim_open
 -- Takes up to wants[i] ordinals of routes[i] from those whose turn it is: lanes, and deferrals that are due, in one line
@@ -17,7 +16,7 @@ WITH ask AS MATERIALIZED (
    WHERE NOT EXISTS (
      SELECT FROM penstock.gates g
       WHERE g.pool = %(pool)s AND g.route = a.route
-        AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
+        AND (g.halted_at IS NOT NULL OR g.not_before > @now))
 ),
 -- Looked at without locks: locking more than are used would hide them from every other claim for as long as this one
 -- lasts.
@@ -30,7 +29,7 @@ met AS MATERIALIZED (
         FROM penstock.lanes l
        WHERE l.pool = %(pool)s AND l.route = ask.route AND l.runnable
          AND (l.band, l.tag) >= (ask.from_band, ask.from_tag)
-         AND l.deadline > coalesce(%(now)s::timestamptz, now()) AND l.id <> ALL (%(full)s::int8[])
+         AND l.deadline > @now AND l.id <> ALL (%(full)s::int8[])
        ORDER BY l.band, l.tag, l.id
        LIMIT least(ask.want, %(look)s))
      UNION ALL
@@ -47,7 +46,7 @@ seen AS MATERIALIZED (
    WHERE is_lane OR (lane_id IN (
      SELECT id FROM penstock.lanes
       WHERE id = ANY (ARRAY(SELECT DISTINCT lane_id FROM met WHERE NOT is_lane))
-        AND open AND deadline > coalesce(%(now)s::timestamptz, now()))) IS TRUE
+        AND open AND deadline > @now)) IS TRUE
 ),
 -- What time it is in each band, and in what pieces a claim is shared out.
 band AS MATERIALIZED (
@@ -106,7 +105,7 @@ suspect_due AS MATERIALIZED (
             d.reclaims, d.generation, d.spent, d.suspect, d.band, d.tag, d.due_at, ask.want
        FROM penstock.deferrals d
       WHERE d.pool = %(pool)s AND d.route = ask.route AND d.suspect AND NOT d.held
-        AND d.due_at <= coalesce(%(now)s::timestamptz, now())
+        AND d.due_at <= @now
       ORDER BY d.due_at, d.id
       LIMIT 1
         FOR UPDATE SKIP LOCKED) AS d
@@ -125,7 +124,7 @@ due_lane AS MATERIALIZED (
   SELECT l.id, l.endpoint, l.source_id, l.source_lane
     FROM penstock.lanes l
    WHERE l.id = ANY (ARRAY(SELECT DISTINCT lane_id FROM due))
-     AND l.open AND l.deadline > coalesce(%(now)s::timestamptz, now())
+     AND l.open AND l.deadline > @now
    ORDER BY l.id
      FOR UPDATE SKIP LOCKED
 ),
@@ -138,7 +137,7 @@ lane AS MATERIALIZED (
        FROM penstock.lanes l
       WHERE l.pool = %(pool)s AND l.route = turn.route AND l.runnable
         AND (l.band, l.tag) >= (turn.from_band, turn.from_tag)
-        AND l.deadline > coalesce(%(now)s::timestamptz, now()) AND l.id <> ALL (%(full)s::int8[])
+        AND l.deadline > @now AND l.id <> ALL (%(full)s::int8[])
       ORDER BY l.band, l.tag, l.id
       LIMIT turn.lanes
         FOR UPDATE SKIP LOCKED) AS l
@@ -252,19 +251,19 @@ leased AS (
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, worker_id, ordinals, attempt, reclaims,
      generation, spent, claimed_at, progressed_at)
   SELECT id, batch_id, owner, session, band, weight * nearness, %(pool)s, route, width IS NOT NULL, %(worker)s::uuid,
-         int4multirange(int4range(next, next + take)), 1, 0, 0, 0, coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now())
+         int4multirange(int4range(next, next + take)), 1, 0, 0, 0, @now,
+         @now
     FROM granted
   UNION ALL
   SELECT lane_id, batch_id, owner, session, band, weight, %(pool)s, route, limited, %(worker)s::uuid,
-         range_agg(taken), attempt, reclaims, generation, spent, coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now())
+         range_agg(taken), attempt, reclaims, generation, spent, @now,
+         @now
     FROM due_taken
    GROUP BY lane_id, batch_id, owner, session, band, weight, route, limited, attempt, reclaims, generation, spent,
             CASE WHEN suspect THEN id END
   RETURNING id, nonce, lane_id, batch_id, route, session, ordinals, attempt, reclaims, generation, spent
 )
-SELECT coalesce(%(now)s::timestamptz, now()) AS at,
+SELECT @now AS at,
        (SELECT min(d.due_at)
           FROM ask
          CROSS JOIN LATERAL (
@@ -304,7 +303,7 @@ found AS MATERIALIZED (
             CASE WHEN d.session THEN 0 ELSE d.size / d.weight END AS step
        FROM penstock.deferrals d
       WHERE d.pool = %(pool)s AND d.route = ask.route AND d.tag IS NULL AND NOT d.held AND NOT d.suspect
-        AND d.due_at >= %(due_from)s::timestamptz AND d.due_at <= coalesce(%(now)s::timestamptz, now())
+        AND d.due_at >= %(due_from)s::timestamptz AND d.due_at <= @now
       ORDER BY d.due_at, d.id
       LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED) AS d
@@ -329,7 +328,7 @@ places AS MATERIALIZED (
          -- The tag of a deferral that is alone in line grows with the clock, by a billionth of a second's worth: dead rows of
          -- deferrals that were served before it then lie behind the place at which the next claim begins to look.
          array_agg(CASE WHEN session THEN extract(epoch FROM due_at)
-                        WHEN alone THEN start + (extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 1.79e9) * 1e-9
+                        WHEN alone THEN start + (extract(epoch FROM @now) - 1.79e9) * 1e-9
                         ELSE last + behind END
                    ORDER BY id) AS tags
     FROM (SELECT d.*, o.start, o.last,
@@ -457,12 +456,12 @@ SELECT r.route FROM reclaimed r
    AND NOT EXISTS (
      SELECT FROM penstock.gates g
       WHERE g.pool = %(pool)s AND g.route = r.route
-        AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
+        AND (g.halted_at IS NOT NULL OR g.not_before > @now))
 
 -- name: register_worker
 -- Announces a process before its first claim.
 INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)
-VALUES (%(id)s, %(pool)s, %(host)s, %(machine)s, %(pid)s, %(pid_birth)s, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()))
+VALUES (%(id)s, %(pool)s, %(host)s, %(machine)s, %(pid)s, %(pid_birth)s, @now, @now)
 
 -- name: remove_worker
 -- Removes a worker that stopped cleanly.
@@ -492,7 +491,7 @@ dead AS MATERIALIZED (
    WHERE worker_id IS NOT NULL
      AND (worker_id IN (
             SELECT w.id FROM penstock.workers w
-             WHERE w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+             WHERE w.heartbeat_at > @now - make_interval(secs => %(grace_s)s)
                AND w.id <> ALL (%(gone)s::uuid[]))) IS NOT TRUE
 ),
 suspected AS MATERIALIZED (
@@ -500,7 +499,7 @@ suspected AS MATERIALIZED (
   UNION
   SELECT id FROM penstock.leases
    WHERE %(look_for_stuck)s::boolean
-     AND progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s)
+     AND progressed_at <= @now - make_interval(secs => %(stuck_s)s)
 ),
 -- Judged once more by the row as it is when it is locked: it may have made progress since.
 lost AS MATERIALIZED (
@@ -510,7 +509,7 @@ lost AS MATERIALIZED (
     FROM penstock.leases l
    WHERE l.id = ANY (ARRAY(SELECT id FROM suspected ORDER BY id LIMIT %(limit)s))
      AND ((l.worker_id IN (SELECT worker_id FROM dead)) IS TRUE
-          OR l.progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s))
+          OR l.progressed_at <= @now - make_interval(secs => %(stuck_s)s))
    ORDER BY l.id
      FOR UPDATE SKIP LOCKED
 ),
@@ -521,7 +520,7 @@ noted AS (
   INSERT INTO penstock.reclaims
     (lane_id, lease_id, batch_id, worker_id, reclaimed_by, ordinals, attempt, reclaims, reclaimed_at)
   SELECT lane_id, id, batch_id, worker_id, %(worker)s::uuid, ordinals, attempt, reclaims + 1,
-         coalesce(%(now)s::timestamptz, now())
+         @now
     FROM lost
 ),
 piece AS (
@@ -535,8 +534,8 @@ deferred AS (
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, generation,
      spent, reason, deferred_at, due_at, tag, held)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, part, attempt, reclaims + 1, generation,
-         spent, 'reclaimed', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
-         CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+         spent, 'reclaimed', @now, @now,
+         CASE WHEN session THEN extract(epoch FROM @now)
               ELSE penstock.line_start(pool, route, band, '-infinity') END,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM piece
@@ -549,7 +548,7 @@ condemned AS (
      generation, spent, claimed_at, progressed_at)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, %(worker)s::uuid, ordinals, attempt,
          reclaims + 1, generation, spent,
-         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+         @now, @now
     FROM lost
    WHERE given_up
   RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims, generation, spent
@@ -573,7 +572,7 @@ WITH mine AS MATERIALIZED (
    ORDER BY id
      FOR UPDATE
 )
-UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
+UPDATE penstock.leases SET progressed_at = @now
  WHERE id = ANY (ARRAY(SELECT id FROM mine))
 RETURNING nonce
 
@@ -591,33 +590,33 @@ SELECT c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l
 -- again within its interval; without this, one that died would be missed only when the clock has caught up. What was put
 -- off waits for as long as it was to, from now.
 WITH beaten AS (
-  UPDATE penstock.workers SET heartbeat_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.workers SET heartbeat_at = @now
    WHERE id = ANY (ARRAY(
-     SELECT id FROM penstock.workers WHERE heartbeat_at > coalesce(%(now)s::timestamptz, now()) FOR UPDATE SKIP LOCKED))
+     SELECT id FROM penstock.workers WHERE heartbeat_at > @now FOR UPDATE SKIP LOCKED))
   RETURNING id
 ),
 progressed AS (
-  UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.leases SET progressed_at = @now
    WHERE id = ANY (ARRAY(
      SELECT id FROM penstock.leases
-      WHERE progressed_at > coalesce(%(now)s::timestamptz, now()) AND %(look_for_stuck)s::boolean
+      WHERE progressed_at > @now AND %(look_for_stuck)s::boolean
         FOR UPDATE SKIP LOCKED))
   RETURNING id
 ),
 put_off AS (
   UPDATE penstock.deferrals
-     SET deferred_at = coalesce(%(now)s::timestamptz, now()),
-         due_at = coalesce(%(now)s::timestamptz, now()) + (due_at - deferred_at)
+     SET deferred_at = @now,
+         due_at = @now + (due_at - deferred_at)
    WHERE id = ANY (
      ARRAY(
        SELECT id FROM penstock.deferrals
-        WHERE deferred_at > coalesce(%(now)s::timestamptz, now()) AND NOT session
+        WHERE deferred_at > @now AND NOT session
         ORDER BY deferred_at DESC
         LIMIT %(limit)s
           FOR UPDATE SKIP LOCKED)
      || ARRAY(
        SELECT id FROM penstock.deferrals
-        WHERE deferred_at > coalesce(%(now)s::timestamptz, now()) AND session
+        WHERE deferred_at > @now AND session
         ORDER BY deferred_at DESC
         LIMIT %(limit)s
           FOR UPDATE SKIP LOCKED))
@@ -632,7 +631,7 @@ DELETE FROM penstock.workers
  WHERE id = ANY (ARRAY(
    SELECT w.id
      FROM penstock.workers w
-    WHERE (w.heartbeat_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+    WHERE (w.heartbeat_at <= @now - make_interval(secs => %(grace_s)s)
            OR w.id = ANY (%(gone)s::uuid[]))
       AND NOT EXISTS (SELECT FROM penstock.leases l WHERE l.worker_id = w.id)
       FOR UPDATE SKIP LOCKED))
@@ -640,7 +639,7 @@ DELETE FROM penstock.workers
 -- name: raise_gate
 -- Makes a whole route wait, as the upstream asked. A gate only moves later.
 INSERT INTO penstock.gates AS g (pool, route, not_before, code, message)
-VALUES (%(pool)s, %(route)s, coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s), %(code)s, %(message)s)
+VALUES (%(pool)s, %(route)s, @now + make_interval(secs => %(wait_s)s), %(code)s, %(message)s)
 ON CONFLICT (pool, route) DO UPDATE
    SET not_before = excluded.not_before, code = excluded.code, message = excluded.message
  WHERE g.not_before IS NULL OR g.not_before < excluded.not_before
@@ -648,7 +647,7 @@ ON CONFLICT (pool, route) DO UPDATE
 -- name: halt_gate
 -- Closes a route until a person acts.
 INSERT INTO penstock.gates AS g (pool, route, halted_at, code, message)
-VALUES (%(pool)s, %(route)s, coalesce(%(now)s::timestamptz, now()), %(code)s, %(message)s)
+VALUES (%(pool)s, %(route)s, @now, %(code)s, %(message)s)
 ON CONFLICT (pool, route) DO UPDATE
    SET halted_at = excluded.halted_at, code = excluded.code, message = excluded.message
  WHERE g.halted_at IS NULL
@@ -657,7 +656,7 @@ ON CONFLICT (pool, route) DO UPDATE
 -- The gates of a pool that are closed now.
 SELECT route, not_before, halted_at, code, message
   FROM penstock.gates
- WHERE pool = %(pool)s AND (halted_at IS NOT NULL OR not_before > coalesce(%(now)s::timestamptz, now()))
+ WHERE pool = %(pool)s AND (halted_at IS NOT NULL OR not_before > @now)
 
 -- name: open_gates
 -- Opens the halted gates of a pool: a person says the reason is gone.
@@ -666,5 +665,5 @@ DELETE FROM penstock.gates WHERE pool = %(pool)s AND halted_at IS NOT NULL
 -- name: lower_gates
 -- Shortens the waits of a pool to what is put up with now.
 UPDATE penstock.gates
-   SET not_before = least(not_before, coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s))
+   SET not_before = least(not_before, @now + make_interval(secs => %(wait_s)s))
  WHERE pool = %(pool)s AND not_before IS NOT NULL

@@ -5,7 +5,7 @@
 -- A new endpoint, unless its owner has as many as anybody may have.
 INSERT INTO penstock.webhook_endpoints (id, owner, name, url, event_types, secret, created_at, updated_at)
 SELECT %(id)s, %(owner)s, %(name)s, %(url)s, %(event_types)s, %(secret)s,
-       coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+       @now, @now
  WHERE (SELECT count(*) FROM (SELECT FROM penstock.webhook_endpoints WHERE owner = %(owner)s LIMIT %(most)s) AS mine)
        < %(most)s
 RETURNING id, owner, name, url, event_types, secret, created_at, updated_at
@@ -30,7 +30,7 @@ UPDATE penstock.webhook_endpoints e
        event_types = coalesce(%(event_types)s::text[], e.event_types),
        updated_at = CASE WHEN coalesce(%(name)s::text, e.name) = e.name AND coalesce(%(url)s::text, e.url) = e.url
                           AND coalesce(%(event_types)s::text[], e.event_types) = e.event_types
-                         THEN e.updated_at ELSE coalesce(%(now)s::timestamptz, now()) END
+                         THEN e.updated_at ELSE @now END
  WHERE e.id = %(id)s AND (%(owner)s::text IS NULL OR e.owner = %(owner)s)
 RETURNING e.id, e.owner, e.name, e.url, e.event_types, e.secret, e.created_at, e.updated_at
 
@@ -40,8 +40,8 @@ UPDATE penstock.webhook_endpoints e
    SET secret = %(secret)s,
        previous_secret = CASE WHEN %(keep_s)s::float8 > 0 THEN e.secret END,
        previous_until = CASE WHEN %(keep_s)s::float8 > 0
-                             THEN coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(keep_s)s) END,
-       updated_at = coalesce(%(now)s::timestamptz, now())
+                             THEN @now + make_interval(secs => %(keep_s)s) END,
+       updated_at = @now
  WHERE e.id = %(id)s AND (%(owner)s::text IS NULL OR e.owner = %(owner)s)
 RETURNING e.id, e.owner, e.name, e.url, e.event_types, e.secret, e.created_at, e.updated_at
 
@@ -74,20 +74,20 @@ SELECT secret, CASE WHEN previous_until > now() THEN previous_secret END, extrac
 -- due again by themselves. The attempt that is counted here is the fence of whoever records the result.
 WITH due AS MATERIALIZED (
   SELECT id FROM penstock.webhook_deliveries
-   WHERE delivered_at IS NULL AND given_up_at IS NULL AND due_at <= coalesce(%(now)s::timestamptz, now())
+   WHERE delivered_at IS NULL AND given_up_at IS NULL AND due_at <= @now
    ORDER BY due_at LIMIT %(limit)s
      FOR UPDATE SKIP LOCKED
 ),
 taken AS (
   UPDATE penstock.webhook_deliveries
      SET attempts = attempts + 1,
-         due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(hold_s)s::float8)
+         due_at = @now + make_interval(secs => %(hold_s)s::float8)
    WHERE id = ANY(ARRAY(SELECT id FROM due))
   RETURNING id, event_id, endpoint_id, type, batch_id, event_at, attempts
 )
 SELECT t.id, t.event_id, t.endpoint_id, t.type, t.batch_id, t.event_at, t.attempts, e.url, e.secret,
-       CASE WHEN e.previous_until > coalesce(%(now)s::timestamptz, now()) THEN e.previous_secret END,
-       extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8
+       CASE WHEN e.previous_until > @now THEN e.previous_secret END,
+       extract(epoch FROM @now)::float8
   FROM taken t
   LEFT JOIN penstock.webhook_endpoints e ON e.id = t.endpoint_id
  ORDER BY t.id
@@ -97,11 +97,11 @@ SELECT t.id, t.event_id, t.endpoint_id, t.type, t.batch_id, t.event_at, t.attemp
 -- put so that the index of what is due does not offer itself: the row is found by its id.
 UPDATE penstock.webhook_deliveries
    SET status_code = %(status_code)s, error = %(error)s,
-       delivered_at = CASE WHEN %(delivered)s THEN coalesce(%(now)s::timestamptz, now()) END,
-       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR coalesce(%(now)s::timestamptz, now())
+       delivered_at = CASE WHEN %(delivered)s THEN @now END,
+       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR @now
                                >= event_at + make_interval(secs => %(give_up_s)s::float8))
-                          THEN coalesce(%(now)s::timestamptz, now()) END,
-       due_at = least(coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s::float8),
+                          THEN @now END,
+       due_at = least(@now + make_interval(secs => %(wait_s)s::float8),
                       event_at + make_interval(secs => %(give_up_s)s::float8))
  WHERE id = %(id)s AND attempts = %(attempt)s AND num_nonnulls(delivered_at, given_up_at) = 0
 RETURNING id
@@ -110,7 +110,7 @@ RETURNING id
 -- Deliveries that were taken and not tried: due again later, the attempt not counted.
 UPDATE penstock.webhook_deliveries d
    SET attempts = d.attempts - 1,
-       due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s::float8)
+       due_at = @now + make_interval(secs => %(wait_s)s::float8)
   FROM unnest(%(ids)s::int8[], %(attempts)s::int4[]) AS t (id, attempt)
  WHERE d.id = t.id AND d.id = ANY(%(ids)s) AND d.attempts = t.attempt
    AND num_nonnulls(d.delivered_at, d.given_up_at) = 0
@@ -120,7 +120,7 @@ UPDATE penstock.webhook_deliveries d
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, event_at, delivered_at, given_up_at FROM penstock.webhook_deliveries
                    ORDER BY id LIMIT %(limit)s) AS first
-   WHERE event_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(keep_s)s::float8)
+   WHERE event_at < @now - make_interval(secs => %(keep_s)s::float8)
      AND (delivered_at IS NOT NULL OR given_up_at IS NOT NULL)
 )
 DELETE FROM penstock.webhook_deliveries
@@ -186,7 +186,7 @@ answered AS MATERIALIZED (
 ),
 told AS (
   INSERT INTO penstock.sink_deliveries (sink, event_id, lane_id, request_id, session_key, owner, event_at, due_at)
-  SELECT s.name, a.event_id, a.lane_id, a.id, a.session_key, a.owner, a.finished_at, coalesce(%(now)s::timestamptz, now())
+  SELECT s.name, a.event_id, a.lane_id, a.id, a.session_key, a.owner, a.finished_at, @now
     FROM answered a
     JOIN jsonb_to_recordset(%(sinks)s::jsonb) AS s (name text, everything bool, statuses text[], owners text[])
       ON (s.everything OR a.from_event) AND a.status = ANY (s.statuses)
@@ -204,7 +204,7 @@ WITH due AS MATERIALIZED (
    CROSS JOIN LATERAL (
      SELECT id FROM penstock.sink_deliveries
       WHERE sink = s.name AND delivered_at IS NULL AND given_up_at IS NULL
-        AND due_at <= coalesce(%(now)s::timestamptz, now())
+        AND due_at <= @now
       ORDER BY due_at
       LIMIT %(most)s
         FOR UPDATE SKIP LOCKED) AS d
@@ -212,12 +212,12 @@ WITH due AS MATERIALIZED (
 taken AS (
   UPDATE penstock.sink_deliveries
      SET attempts = attempts + 1,
-         due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(hold_s)s::float8)
+         due_at = @now + make_interval(secs => %(hold_s)s::float8)
    WHERE id = ANY (ARRAY(SELECT id FROM due))
   RETURNING id, sink, event_id, lane_id, request_id, session_key, event_at, attempts
 )
 SELECT t.id, t.sink, t.event_id, t.lane_id, t.request_id, t.session_key, t.event_at, t.attempts, e.source, e.event_id,
-       extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8
+       extract(epoch FROM @now)::float8
   FROM taken t
   LEFT JOIN LATERAL (
     SELECT source, event_id FROM penstock.incoming_events WHERE request_id = t.request_id LIMIT 1) AS e ON true
@@ -227,11 +227,11 @@ SELECT t.id, t.sink, t.event_id, t.lane_id, t.request_id, t.session_key, t.event
 -- What became of an attempt, as for webhooks.
 UPDATE penstock.sink_deliveries
    SET status_code = %(status_code)s, error = %(error)s,
-       delivered_at = CASE WHEN %(delivered)s THEN coalesce(%(now)s::timestamptz, now()) END,
-       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR coalesce(%(now)s::timestamptz, now())
+       delivered_at = CASE WHEN %(delivered)s THEN @now END,
+       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR @now
                                >= event_at + make_interval(secs => %(give_up_s)s::float8))
-                          THEN coalesce(%(now)s::timestamptz, now()) END,
-       due_at = least(coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s::float8),
+                          THEN @now END,
+       due_at = least(@now + make_interval(secs => %(wait_s)s::float8),
                       event_at + make_interval(secs => %(give_up_s)s::float8))
  WHERE id = %(id)s AND attempts = %(attempt)s AND num_nonnulls(delivered_at, given_up_at) = 0
 RETURNING id
@@ -240,7 +240,7 @@ RETURNING id
 -- Deliveries that were taken and not tried: due again later, the attempt not counted.
 UPDATE penstock.sink_deliveries d
    SET attempts = d.attempts - 1,
-       due_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s::float8)
+       due_at = @now + make_interval(secs => %(wait_s)s::float8)
   FROM unnest(%(ids)s::int8[], %(attempts)s::int4[]) AS t (id, attempt)
  WHERE d.id = t.id AND d.id = ANY(%(ids)s) AND d.attempts = t.attempt
    AND num_nonnulls(d.delivered_at, d.given_up_at) = 0
@@ -249,7 +249,7 @@ UPDATE penstock.sink_deliveries d
 -- Deletes the oldest deliveries past their keep; also those nobody has decided, whose sink is no longer configured.
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, event_at FROM penstock.sink_deliveries ORDER BY id LIMIT %(limit)s) AS first
-   WHERE event_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(keep_s)s::float8)
+   WHERE event_at < @now - make_interval(secs => %(keep_s)s::float8)
 )
 DELETE FROM penstock.sink_deliveries
  WHERE id = ANY(ARRAY(SELECT d.id FROM penstock.sink_deliveries d WHERE d.id = ANY(ARRAY(SELECT id FROM old))
@@ -259,7 +259,7 @@ DELETE FROM penstock.sink_deliveries
 -- Deletes what is known of events that came in, past its keep: the same event again would be a new one.
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, received_at FROM penstock.incoming_events ORDER BY id LIMIT %(limit)s) AS first
-   WHERE received_at < coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(keep_s)s::float8)
+   WHERE received_at < @now - make_interval(secs => %(keep_s)s::float8)
 )
 DELETE FROM penstock.incoming_events
  WHERE id = ANY(ARRAY(SELECT e.id FROM penstock.incoming_events e WHERE e.id = ANY(ARRAY(SELECT id FROM old))

@@ -31,7 +31,7 @@ WITH mine AS MATERIALIZED (
 )
 UPDATE penstock.batches
    SET file_id = NULL,
-       cancelling_at = CASE WHEN completed IS NULL THEN coalesce(cancelling_at, %(now)s::timestamptz, now())
+       cancelling_at = CASE WHEN completed IS NULL THEN coalesce(cancelling_at, @now)
                             ELSE cancelling_at END,
        problems = CASE WHEN problems IS NOT NULL THEN (
          SELECT coalesce(jsonb_agg(jsonb_build_object('code', problem -> 'code', 'line', problem -> 'line',
@@ -70,7 +70,7 @@ SELECT EXISTS (SELECT FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]
 -- Lines that no batch has run cannot be told from it any more: the files of errors count without them. The history of
 -- attempts may quote the requests: it goes too, and so does what waited to be run.
 WITH file AS (
-  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now()), idempotency_key = NULL
+  UPDATE penstock.files SET deleted_at = @now, idempotency_key = NULL
    WHERE id = %(file_id)s AND deleted_at IS NULL
   RETURNING id, owner, source_id, chunks
 ),
@@ -82,7 +82,7 @@ told AS (
 ),
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
-  SELECT %(erasure_id)s, owner, 'file', id, coalesce(%(now)s::timestamptz, now()) FROM file
+  SELECT %(erasure_id)s, owner, 'file', id, @now FROM file
 ),
 batch AS MATERIALIZED (
   SELECT id FROM penstock.batches WHERE id = ANY (%(batches)s::uuid[]) AND (deleted_at IS NULL) IS TRUE
@@ -112,7 +112,7 @@ SELECT %(erasure_id)s, 'deferrals', NULL, batch.id, NULL, 0, %(beyond)s FROM fil
 -- Deletes a batch's output or its errors; the batch forgets the file. The history of its attempts goes with the errors,
 -- or with the output if there are none, unless it went with the input before. The last to go takes the journal along.
 WITH file AS (
-  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.files SET deleted_at = @now
    WHERE id = %(file_id)s AND deleted_at IS NULL
   RETURNING id, owner, kind, batch_id
 ),
@@ -125,7 +125,7 @@ batch AS (
 ),
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
-  SELECT %(erasure_id)s, owner, kind, id, coalesce(%(now)s::timestamptz, now()) FROM file
+  SELECT %(erasure_id)s, owner, kind, id, @now FROM file
 ),
 rest AS MATERIALIZED (
   SELECT NOT other.there AS last, b.file_id IS NOT NULL AND (file.kind = 'errors' OR NOT other.there) AS history
@@ -154,15 +154,15 @@ SELECT %(erasure_id)s, 'journal', NULL, %(batch_id)s, 0, %(beyond)s FROM rest WH
 -- still be looked at. What goes with it, its input included, is one erasure.
 WITH batch AS (
   UPDATE penstock.batches
-     SET deleted_at = CASE WHEN NOT %(archived)s::boolean THEN coalesce(%(now)s::timestamptz, now()) END,
-         archived_at = CASE WHEN %(archived)s::boolean THEN coalesce(%(now)s::timestamptz, now()) ELSE archived_at END,
+     SET deleted_at = CASE WHEN NOT %(archived)s::boolean THEN @now END,
+         archived_at = CASE WHEN %(archived)s::boolean THEN @now ELSE archived_at END,
          idempotency_key = NULL
    WHERE id = %(batch_id)s
      AND (deleted_at IS NULL AND NOT (%(archived)s::boolean AND archived_at IS NOT NULL)) IS TRUE
   RETURNING id, owner, dialect
 ),
 files AS (
-  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.files SET deleted_at = @now
    WHERE batch_id = %(batch_id)s AND deleted_at IS NULL
 ),
 uncounted AS (
@@ -178,7 +178,7 @@ erasure AS (
          CASE WHEN %(archived)s::boolean THEN 'message_batch_results'
               WHEN dialect = 'anthropic' THEN 'message_batch'
               ELSE 'batch' END,
-         id, coalesce(%(now)s::timestamptz, now())
+         id, @now
     FROM batch
   -- Its input went under the same id just before: nobody knows that file by name.
   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, object_id = excluded.object_id
@@ -206,7 +206,7 @@ SELECT id FROM penstock.sessions
 -- Deletes a session for everybody, and notes what has to be deleted of it. Its lane is past its deadline from now on:
 -- that is how somebody who is about to append to it, and waits for the lane, learns of it.
 WITH session AS (
-  UPDATE penstock.sessions SET deleted_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.sessions SET deleted_at = @now
    WHERE id = %(session_id)s AND (deleted_at IS NULL) IS TRUE
   RETURNING id, owner, lane_id
 ),
@@ -217,7 +217,7 @@ lane AS (
 ),
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
-  SELECT %(erasure_id)s, owner, 'session', id, coalesce(%(now)s::timestamptz, now()) FROM session
+  SELECT %(erasure_id)s, owner, 'session', id, @now FROM session
 ),
 -- Whoever waits for an answer should look.
 rung AS MATERIALIZED (
@@ -240,7 +240,7 @@ SELECT %(erasure_id)s, 'deferrals', NULL, %(session_id)s, NULL, 0, %(beyond)s FR
 SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
   FROM (SELECT id, owner, key, lane_id FROM penstock.sessions
          WHERE id > %(after)s AND (deleted_at IS NULL) IS TRUE
-           AND id < (SELECT (lpad(to_hex((extract(epoch FROM coalesce(%(now)s::timestamptz, now())
+           AND id < (SELECT (lpad(to_hex((extract(epoch FROM @now
                                                              - make_interval(secs => %(kept_s)s)) * 1000)::int8), 12, '0')
                              || repeat('0', 20))::uuid)
          ORDER BY id
@@ -248,7 +248,7 @@ SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
   LEFT JOIN LATERAL (
     SELECT next = total AND busy = 0
            AND coalesce(to_timestamp(tag), created_at)
-               <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60) AS unused
+               <= @now - make_interval(secs => %(kept_s)s + 60) AS unused
       FROM penstock.lanes WHERE id = s.lane_id
      LIMIT 1) AS l ON true
  ORDER BY s.id
@@ -260,12 +260,12 @@ SELECT EXISTS (
    WHERE id = (SELECT lane_id FROM penstock.sessions WHERE id = %(session_id)s)
      AND NOT (next = total AND busy = 0
               AND coalesce(to_timestamp(tag), created_at)
-                  <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60)))
+                  <= @now - make_interval(secs => %(kept_s)s + 60)))
 
 -- name: list_expired
 -- Files whose time is up. An input that some batch still needs waits for its end.
 SELECT f.id FROM penstock.files f
- WHERE f.expires_at <= coalesce(%(now)s::timestamptz, now()) AND f.state = 'ready' AND f.deleted_at IS NULL
+ WHERE f.expires_at <= @now AND f.state = 'ready' AND f.deleted_at IS NULL
    AND NOT EXISTS (SELECT FROM penstock.batches b
                     WHERE b.file_id = f.id AND b.completed IS NULL AND b.deleted_at IS NULL)
  ORDER BY f.expires_at
@@ -275,7 +275,7 @@ SELECT f.id FROM penstock.files f
 -- Message batches that ended, and whose results have been kept long enough.
 SELECT id FROM penstock.batches
  WHERE dialect = 'anthropic' AND completed IS NOT NULL AND archived_at IS NULL AND deleted_at IS NULL
-   AND created_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s)
+   AND created_at <= @now - make_interval(secs => %(kept_s)s)
  ORDER BY created_at
  LIMIT %(limit)s
 
@@ -577,7 +577,7 @@ no_session AS (
   DELETE FROM penstock.sessions WHERE id = (SELECT object_id FROM free WHERE kind = 'session')
 )
 UPDATE penstock.erasures
-   SET finished_at = coalesce(%(now)s::timestamptz, now()),
+   SET finished_at = @now,
        templates = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'templates'),
        chunks = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'chunks'),
        outcomes = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what IN ('outcomes', 'completed', 'not_completed')),

@@ -5,7 +5,7 @@
 INSERT INTO penstock.incoming_events
   (owner, digest, source, event_id, fingerprint, request_id, session_key, received_at)
 SELECT %(owner)s, e.digest, e.source, e.event_id, e.fingerprint, e.request_id, e.session_key,
-       coalesce(%(now)s::timestamptz, now())
+       @now
   FROM unnest(%(digests)b::bytea[], %(sources)b::text[], %(event_ids)b::text[], %(fingerprints)b::bytea[],
               %(request_ids)s::uuid[], %(session_keys)b::text[])
        AS e (digest, source, event_id, fingerprint, request_id, session_key)

@@ -28,7 +28,7 @@ made AS (
   INSERT INTO penstock.sessions
     (id, owner, key, lane_id, on_dead_head, max_queued, wait_timeout_s, priority, created_at)
   SELECT new_id, owner, key, nextval('penstock.lanes_id_seq'), on_dead_head, new_max_queued, new_wait_timeout_s,
-         priority, coalesce(%(now)s::timestamptz, now())
+         priority, @now
     FROM wanted
    WHERE session_id IS NULL
    ORDER BY owner, key
@@ -120,7 +120,7 @@ noted AS (
      accepted_at, announce)
   SELECT lane_id, ordinal, id, session_id, (%(s_owner)b::text[])[s], (%(k_pool)b::text[])[kind],
          (%(k_route)b::text[])[kind], (%(k_endpoint)b::text[])[kind], (%(stream)b::bool[])[n], waited,
-         (%(idempotency_key)b::text[])[n], (%(fingerprint)b::bytea[])[n], coalesce(%(now)s::timestamptz, now()),
+         (%(idempotency_key)b::text[])[n], (%(fingerprint)b::bytea[])[n], @now,
          (%(announce)b::bool[])[n]
     FROM judged
    WHERE verdict = 'accepted'
@@ -135,7 +135,7 @@ begun AS MATERIALIZED (
              AND NOT EXISTS (
                SELECT FROM penstock.gates g
                 WHERE g.pool = (%(k_pool)b::text[])[j.kind] AND g.route = (%(k_route)b::text[])[j.kind]
-                  AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))) AS j
+                  AND (g.halted_at IS NOT NULL OR g.not_before > @now))) AS j
    WHERE place <= (%(k_room)b::int4[])[kind]
 ),
 leased AS (
@@ -145,7 +145,7 @@ leased AS (
   SELECT lane_id, session_id, (%(s_owner)b::text[])[s], true, places.bands[s], (%(k_pool)b::text[])[kind],
          (%(k_route)b::text[])[kind], true, (%(k_worker)s::uuid[])[kind],
          int4multirange(int4range(ordinal, ordinal + 1)), 1,
-         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+         @now, @now
     FROM begun, places
   RETURNING id, nonce, lane_id
 ),
@@ -173,8 +173,8 @@ opened AS (
   OVERRIDING SYSTEM VALUE
   SELECT g.lane_id, p.session_ids[g.s], true, (%(k_pool)b::text[])[g.head], (%(k_route)b::text[])[g.head],
          (%(k_endpoint)b::text[])[g.head], -g.lane_id, 0, g.next, g.total, g.busy, 1, p.priorities[g.s],
-         extract(epoch FROM coalesce(%(now)s::timestamptz, now())), p.blocks[g.s], (%(s_owner)b::text[])[g.s],
-         coalesce(%(now)s::timestamptz, now())
+         extract(epoch FROM @now), p.blocks[g.s], (%(s_owner)b::text[])[g.s],
+         @now
     FROM grown g
    CROSS JOIN places p
    WHERE g.fresh
@@ -199,7 +199,7 @@ appended AS (
            (%(k_endpoint)b::text[])[(SELECT heads FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]],
            l.endpoint),
          tag = CASE WHEN (SELECT ready FROM grows)[width_bucket(l.id, (SELECT lanes FROM grows))]
-                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE l.tag END
+                    THEN extract(epoch FROM @now) ELSE l.tag END
    WHERE l.id = ANY (ARRAY(SELECT lane_id FROM grown WHERE NOT fresh))
 ),
 -- Somebody waits now for what was accepted without.
@@ -217,7 +217,7 @@ SELECT verdict, session_id, lane_id, ordinal, existing, wait_timeout_s,
                  AND begins.lanes[width_bucket(lane_id, begins.lanes)] = lane_id
             THEN begins.leases[width_bucket(lane_id, begins.lanes)] END,
        begins.nonces[width_bucket(lane_id, begins.lanes)],
-       coalesce(%(now)s::timestamptz, now()), (SELECT count(*) FROM rung)
+       @now, (SELECT count(*) FROM rung)
   FROM judged
  CROSS JOIN begins
  ORDER BY n
@@ -231,14 +231,14 @@ WITH place AS MATERIALIZED (
 lane AS (
   UPDATE penstock.lanes
      SET next = total + 1, total = total + 1, busy = 1, pool = %(pool)s, route = %(route)s, endpoint = %(endpoint)s,
-         tag = CASE WHEN tag < extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 60
-                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE tag END
+         tag = CASE WHEN tag < extract(epoch FROM @now) - 60
+                    THEN extract(epoch FROM @now) ELSE tag END
    WHERE id = (SELECT lane_id FROM place)
      AND (next = total AND busy = 0 AND open AND deadline = 'infinity') IS TRUE
      AND NOT EXISTS (
        SELECT FROM penstock.gates g
         WHERE g.pool = %(pool)s AND g.route = %(route)s
-          AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
+          AND (g.halted_at IS NOT NULL OR g.not_before > @now))
      AND (%(idempotency_key)s::text IS NULL OR NOT EXISTS (
        SELECT FROM penstock.session_requests
         WHERE session_id = (SELECT id FROM place) AND idempotency_key = %(idempotency_key)s::text))
@@ -253,7 +253,7 @@ noted AS (
     (lane_id, ordinal, id, session_id, owner, pool, route, endpoint, stream, waited, idempotency_key, fingerprint,
      accepted_at, announce)
   SELECT id, ordinal, %(id)s::uuid, batch_id, %(owner)s, %(pool)s, %(route)s, %(endpoint)s, %(stream)s, %(waited)s,
-         %(idempotency_key)s::text, %(fingerprint)b::bytea, coalesce(%(now)s::timestamptz, now()), %(announce)s
+         %(idempotency_key)s::text, %(fingerprint)b::bytea, @now, %(announce)s
     FROM lane
 ),
 leased AS (
@@ -262,11 +262,11 @@ leased AS (
      progressed_at)
   SELECT id, batch_id, %(owner)s, true, band, %(pool)s, %(route)s, true, %(worker)s::uuid,
          int4multirange(int4range(ordinal, ordinal + 1)), 1,
-         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+         @now, @now
     FROM lane
   RETURNING id, nonce
 )
-SELECT lane.batch_id, lane.id, lane.ordinal, place.wait_timeout_s, leased.id, leased.nonce, coalesce(%(now)s::timestamptz, now())
+SELECT lane.batch_id, lane.id, lane.ordinal, place.wait_timeout_s, leased.id, leased.nonce, @now
   FROM lane, leased, place
 
 -- name: find_stored
@@ -411,7 +411,7 @@ lane AS MATERIALIZED (
   SELECT id, next FROM penstock.lanes WHERE id = (SELECT lane_id FROM request) FOR UPDATE
 ),
 due AS (
-  UPDATE penstock.deferrals d SET due_at = least(due_at, coalesce(%(now)s::timestamptz, now()))
+  UPDATE penstock.deferrals d SET due_at = least(due_at, @now)
    WHERE d.id = ANY (ARRAY(
            SELECT id FROM penstock.deferrals
             WHERE batch_id = (SELECT session_id FROM request) AND ordinals @> (SELECT ordinal FROM request)
@@ -419,7 +419,7 @@ due AS (
   RETURNING id
 ),
 cancelled AS (
-  UPDATE penstock.session_requests r SET cancelled_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.session_requests r SET cancelled_at = @now
    WHERE r.id = (SELECT id FROM request) AND r.cancelled_at IS NULL
      AND (r.ordinal >= (SELECT next FROM lane) OR EXISTS (SELECT FROM due))
   RETURNING r.lane_id, r.waited
@@ -450,14 +450,14 @@ SELECT s.id, s.owner, s.key, s.lane_id, s.on_dead_head, s.max_queued, s.wait_tim
 -- Makes a session that nobody has sent anything to yet.
 WITH made AS (
   INSERT INTO penstock.sessions (id, owner, key, lane_id, created_at)
-  VALUES (%(id)s, %(owner)s, %(key)s, nextval('penstock.lanes_id_seq'), coalesce(%(now)s::timestamptz, now()))
+  VALUES (%(id)s, %(owner)s, %(key)s, nextval('penstock.lanes_id_seq'), @now)
   ON CONFLICT (place) DO NOTHING
   RETURNING id, lane_id
 )
 INSERT INTO penstock.lanes
   (id, batch_id, session, owner, created_at, pool, route, endpoint, source_id, source_lane, total, width, tag)
 OVERRIDING SYSTEM VALUE
-SELECT lane_id, id, true, %(owner)s, coalesce(%(now)s::timestamptz, now()), '', '', '', -lane_id, 0, 0, 1, 0 FROM made
+SELECT lane_id, id, true, %(owner)s, @now, '', '', '', -lane_id, 0, 0, 1, 0 FROM made
 
 -- name: set_session
 -- Replaces a session's settings.
@@ -500,13 +500,13 @@ deferred AS (
      due_at)
   SELECT r.lane_id, r.session_id, r.owner, true, r.pool, r.route, true,
          int4multirange(int4range(r.ordinal, r.ordinal + 1)), 1, (SELECT generation + 1 FROM dead),
-         (SELECT attempts FROM dead), 'reprocess', coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now())
+         (SELECT attempts FROM dead), 'reprocess', @now,
+         @now
     FROM penstock.session_requests r
    WHERE r.lane_id = %(lane)s AND r.ordinal = (SELECT ordinal FROM dead)
 )
 UPDATE penstock.lanes
-   SET open = true, tag = extract(epoch FROM coalesce(%(now)s::timestamptz, now())),
+   SET open = true, tag = extract(epoch FROM @now),
        busy = busy + (SELECT count(*) FROM dead)::int4
  WHERE id = %(lane)s
 RETURNING pg_notify('penstock_work', pool)

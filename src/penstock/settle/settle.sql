@@ -37,9 +37,9 @@ again AS MATERIALIZED (
   SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.owner, h.session, h.band, h.weight, h.pool, h.route, h.limited,
          h.attempt, h.reclaims, h.generation, h.spent, a.*,
          CASE WHEN h.limited OR a.delay_s <= 0
-              THEN coalesce(%(now)s::timestamptz, now()) + make_interval(secs => a.delay_s)
+              THEN @now + make_interval(secs => a.delay_s)
               ELSE to_timestamp(
-                ceil((extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8 + a.delay_s) / q.s) * q.s) END AS due_at
+                ceil((extract(epoch FROM @now)::float8 + a.delay_s) / q.s) * q.s) END AS due_at
     FROM unnest(%(a_nonce)b::int8[], %(a_ordinal)b::int4[], %(a_status)b::int4[], %(a_code)b::text[],
                 %(a_message)b::text[], %(a_delay_s)b::float8[], %(a_counted)b::bool[], %(a_duration_ms)b::int4[])
          AS a (nonce, ordinal, status_code, code, message, delay_s, counted, duration_ms)
@@ -57,7 +57,7 @@ written AS (
     (lane_id, ordinal, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id, request_id,
      error_code, error_message, response)
   SELECT lane_id, ordinal, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts, lease_id,
-         nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
+         nonce, @now, custom_id, request_id, error_code, error_message, response
     FROM final
    WHERE generation = 0
 ),
@@ -67,7 +67,7 @@ replaced AS (
     (lane_id, ordinal, generation, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id,
      request_id, error_code, error_message, response)
   SELECT lane_id, ordinal, generation, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts,
-         lease_id, nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
+         lease_id, nonce, @now, custom_id, request_id, error_code, error_message, response
     FROM final
    WHERE generation > 0
   ON CONFLICT (lane_id, ordinal) DO UPDATE
@@ -84,15 +84,15 @@ deferred AS (
      spent, reason, deferred_at, due_at, tag, held)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited,
          range_agg(int4range(ordinal, ordinal + 1)), attempt + counted::int4, reclaims, generation, spent, 'retry',
-         coalesce(%(now)s::timestamptz, now()), due_at, NULL,
+         @now, due_at, NULL,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM again
    GROUP BY lane_id, batch_id, owner, session, band, weight, pool, route, limited, attempt + counted::int4, reclaims,
             generation, spent, due_at
   UNION ALL
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims,
-         generation, spent, 'given_back', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
-         CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+         generation, spent, 'given_back', @now, @now,
+         CASE WHEN session THEN extract(epoch FROM @now)
               ELSE penstock.line_start(pool, route, band, '-infinity') END,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM back
@@ -101,11 +101,11 @@ noted AS (
   INSERT INTO penstock.attempts
     (lane_id, ordinal, attempt, lease_id, lease_nonce, worker_id, ended_at, duration_ms, counted, status_code,
      error_code, error_message, not_before)
-  SELECT lane_id, ordinal, spent + attempt, lease_id, nonce, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
+  SELECT lane_id, ordinal, spent + attempt, lease_id, nonce, %(worker)b::uuid, @now,
          duration_ms, counted, status_code, code, message, due_at
     FROM again
   UNION ALL
-  SELECT lane_id, ordinal, attempts, lease_id, nonce, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
+  SELECT lane_id, ordinal, attempts, lease_id, nonce, %(worker)b::uuid, @now,
          (%(f_duration_ms)b::int4[])[n], true, status_code, coalesce(error_code, state), coalesce(error_message, ''), NULL
     FROM final
    -- What was cancelled before it was sent is no attempt.
@@ -114,7 +114,7 @@ noted AS (
 shrunk AS (
   UPDATE penstock.leases
      SET ordinals = ordinals - (%(gone)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])],
-         progressed_at = coalesce(%(now)s::timestamptz, now())
+         progressed_at = @now
    WHERE id = ANY (ARRAY(SELECT id FROM held WHERE NOT isempty(remaining)))
 ),
 ended AS (
@@ -143,8 +143,8 @@ freed AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = l.next),
-         tag = CASE WHEN session AND (next < total OR tag < extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 60)
-                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE tag END,
+         tag = CASE WHEN session AND (next < total OR tag < extract(epoch FROM @now) - 60)
+                    THEN extract(epoch FROM @now) ELSE tag END,
          open = open AND NOT (blocks AND id = ANY (ARRAY(
            SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
@@ -154,7 +154,7 @@ freed AS (
 ),
 followed AS (
   INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)
-  SELECT batch_id, lane_id, range_agg(completed), range_agg(others), coalesce(%(now)s::timestamptz, now())
+  SELECT batch_id, lane_id, range_agg(completed), range_agg(others), @now
     FROM held
    WHERE NOT limited AND NOT (isempty(completed) AND isempty(others))
    GROUP BY batch_id, lane_id
@@ -188,7 +188,7 @@ SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,
        (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back,
        EXISTS (SELECT FROM freed WHERE runnable) AS more,
-       ARRAY(SELECT passes_over FROM freed WHERE passes_over IS NOT NULL) AS cancelled_next, coalesce(%(now)s::timestamptz, now()) AS at,
+       ARRAY(SELECT passes_over FROM freed WHERE passes_over IS NOT NULL) AS cancelled_next, @now AS at,
        (SELECT count(*) FROM rung) AS rung
 
 -- name: settle_answer_if_leased
@@ -206,7 +206,7 @@ written AS (
     (lane_id, ordinal, generation, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id,
      request_id, response)
   SELECT lane_id, %(ordinal)s, generation, %(line)s, 'completed', %(status)s::int4, attempts, %(lease)s, %(nonce)s,
-         coalesce(%(now)s::timestamptz, now()), %(custom_id)s, %(request_id)s::text, %(response)b::bytea
+         @now, %(custom_id)s, %(request_id)s::text, %(response)b::bytea
     FROM held
 ),
 freed AS (
@@ -216,8 +216,8 @@ freed AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE l.next < l.total AND r.lane_id = l.id AND r.ordinal = l.next),
-         tag = CASE WHEN next < total OR tag < extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 60
-                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE tag END
+         tag = CASE WHEN next < total OR tag < extract(epoch FROM @now) - 60
+                    THEN extract(epoch FROM @now) ELSE tag END
    WHERE id = (SELECT lane_id FROM held)
   RETURNING l.runnable, CASE WHEN l.next < l.total AND EXISTS (
     SELECT FROM penstock.session_requests r
@@ -226,7 +226,7 @@ freed AS (
 rung AS MATERIALIZED (
   SELECT pg_notify('penstock_answers', %(ring)s::text) FROM held WHERE %(ring)s::text IS NOT NULL
 )
-SELECT freed.runnable, freed.passes_over, coalesce(%(now)s::timestamptz, now()), (SELECT count(*) FROM rung) FROM freed
+SELECT freed.runnable, freed.passes_over, @now, (SELECT count(*) FROM rung) FROM freed
 
 -- name: hold_sessions_lanes
 -- Before the next statement, which must see everything that was accepted into them.
@@ -297,7 +297,7 @@ moved AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = (SELECT upto FROM place WHERE place.id = l.id)),
-         tag = extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+         tag = extract(epoch FROM @now)
    WHERE l.id = ANY (ARRAY(SELECT lane_id FROM gone))
   RETURNING l.pool, l.runnable
 )

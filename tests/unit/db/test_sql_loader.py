@@ -22,6 +22,11 @@ def test_statements_are_split_by_name_and_stripped_of_comments() -> None:
     assert [statement.about for statement in found] == ["Says what it does.", "Other."]
 
 
+def test_now_is_the_parameter_or_the_databases_clock() -> None:
+    found = sql.parse("here", "-- name: due\n-- Says what is due.\nSELECT 1 WHERE due_at <= @now")
+    assert found["due"] == b"SELECT 1 WHERE due_at <= coalesce(%(now)s::timestamptz, now())"
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
