@@ -53,7 +53,7 @@ from penstock.db.pool import Pool, open_pool
 from penstock.dispatch.providers import Providers
 from penstock.server.acceptor import Acceptor
 from penstock.server.background import BackgroundDuties, ServerIdentity
-from penstock.server.guard import WIRE, Guard, SlowReaderError
+from penstock.server.guard import Guard, SlowReaderError
 from penstock.server.halts import Halts
 from penstock.server.waiters import Waiters
 
@@ -131,7 +131,6 @@ class Api:
             self._server.config.serve,
             _constant_headers(dialect, request_id),
             bodiless=scope["method"] == "HEAD",
-            wire=scope.pop(WIRE, None),  # which knows the scope: neither should outlive the other
         )
         who = _NOBODY
         try:
@@ -286,10 +285,6 @@ def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, by
 
 
 async def _deliver(response: Response, scope: Scope, guard: Guard) -> None:
-    if isinstance(response, _Encoded) and guard.answer(
-        response.status_code, response.raw_headers, bytes(response.body)
-    ):
-        return
     if scope["method"] == "HEAD":
         await guard.send(
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}

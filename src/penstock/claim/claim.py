@@ -10,7 +10,7 @@ from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
-from penstock.db.pool import Connection, Now, ask_again
+from penstock.db.pool import Connection, Now
 from penstock.model import Item, Lease, SessionRequest
 
 _SQL = sql.load("penstock.claim", "claim.sql")
@@ -191,7 +191,7 @@ async def read_bodies(
         ordinals = first_ordinals(ranges, max_rows)
         read = await connection.execute(_SQL["read_some"], {**place, "ordinals": ordinals}, binary=True)
     rows = await read.fetchall()
-    if not rows or await ask_again(connection, _SQL["is_leased"], guard) != (True,):
+    if not rows or await (await connection.execute(_SQL["is_leased"], guard)).fetchone() != (True,):
         return []
     return [Item(lease, *row) for row in rows]
 

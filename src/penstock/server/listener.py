@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator, Iterable
-from typing import Any, cast
+from collections.abc import Generator
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.api.auth import is_loopback
 from penstock.config import Config
 from penstock.errors import PenstockError, UsageError
-from penstock.server.guard import WIRE
 
 _BACKLOG = 2048
 _TOO_LARGE = (
@@ -98,39 +97,6 @@ class Listener(uvicorn.Server):
         yield
 
 
-class _Wire:
-    """One request's end of the connection, for whoever times it."""
-
-    __slots__ = ("_cycle",)
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-
-    @property
-    def body_is_here(self) -> bool:
-        return not self._cycle.more_body and self._cycle.message_event.is_set()
-
-    @property
-    def takes_more(self) -> bool:
-        return not self._cycle.flow.write_paused
-
-    def write(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """What `send` of the cycle does with a head and with a body, for one that is whole and closes nothing."""
-        cycle = self._cycle
-        if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive:
-            return False
-        lines = [STATUS_LINE[status]]
-        for name, value in (*cycle.default_headers, *headers):
-            lines += (name, b": ", value, b"\r\n")
-        lines += (b"\r\n", body)
-        cycle.transport.write(b"".join(lines))
-        cycle.waiting_for_100_continue = False
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        cycle.on_response()
-        return True
-
-
 class Protocol(HttpToolsProtocol):
     """Heads must come whole, in time and within bounds; bodies are the application's to watch."""
 
@@ -178,7 +144,6 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_here()
         super().on_headers_complete()
-        cast(dict[str, Any], self.scope)[WIRE] = _Wire(self.cycle)
 
     def _expect_head(self) -> None:
         if self._patience is None:

@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Int4Array, TextArray
-from penstock.db.pool import Connection, Now, ask_again
+from penstock.db.pool import Connection, Now
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState, new_id, public_id
 from penstock.sessions.answers import RequestRow, read_requests
 
@@ -200,7 +200,7 @@ async def _accept_one(connection: Connection, request: NewRequest, taker: Taker,
         "now": now,
     }
     try:
-        row = await ask_again(connection, _SQL["accept_one_if_idle"], parameters)
+        row = await (await connection.execute(_SQL["accept_one_if_idle"], parameters)).fetchone()
     except psycopg.errors.UniqueViolation:
         # Its key was used while this waited for the lane. In a transaction that is over now, and the caller's to undo.
         if connection.info.transaction_status != TransactionStatus.IDLE:

@@ -10,7 +10,7 @@ from uuid import UUID
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
 from penstock.db.notify import lanes_payload
-from penstock.db.pool import Connection, Now, ask_again
+from penstock.db.pool import Connection, Now
 from penstock.export.result_lines import openai_bytes
 from penstock.model import ID_PREFIX, Again, Item, Lease, Outcome, OutcomeState, Usage
 
@@ -135,7 +135,7 @@ async def _settle_answer(
         "ring": ring,
         "now": now,
     }
-    row = await ask_again(connection, _SQL["settle_answer_if_leased"], parameters)
+    row = await (await connection.execute(_SQL["settle_answer_if_leased"], parameters)).fetchone()
     if row is None:
         return Settled(0, 0, 0, 1)
     more, cancelled_next, at, _ = row
