@@ -29,8 +29,8 @@ from uuid import UUID
 import psycopg
 
 from penstock import config as configuration
-from penstock.cli.target import Target
 from penstock.db.pool import open_pool
+from penstock.dispatch.target import Target
 from penstock.mock.behaviour import Behaviour, Latency
 from penstock.worker.worker import Worker
 from tests.support.cli import ask, check_agreement

@@ -46,14 +46,14 @@ from penstock.api import (
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
 from penstock.api.errors import ApiError, Dialect, busy, disk_full, render
+from penstock.api.guard import Guard, SlowReaderError
 from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
 from penstock.config import Config, DatabaseLimits
 from penstock.db.pool import Pool, open_pool
 from penstock.dispatch.providers import Providers
-from penstock.server.acceptor import Acceptor
+from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.background import BackgroundDuties, ServerIdentity
-from penstock.server.guard import Guard, SlowReaderError
 from penstock.server.halts import Halts
 from penstock.server.waiters import Waiters
 
@@ -305,6 +305,8 @@ def _in_words(error: Exception, request_id: str) -> ApiError:
     """What a client is told."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, TooManyWaitingError):
+        return busy(error.message)
     if isinstance(error, psycopg.errors.DiskFull):
         _log.error("%s: the database's disk is full", request_id)
         return disk_full()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Coroutine, Mapping
-from functools import lru_cache
 from hmac import compare_digest
 from time import monotonic
 from typing import Any
@@ -17,6 +15,7 @@ from penstock.api.endpoint import Caller
 from penstock.api.errors import ApiError
 from penstock.api.keys import KEY, FoundKey, any_key, find_key, hash_of
 from penstock.db.pool import Pool, borrowed
+from penstock.server.listener import is_loopback
 
 LOCAL = Caller("local", "admin", None)
 """Whose everything is on a server without keys."""
@@ -129,17 +128,6 @@ def _name_of(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-@lru_cache(maxsize=256)
-def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is this machine and nobody else."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _presented(told: Mapping[bytes, bytes]) -> list[str]:

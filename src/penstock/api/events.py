@@ -19,13 +19,13 @@ from starlette.responses import Response
 
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, conflict
+from penstock.api.guard import too_large
 from penstock.api.session_objects import request_object
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, checked_key, read_asked
 from penstock.db.pool import Connection, borrowed
 from penstock.deliver.sink_config import ASKED, are_told
 from penstock.deliver.sinks import Told
 from penstock.model import public_id
-from penstock.server.guard import too_large
 from penstock.sessions.accept import NewRequest
 from penstock.sessions.answers import get_request
 from penstock.sessions.cloudevents import STRUCTURED, Event, EventError, read

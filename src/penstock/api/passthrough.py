@@ -18,8 +18,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from penstock.api.attention import Attention
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, render
+from penstock.api.guard import too_large
 from penstock.api.multipart import invalid
 from penstock.api.sessions import SubmitQuery, give_up, still_waiting, wait
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Asked, Submission, checked_key, read_asked, submit
@@ -29,8 +31,7 @@ from penstock.dispatch.http.streaming import EVENT_STREAM, StoredStream
 from penstock.dispatch.http.transport import OpenAnswer, TransportError
 from penstock.dispatch.providers import Provider
 from penstock.errors import PenstockError
-from penstock.server.guard import too_large
-from penstock.server.waiters import Attention, Waiter
+from penstock.server.waiters import Waiter
 from penstock.sessions.answers import RequestRow
 from penstock.sessions.streams import HEAD
 

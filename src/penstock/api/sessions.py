@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from penstock.api.attention import Attention
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import OpenAIErrorDetail, conflict, not_found
 from penstock.api.files import cursor, ends
@@ -35,7 +36,6 @@ from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, checked_k
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.model import public_id
-from penstock.server.waiters import Attention
 from penstock.sessions import sessions
 from penstock.sessions.answers import RequestRow, get_request, list_requests
 from penstock.sessions.sessions import SessionRow, cancel_request, get_session

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.main import report
 from penstock.cli.options import database_options
-from penstock.errors import ExitCode, PenstockError, UsageError
+from penstock.errors import ExitCode, PenstockError, UsageError, report
 
 if TYPE_CHECKING:
     from penstock.cli.api import Api

@@ -17,10 +17,10 @@ import psycopg
 from penstock.api.app import create_app, make_server
 from penstock.claim import liveness
 from penstock.cli.asgi import Application, AsgiTransport
-from penstock.cli.database import migrate_database, start_database
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.pool import Pool, borrowed, open_pool
+from penstock.db.start import migrate_database, start_database
 from penstock.dispatch.providers import Providers
 from penstock.errors import PenstockError
 from penstock.model import new_id

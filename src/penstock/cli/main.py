@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from penstock import __version__
-from penstock.errors import ExitCode, PenstockError
+from penstock.errors import ExitCode, PenstockError, report
 
 # name -> (module:attribute, short help)
 _COMMANDS = {
@@ -63,18 +63,6 @@ class _LazyGroup(click.Group):
             sys.exit(error.exit_code)
 
 
-def report(error: PenstockError, *, as_json: bool = False) -> None:
-    """Print an error for a person, and for a program too if asked: what happened, then what to do."""
-    if as_json:
-        import json
-
-        said = {"message": error.message, "hint": error.hint}
-        print(json.dumps({"error": said, "exit_code": error.exit_code}))
-    click.echo(f"penstock: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"  {error.hint}", err=True)
-
-
 @click.group(
     cls=_LazyGroup,
     epilog="Exit codes: 0 all done, 1 operational error, 2 wrong usage or input, 3 some rows failed, "
@@ -91,5 +79,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-__all__ = ["ExitCode", "main", "report"]

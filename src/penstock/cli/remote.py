@@ -18,7 +18,7 @@ from pyreqwest.response import Response
 
 from penstock import __version__
 from penstock.cli.api import Answer, Body, Request, Unreachable
-from penstock.cli.target import checked_url
+from penstock.dispatch.target import checked_url
 from penstock.errors import UsageError
 
 _CONNECT_S = 10.0

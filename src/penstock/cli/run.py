@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.main import report
 from penstock.cli.options import database_options, load_config
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, report
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -71,7 +70,7 @@ def run(
     penstock run requests.jsonl --base-url http://127.0.0.1:8000/v1 -o answers.jsonl
     penstock run rows.jsonl --processor mymodule:work -o answers.jsonl
     """
-    from penstock.cli.target import make_target
+    from penstock.dispatch.target import make_target
 
     try:
         config = load_config(database_url, data_dir, toml_path, settings, concurrency=concurrency)

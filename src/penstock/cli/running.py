@@ -26,15 +26,14 @@ from penstock.batches.read import Status, read_status
 from penstock.batches.steer import cancel_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.claim import gates, liveness
-from penstock.cli.database import migrate_database, start_database
-from penstock.cli.main import report
 from penstock.cli.paths import check_paths
 from penstock.cli.progress import Display, duration
 from penstock.cli.summary import print_summary
-from penstock.cli.target import Target
 from penstock.config import Config
 from penstock.db.pool import Connection, Pool, open_pool
-from penstock.errors import ExitCode, PenstockError
+from penstock.db.start import migrate_database, start_database
+from penstock.dispatch.target import Target
+from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id

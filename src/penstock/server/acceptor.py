@@ -17,9 +17,9 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from penstock.api.errors import busy
 from penstock.config import MIB, SessionLimits
 from penstock.db.pool import Pool, borrowed
+from penstock.errors import PenstockError
 from penstock.model import Item, Lease, SessionRequest, public_id
 from penstock.server.session_workers import SessionWorkers
 from penstock.sessions.accept import Acceptance, Accepted, NewRequest, Taker, accept_many, find_stored
@@ -30,6 +30,10 @@ _log = logging.getLogger("penstock.sessions")
 _MAX_ROWS = 500
 _MAX_BYTES = 8 * MIB
 _MAX_WAITING_BYTES = 256 * MIB
+
+
+class TooManyWaitingError(PenstockError):
+    """The process takes no more requests until it has stored some of those it has."""
 
 
 @dataclass(slots=True)
@@ -55,7 +59,7 @@ class Acceptor:
     async def accept(self, request: NewRequest) -> Acceptance:
         """Returns once it is stored, or known to be refused. Raises what the database does."""
         if len(self._waiting) >= self._limits.session_accept_max or self._bytes >= _MAX_WAITING_BYTES:
-            raise busy("More requests are waiting to be stored than this server takes.")
+            raise TooManyWaitingError("More requests are waiting to be stored than this server takes.")
         entry = _Entry(request, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         self._bytes += len(request.body)

@@ -20,12 +20,12 @@ from penstock.api.app import create_app, open_server
 from penstock.api.endpoint import Server
 from penstock.api.keys import any_key
 from penstock.claim import gates
-from penstock.cli.database import migrate_database, start_database
-from penstock.cli.logs import log_to_stderr
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed, open_pool
+from penstock.db.start import migrate_database, start_database
 from penstock.dispatch.providers import Provider, Providers
 from penstock.errors import ExitCode
+from penstock.observe.logs import log_to_stderr
 from penstock.server.listener import Listener, bind
 from penstock.server.session_workers import SessionWorkers
 from penstock.worker.processes import Staff

@@ -16,17 +16,11 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from time import monotonic
-from types import TracebackType
-from typing import Self
 from uuid import UUID
 
 import psycopg
 from psycopg_pool import PoolTimeout
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
 
-from penstock.api.errors import ApiError
-from penstock.api.follow import until_left
 from penstock.db.notify import ANSWERS, NoticeListener, lanes_payload, notify
 from penstock.db.pool import Pool, borrowed
 from penstock.sessions.accept import Stored
@@ -298,50 +292,3 @@ class Waiters:
             else:
                 continue
             self._forget(waiter)  # even if its caller never comes back for it
-
-
-class Attention:
-    """What a handler keeps an eye on for as long as it waits: its waiter, its caller, the server."""
-
-    def __init__(self, waiters: Waiters, waiter: Waiter, receive: Receive) -> None:
-        self._waiters = waiters
-        self._waiter = waiter
-        self._receive = receive
-
-    def __enter__(self) -> Self:
-        self._left = asyncio.create_task(until_left(self._receive))
-        self._left.add_done_callback(lambda _: self._waiter.changed.set())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._left.cancel()
-
-    async def change(self, until: float) -> bool:
-        """Wait for news until this time of the monotonic clock: False if there was none, or the server is stopping.
-
-        Raises ClientDisconnect if the caller has gone.
-        """
-        waiter = self._waiter
-        if not self._waiters.stopping.is_set() and not self._left.done():
-            timer = asyncio.get_running_loop().call_later(max(0.0, until - monotonic()), waiter.changed.set)
-            try:
-                await waiter.changed.wait()
-            finally:
-                timer.cancel()
-        if waiter.row is not None or waiter.pieces:
-            waiter.changed.clear()
-            return True
-        if waiter.gone:
-            raise ApiError(404, "The request is gone: its session was deleted.", code="session_deleted")
-        if self._left.done():
-            raise ClientDisconnect
-        return False
-
-    async def answer(self, until: float) -> RequestRow | None:
-        """The answer, if it comes in time."""
-        while self._waiter.row is None:
-            if not await self.change(until):
-                return None
-        return self._waiter.row

@@ -13,10 +13,10 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from penstock.cli.target import Target
 from penstock.config import Config
 from penstock.db.pool import Pool
 from penstock.dispatch.dispatcher import Dispatcher
+from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError
 from penstock.worker.worker import Worker
 

@@ -13,11 +13,10 @@ from typing import Any
 import uvloop
 
 from penstock import config as configuration
-from penstock.cli.database import start_database
-from penstock.cli.main import report
-from penstock.cli.target import Target
 from penstock.db.pool import open_pool
-from penstock.errors import PenstockError
+from penstock.db.start import start_database
+from penstock.dispatch.target import Target
+from penstock.errors import PenstockError, report
 from penstock.worker.processes import read_order
 from penstock.worker.worker import Worker
 

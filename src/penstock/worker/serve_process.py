@@ -18,15 +18,14 @@ from typing import Any
 import uvloop
 
 from penstock import config as configuration
-from penstock.cli.database import start_database
-from penstock.cli.logs import log_to_stderr
-from penstock.cli.main import report
 from penstock.config import Config
 from penstock.db.notify import WORK, NoticeListener
 from penstock.db.pool import open_pool
+from penstock.db.start import start_database
 from penstock.dispatch.providers import Providers, parse
 from penstock.dispatch.slots import Slots
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, report
+from penstock.observe.logs import log_to_stderr
 from penstock.server.session_workers import CONNECTIONS_PER_WORKER, with_longest_timeout
 from penstock.sessions.streams import StreamWriter
 from penstock.worker.processes import read_order

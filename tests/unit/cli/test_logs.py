@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cli.logs import redacted
+from penstock.observe.logs import redacted
 
 
 @pytest.mark.parametrize(
