@@ -74,6 +74,16 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
         return sum(stop - start for start, stop in self.ranges)
 
 
+class ClaimPermit(msgspec.Struct, frozen=True, gc=False):
+    """The right to claim for a worker in the statement that stores sessions' requests."""
+
+    worker_id: UUID
+    room: int
+    """So many requests can be called at once."""
+    closed: frozenset[str] = frozenset()
+    """Routes of which nothing may be claimed now."""
+
+
 class SessionRequest(msgspec.Struct, frozen=True, gc=False):
     """What a session's request says of itself besides its body."""
 

@@ -22,7 +22,7 @@ from tests.support.engine import make_batch, until
 CONFIG = Config(claim=ClaimLimits(claim_poll_s=0.05), settle=SettleLimits(settle_interval_s=0.005))
 # Far beyond what a test waits for: whoever begins sooner was told.
 NEVER_POLLS = replace(CONFIG, claim=ClaimLimits(claim_poll_s=60))
-LISTENERS = "FROM pg_stat_activity WHERE application_name = 'penstock bell' AND datname = current_database()"
+LISTENERS = "FROM pg_stat_activity WHERE application_name = 'penstock notices' AND datname = current_database()"
 
 
 async def done(_: Item) -> Verdict:

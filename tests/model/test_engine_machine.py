@@ -39,6 +39,7 @@ from tests.support.engine import make_batch, tidy
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=4)
+HEARTBEAT_SQL = sql.load("penstock.worker", "heartbeat.sql")
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
 POOL = "test"
 ROUTES = ["model-0", "model-1"]
@@ -244,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(worker=workers)
     def heartbeat(self, worker: UUID) -> None:
         parameters = {"ids": [worker], "draining": [], "now": self.now}
-        known = self.rows(CLAIM_SQL["heartbeat_if_known"].decode(), parameters) != []
+        known = self.rows(HEARTBEAT_SQL["heartbeat_if_known"].decode(), parameters) != []
         assert known == (worker in self.model.heartbeats)
         if known:
             self.model.heartbeats[worker] = self.now

@@ -29,8 +29,8 @@ from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db import arrays, sql
 from penstock.erase import erase, purge
-from penstock.model import Again, Item, Outcome, OutcomeState, SessionRequest
-from penstock.sessions.accept import Accepted, Existing, Refused, Taker, accept_many
+from penstock.model import Again, ClaimPermit, Item, Outcome, OutcomeState, SessionRequest
+from penstock.sessions.accept import Accepted, Existing, Refused, accept_many
 from penstock.sessions.answers import answered, list_requests
 from penstock.sessions.sessions import cancel_request, get_session, put_session, resume_session
 from penstock.settle.write import Changes, pass_over, settle
@@ -38,6 +38,7 @@ from tests.support.sessions import OWNER, POOL, wish
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=3)
+HEARTBEAT_SQL = sql.load("penstock.worker", "heartbeat.sql")
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
 ROUTES = ["model-0", "model-1"]
 KEYS = ["a", "b", "c"]
@@ -146,8 +147,8 @@ class SessionMachine(RuleBasedStateMachine):
     def accept(self, asked: list[tuple[str, str, str | None]], taker: UUID | None, room: int) -> Any:
         """With a taker, what nothing is before is begun at once."""
         wishes = [wish(key, route=route, idempotency_key=once) for key, route, once in asked]
-        takers = {POOL: Taker(taker, room)} if taker else None
-        found = self.wait(accept_many(self.db, wishes, max_queued=CAP, takers=takers, now=self.now))
+        permits = {POOL: ClaimPermit(taker, room)} if taker else None
+        found = self.wait(accept_many(self.db, wishes, max_queued=CAP, permits=permits, now=self.now))
         begun: list[int] = []
         for (key, route, once), wanted, answer in zip(asked, wishes, found, strict=True):
             session = self.sessions.get(key)
@@ -261,7 +262,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(worker=workers)
     def heartbeat(self, worker: UUID) -> None:
         parameters = {"ids": [worker], "draining": [], "now": self.now}
-        known = self.rows(CLAIM_SQL["heartbeat_if_known"].decode(), parameters) != []
+        known = self.rows(HEARTBEAT_SQL["heartbeat_if_known"].decode(), parameters) != []
         assert known == (worker in self.heartbeats)
         if known:
             self.heartbeats[worker] = self.now

@@ -13,9 +13,9 @@ import pytest
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.erase import erase
-from penstock.model import Item, Lease
+from penstock.model import ClaimPermit, Item, Lease
 from penstock.sessions import answers, sessions
-from penstock.sessions.accept import Taker, accept_many
+from penstock.sessions.accept import accept_many
 from penstock.sessions.answers import list_requests
 from penstock.sessions.sessions import cancel_request
 from penstock.settle.write import Changes, settle
@@ -129,7 +129,7 @@ async def accept(_: World, connection: Connection) -> None:
 
 async def accept_and_begin(_: World, connection: Connection) -> None:
     keys = ["deep", *(f"key-{number}" for number in range(9)), *(f"fresh-{number}" for number in range(5))]
-    found = await accept_many(connection, [wish(key) for key in keys], takers={POOL: Taker(WORKER, 9)})
+    found = await accept_many(connection, [wish(key) for key in keys], permits={POOL: ClaimPermit(WORKER, 9)})
     assert sum(accepted(each).lease is not None for each in found) >= 5
 
 

@@ -18,8 +18,8 @@ from penstock.config import LivenessLimits
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.erase import erase
-from penstock.model import Again, Item, Lease, Outcome, OutcomeState
-from penstock.sessions.accept import Accepted, Existing, Taker, accept_many
+from penstock.model import Again, ClaimPermit, Item, Lease, Outcome, OutcomeState
+from penstock.sessions.accept import Accepted, Existing, accept_many
 from penstock.sessions.sessions import cancel_request, get_session, put_session, resume_session
 from penstock.settle.write import Changes, pass_over, settle
 from tests.support.db import connected, one
@@ -62,7 +62,7 @@ async def accept(connection: Connection, scene: Scene) -> object:
 async def hand_in(connection: Connection, scene: Scene) -> object:
     """The same, begun at once if nothing is before them."""
     wishes = [wish(scene.key, pool=scene.pool, route=route) for route in ("model-1", "model-0")]
-    first, second = await accept_many(connection, wishes, takers={scene.pool: Taker(scene.claimer, 9)})
+    first, second = await accept_many(connection, wishes, permits={scene.pool: ClaimPermit(scene.claimer, 9)})
     assert isinstance(first, Accepted)
     assert isinstance(second, Accepted)
     assert second.lease is None

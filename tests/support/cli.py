@@ -107,7 +107,7 @@ def worker_pids(process: subprocess.Popen[bytes]) -> list[int]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "penstock.worker.run_process" in process.cmdline()
+        return "penstock.worker.process" in process.cmdline()
     except psutil.NoSuchProcess:  # a zombie counts as one
         return False
 

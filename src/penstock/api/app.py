@@ -358,7 +358,7 @@ def make_server(
     database: Pool,
     known: Providers,
     worker_id: UUID,
-    caretaker: BackgroundDuties,
+    background: BackgroundDuties,
     swift: Pool | None = None,
 ) -> Server:
     """What handlers share, to be closed after the last request. `swift` is for what all sessions' callers wait for."""
@@ -370,7 +370,7 @@ def make_server(
         known,
         worker_id,
         follow.Hub(database),
-        caretaker,
+        background,
         Acceptor(swift, config.sessions),
         Waiters(swift, conninfo),
         passthrough.Upstreams(config),
@@ -387,11 +387,11 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
     async with (
         _pool(conninfo, limits, "penstock serve") as database,
         _pool(conninfo, few, "penstock sessions", planned_once=True) as swift,
-        ServerIdentity(config, conninfo, database) as presence,
-        BackgroundDuties(config, conninfo, database, known, describe=events.told) as caretaker,
+        ServerIdentity(config, conninfo, database) as identity,
+        BackgroundDuties(config, conninfo, database, known, describe=events.told) as background,
     ):
-        server = make_server(config, conninfo, database, known, presence.worker_id, caretaker, swift)
-        presence.on_change = server.take_identity
+        server = make_server(config, conninfo, database, known, identity.worker_id, background, swift)
+        identity.on_change = server.take_identity
         try:
             yield server
         finally:

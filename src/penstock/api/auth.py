@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from functools import lru_cache
 from hmac import compare_digest
 from time import monotonic
 from typing import Any

@@ -144,7 +144,7 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
                 "This Idempotency-Key was used for another batch.", param="Idempotency-Key", code="idempotency_conflict"
             )
     else:
-        call.server.caretaker.wake("validate")
+        call.server.background.wake("validate")
     return objects.batch_object(requested.batch)
 
 
@@ -327,7 +327,7 @@ async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
             raise conflict(error.message) from None
     if not gone:
         raise not_found("Batch", call.path["batch_id"])
-    call.server.caretaker.wake("purge")
+    call.server.background.wake("purge")
     return objects.BatchDeleted(id=call.path["batch_id"])
 
 

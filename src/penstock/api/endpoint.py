@@ -82,7 +82,7 @@ class Server:
     worker_id: UUID
     """A registered, beating identity: what an intake of this process leaves half-done can be swept."""
     hub: Hub
-    caretaker: BackgroundDuties
+    background: BackgroundDuties
     acceptor: Acceptor
     waiters: Waiters
     upstreams: Upstreams
@@ -96,11 +96,11 @@ class Server:
         self.hub.stop()
         self.waiters.stop()
 
-    def sit_at(self, desk: SessionWorkers) -> None:
+    def start_sessions_with(self, workers: SessionWorkers) -> None:
         """What is handed in may be begun at once there, and whoever waits here hears of its end from there."""
-        desk.on_answers = self.waiters.take
+        workers.on_answers = self.waiters.take
         self.waiters.begin()
-        self.acceptor.desk = desk
+        self.acceptor.session_workers = workers
 
     async def close(self) -> None:
         """After the last request."""

@@ -245,7 +245,7 @@ async def delete_file(call: Call[None, None]) -> objects.FileDeleted:
             raise conflict("The batch is still writing this file. Cancel the batch, or wait for its end.")
     if not gone:
         raise not_found("File", call.path["file_id"])
-    call.server.caretaker.wake("purge")
+    call.server.background.wake("purge")
     return objects.FileDeleted(id=call.path["file_id"])
 
 

@@ -130,7 +130,7 @@ async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:
         if batch.problems:
             await erase.delete_batch(connection, batch.id, owner)
     if batch.problems:
-        server.caretaker.wake("purge")
+        server.background.wake("purge")
         raise _refused(batch.problems)
     return batch
 
@@ -277,7 +277,7 @@ async def delete_message_batch(call: Call[None, None]) -> MessageBatchDeleted:
             raise conflict(error.message) from None
     if not gone:
         raise not_found("MessageBatch", name)
-    call.server.caretaker.wake("purge")
+    call.server.background.wake("purge")
     return MessageBatchDeleted(id=name)
 
 

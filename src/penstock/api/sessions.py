@@ -310,7 +310,7 @@ async def delete_session(call: Call[None, None]) -> SessionDeleted:
     async with borrowed(call.server.database) as connection:
         if not await erase.delete_session(connection, call.caller.owner, row.key):
             raise not_found("Session", row.key, "key")
-    call.server.caretaker.wake("purge")
+    call.server.background.wake("purge")
     return SessionDeleted(id=public_id("session", row.id))
 
 

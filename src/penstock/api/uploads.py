@@ -121,7 +121,7 @@ async def complete_upload(call: Call[None, CompleteBody]) -> objects.Upload:
                 expires_after_s=default_lifetime_s(purpose, None),
             )
         )
-    server.caretaker.wake("sweep")
+    server.background.wake("sweep")
     return _upload(done.upload, done.file)
 
 
@@ -130,7 +130,7 @@ async def cancel_upload(call: Call[None, Nothing | None]) -> objects.Upload:
     with _verdicts(call):
         async with borrowed(call.server.database) as connection:
             row = await parts.cancel_upload(connection, upload_id, call.caller.owner)
-    call.server.caretaker.wake("sweep")
+    call.server.background.wake("sweep")
     return _upload(row)
 
 

@@ -57,10 +57,10 @@ async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[Loc
             place = "the database" if config.database_url is not None else str(config.data_dir)
             grace_s = config.liveness.heartbeat_grace_s
             async with _identity(conninfo, database, config, needed=uploads) as worker_id:
-                # A caretaker that is never begun: checking and purging are left to servers, who know the models.
-                caretaker = BackgroundDuties(config, conninfo, database, Providers(()))
+                # Duties that are never begun: checking and purging are left to servers, who know the models.
+                background = BackgroundDuties(config, conninfo, database, Providers(()))
                 known = Providers(config.providers)
-                server = make_server(config, conninfo, database, known, worker_id, caretaker)
+                server = make_server(config, conninfo, database, known, worker_id, background)
                 try:
                     yield LocalTransport(create_app(server, in_process=True), place, database, grace_s)
                 finally:

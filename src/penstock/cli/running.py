@@ -38,7 +38,7 @@ from penstock.export.jsonl import Exported, export_files
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
 from penstock.worker.heartbeat import Heartbeat
-from penstock.worker.processes import Crew, Fleet, Solo
+from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 
 _OWNER = "local"
 _LOOK_EVERY_S = 0.2
@@ -96,7 +96,7 @@ class _Run:
         self._display = Display(quiet=plan.as_json)
         self._interrupted = asyncio.Event()
         self._signalled = 0
-        self._fleet: Fleet | None = None
+        self._workers: Workers | None = None
         self._started_at = monotonic()
 
     async def execute(self) -> ExitCode:
@@ -245,15 +245,15 @@ class _Run:
         self._display.stage("calling")
         pool = f"run:{batch_id.hex}"
         async with self._plan.target.dispatcher(self._config) as dispatcher:
-            fleet: Fleet
+            workers: Workers
             if self._plan.workers == 1:
-                fleet = Solo(self._config, database, pool, dispatcher)
+                workers = InProcessWorker(self._config, database, pool, dispatcher)
             else:
-                fleet = Crew(self._config, pool, self._plan.target, self._plan.workers)
-            self._fleet = fleet
-            async with fleet:
-                await self._watch(database, batch_id, pool, fleet)
-            self._fleet = None
+                workers = RunWorkers(self._config, pool, self._plan.target, self._plan.workers)
+            self._workers = workers
+            async with workers:
+                await self._watch(database, batch_id, pool, workers)
+            self._workers = None
         return await self._conclude(database, batch_id)
 
     async def _conclude(self, database: Pool, batch_id: UUID) -> Status:
@@ -269,11 +269,11 @@ class _Run:
                     raise
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _watch(self, database: Pool, batch_id: UUID, pool: str, fleet: Fleet) -> None:
+    async def _watch(self, database: Pool, batch_id: UUID, pool: str, workers: Workers) -> None:
         """Until the batch has ended, or nothing can go on without a person."""
         status: Status | None = None
-        while not fleet.stopped:
-            note = fleet.trouble
+        while not workers.stopped:
+            note = workers.trouble
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S), database.connection() as connection:
                     status = await read_status(connection, batch_id)
@@ -293,10 +293,10 @@ class _Run:
                     return
                 note = note or _waiting(waits)
             if status is not None:
-                self._display.counts(status.counts, fleet.in_flight, note)
+                self._display.counts(status.counts, workers.in_flight, note)
             if self._interrupted.is_set():
-                fleet.stop()
-            await fleet.wait(_LOOK_EVERY_S)
+                workers.stop()
+            await workers.wait(_LOOK_EVERY_S)
 
     def _on_signal(self) -> None:
         self._signalled += 1
@@ -305,15 +305,15 @@ class _Run:
             os._exit(ExitCode.INTERRUPTED)
         if self._signalled > 1:
             self._display.say("stopping now (Ctrl-C once more leaves at once)")
-            if self._fleet is not None:
-                self._fleet.abort()
+            if self._workers is not None:
+                self._workers.abort()
             return
         self._interrupted.set()
-        if self._fleet is None:
+        if self._workers is None:
             self._display.say("stopping")
         else:
             self._display.say("stopping: calls in flight finish first (Ctrl-C again cuts them short)")
-            self._fleet.stop()
+            self._workers.stop()
 
     # -- the end
 

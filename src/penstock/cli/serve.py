@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,4 +95,5 @@ def serve(
     providers = chosen_providers(config, base_url, api_key_env, api_key_file)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer
-    run(ServePlan(config, providers, host, port, workers, forwarded_prefix, verbose=not quiet))
+    log_level = logging.WARNING if quiet else logging.INFO
+    run(ServePlan(config, providers, host, port, workers, forwarded_prefix, log_level))

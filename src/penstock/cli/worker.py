@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import click
@@ -31,4 +32,4 @@ def worker(
 
     config = load_config(database_url, data_dir, toml_path, settings)
     providers = chosen_providers(config, base_url, api_key_env, api_key_file)
-    work(config, providers, workers, verbose=not quiet)
+    work(config, providers, workers, log_level=logging.WARNING if quiet else logging.INFO)

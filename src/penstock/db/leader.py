@@ -1,6 +1,6 @@
 """One of many processes leads: the one that does what need not be done twice.
 
-    async with Leader(conninfo, "caretaker", grace_s=10) as leader:
+    async with Leader(conninfo, "background", grace_s=10) as leader:
         async with leader.turn("expire") as turn:
             while turn.mine and await a_step(): ...
 

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from penstock.db.pool import BACKEND_PID, KEEPALIVE, Connection, is_pooled
 
-_log = logging.getLogger("penstock.bell")
+_log = logging.getLogger("penstock.notices")
 
 WORK = "penstock_work"
 """There is something new to claim; the payload is its pool."""
@@ -72,7 +72,7 @@ class NoticeListener:
                     self._conninfo,
                     autocommit=True,
                     prepare_threshold=None,
-                    application_name="penstock bell",
+                    application_name="penstock notices",
                     connect_timeout=10,
                     **KEEPALIVE,
                 )

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.config import DispatchLimits, RetryLimits
+from penstock.config import Config, DispatchLimits, RetryLimits
 from penstock.config_tables import TableEntry, read_entries
 from penstock.dispatch.http.processor import HttpProcessor, checked_base, checked_headers, checked_key
 from penstock.dispatch.http.streaming import Streams
@@ -36,7 +36,7 @@ _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "att
 _FIELDS = ("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers", *_TIMEOUTS)
 _MAX_CONCURRENCY = 100_000
 # One in so many of a provider's calls is kept for sessions whose callers wait in the server's own process.
-_DESK_PART = 4
+_SESSION_PART = 4
 _HINT = "docs/serve.md shows a provider with every field."
 
 
@@ -107,16 +107,16 @@ class Provider:
         told: dict[str, Any] = {**self.timeouts, "concurrency": share}
         return dataclasses.replace(dispatch, **told)
 
-    def desk_share(self, dispatch: DispatchLimits) -> int:
+    def session_share(self, dispatch: DispatchLimits) -> int:
         """How many calls at a time the server's own process may have, for sessions; the rest is for its workers."""
-        return dispatch.concurrency if self.max_concurrency is None else self.max_concurrency // _DESK_PART
+        return dispatch.concurrency if self.max_concurrency is None else self.max_concurrency // _SESSION_PART
 
-    def share(self, dispatch: DispatchLimits, index: int, processes: int, *, desk: bool = False) -> int:
+    def share(self, dispatch: DispatchLimits, index: int, processes: int, *, in_server: bool = False) -> int:
         """How many calls at a time worker process `index` of so many may have. The shares add up to the limit,
-        with that of the desk where there is one."""
+        with that of the server's own process where it has one."""
         if self.max_concurrency is None:
             return dispatch.concurrency
-        left = self.max_concurrency - self.desk_share(dispatch) if desk else self.max_concurrency
+        left = self.max_concurrency - self.session_share(dispatch) if in_server else self.max_concurrency
         return (left + index) // processes
 
     def as_dict(self) -> dict[str, Any]:
@@ -298,3 +298,9 @@ class _Entry(TableEntry):
                 raise self.wrong(name, f"{value!r} is not a number from {low:g} to {high:g}")
             found[name] = float(value)
         return found
+
+
+def with_longest_timeout(config: Config, providers: Providers) -> Config:
+    """The settings of workers for these providers: a lease counts as stuck by this time, whichever provider's it is."""
+    longest_s = max(config.dispatch.attempt_timeout_s, providers.longest_attempt_s)
+    return dataclasses.replace(config, dispatch=dataclasses.replace(config.dispatch, attempt_timeout_s=longest_s))

@@ -31,12 +31,12 @@ class _Redacting(logging.Formatter):
         return redacted(super().format(record))
 
 
-def log_to_stderr(*, verbose: bool) -> None:
-    """Everything to standard error: warnings, and with `verbose` the course of things."""
+def log_to_stderr(level: int) -> None:
+    """Log to standard error, from this level on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"))
     # A log that cannot be written must not end the server.
     logging.raiseExceptions = False
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler], force=True)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     # What it has to say quotes requests, and is said better elsewhere.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -22,8 +22,7 @@ from penstock.db.pool import Pool, borrowed
 from penstock.errors import PenstockError
 from penstock.model import Item, Lease, SessionRequest, public_id
 from penstock.server.session_workers import SessionWorkers
-from penstock.sessions.accept import Acceptance, Accepted, NewRequest, Taker, accept_many, find_stored
-from penstock.worker.inventory import ClaimPermit
+from penstock.sessions.accept import Acceptance, Accepted, NewRequest, accept_many, find_stored
 
 _log = logging.getLogger("penstock.sessions")
 
@@ -48,7 +47,7 @@ class Acceptor:
     def __init__(self, database: Pool, limits: SessionLimits) -> None:
         self._database = database
         self._limits = limits
-        self.desk: SessionWorkers | None = None
+        self.session_workers: SessionWorkers | None = None
         """Where what is stored may be begun at once."""
         self._waiting: deque[_Entry] = deque()
         self._bytes = 0
@@ -141,29 +140,28 @@ class Acceptor:
         _fail(lost, error)
 
     async def _accept(self, requests: list[NewRequest]) -> list[Acceptance]:
-        max_queued = self._limits.session_max_queued
+        max_queued, workers = self._limits.session_max_queued, self.session_workers
         async with borrowed(self._database) as connection:
-            handings: Mapping[str, ClaimPermit] = {}
-            if self.desk is not None:
-                handings = self.desk.hand_in({request.pool for request in requests})
-            takers = {pool: Taker(each.worker_id, each.room, each.closed) for pool, each in handings.items()}
-            known = False
+            if workers is None:
+                return await accept_many(connection, requests, max_queued=max_queued)
+            permits = workers.issue_permits({request.pool for request in requests})
+            claimed: dict[str, list[Item]] | None = None
             try:
-                taken = await accept_many(connection, requests, max_queued=max_queued, takers=takers)
-                for pool, handing in handings.items():
-                    handing.take(
-                        [
-                            _item(request, each, each.lease)
-                            for request, each in zip(requests, taken, strict=True)
-                            if request.pool == pool and isinstance(each, Accepted) and each.lease is not None
-                        ]
-                    )
-                known = True
+                accepted = await accept_many(connection, requests, max_queued=max_queued, permits=permits)
+                claimed = _claimed(requests, accepted)
             finally:
-                for handing in handings.values():
-                    handing.end(known)
-            await asyncio.sleep(0)  # what was taken is called first
-            return taken
+                workers.return_permits(permits, claimed)
+            await asyncio.sleep(0)  # what was claimed is called first
+            return accepted
+
+
+def _claimed(requests: Sequence[NewRequest], accepted: Sequence[Acceptance]) -> dict[str, list[Item]]:
+    """What was claimed as it was stored, by pool."""
+    items: dict[str, list[Item]] = {}
+    for request, each in zip(requests, accepted, strict=True):
+        if isinstance(each, Accepted) and each.lease is not None:
+            items.setdefault(request.pool, []).append(_item(request, each, each.lease))
+    return items
 
 
 def _item(request: NewRequest, accepted: Accepted, lease: Lease) -> Item:

@@ -37,7 +37,7 @@ from penstock.tasks import cancel_and_wait
 from penstock.worker.heartbeat import Heartbeat
 from penstock.worker.maintenance import BatchMaintenance, take_turn
 
-_log = logging.getLogger("penstock.caretaker")
+_log = logging.getLogger("penstock.background")
 
 _VALIDATE_EVERY_S = 5.0
 _END_EVERY_S = 2.0
@@ -107,7 +107,7 @@ class BackgroundDuties:
             self._duties["sinks"] = _Duty("sinks", self._deliver_to_sinks, _DELIVER_EVERY_S)
         self._tasks: list[asyncio.Task[None]] = []
         self.leader = Leader(
-            conninfo, "caretaker", grace_s=config.liveness.leader_grace_s, on_lead=self._wake_what_is_led
+            conninfo, "background", grace_s=config.liveness.leader_grace_s, on_lead=self._wake_what_is_led
         )
         self._sender = webhooks.sender_for(config)
         self._unserved_since: dict[str, float] = {}
@@ -317,7 +317,7 @@ class ServerIdentity:
 
     async def __aenter__(self) -> Self:
         await self._begin()
-        self._task = asyncio.create_task(self._watch(), name="presence")
+        self._task = asyncio.create_task(self._watch(), name="identity")
         return self
 
     async def __aexit__(

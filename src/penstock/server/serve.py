@@ -28,7 +28,7 @@ from penstock.errors import ExitCode
 from penstock.observe.logs import log_to_stderr
 from penstock.server.listener import Listener, bind
 from penstock.server.session_workers import SessionWorkers
-from penstock.worker.processes import Staff
+from penstock.worker.processes import ServerWorkers
 
 # Signals it takes until we leave without looking back.
 _PATIENCE = 3
@@ -44,12 +44,12 @@ class ServePlan:
     port: int
     workers: int
     trust_prefix: bool
-    verbose: bool
+    log_level: int
 
 
 def serve(plan: ServePlan) -> None:
     """Serve until a signal."""
-    log_to_stderr(verbose=plan.verbose)
+    log_to_stderr(plan.log_level)
     _raise_file_limit()
     with start_database(plan.config) as conninfo:
         migrate_database(conninfo)
@@ -57,13 +57,13 @@ def serve(plan: ServePlan) -> None:
             runner.run(_serve(plan, conninfo))
 
 
-def work(config: Config, providers: tuple[Provider, ...], workers: int, *, verbose: bool) -> None:
+def work(config: Config, providers: tuple[Provider, ...], workers: int, *, log_level: int) -> None:
     """Run workers alone until a signal."""
-    log_to_stderr(verbose=verbose)
+    log_to_stderr(log_level)
     with start_database(config) as conninfo:
         migrate_database(conninfo)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_work(config, providers, workers, conninfo, verbose=verbose))
+            runner.run(_work(config, providers, workers, conninfo, log_level))
 
 
 async def _serve(plan: ServePlan, conninfo: str) -> None:
@@ -74,26 +74,27 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
         sockets = bind(plan.host, plan.port, keyless=keyless)
         await _reopen(server.database, plan.config, plan.providers)
         listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)
-        staff = Staff(plan.config, plan.providers, plan.workers, verbose=plan.verbose, desk=True)
+        processes = ServerWorkers(plan.config, plan.providers, plan.workers, log_level=plan.log_level, in_server=True)
         # With --workers 0 this server answers only; sessions are then worked off by others too.
-        desk = SessionWorkers(plan.config, conninfo, plan.providers if plan.workers else (), server.waiters.bell)
-        with _stopped_by_signals(_Stop(listener, server, staff, desk)):
+        served = plan.providers if plan.workers else ()
+        sessions = SessionWorkers(plan.config, conninfo, served, server.waiters.notices)
+        with _stopped_by_signals(_Stop(processes, sessions, server, listener)):
             listening = asyncio.create_task(listener.serve(sockets), name="http")
-            server.sit_at(desk)
-            async with desk, staff:
+            server.start_sessions_with(sessions)
+            async with sessions, processes:
                 await listener.listening.wait()
                 _announce(plan, conninfo, sockets, keyless=keyless)
                 await listening
         click.echo("stopped")
 
 
-async def _work(config: Config, providers: tuple[Provider, ...], workers: int, conninfo: str, *, verbose: bool) -> None:
+async def _work(config: Config, providers: tuple[Provider, ...], workers: int, conninfo: str, log_level: int) -> None:
     async with _pool(config, conninfo) as database:
         await _reopen(database, config, providers)
-    staff = Staff(config, providers, workers, verbose=verbose)
-    stop = _Stop(None, None, staff, None)
+    processes = ServerWorkers(config, providers, workers, log_level=log_level)
+    stop = _Stop(processes)
     with _stopped_by_signals(stop):
-        async with staff:
+        async with processes:
             click.echo(f"penstock worker {__version__}")
             _show("database", _database(config, conninfo))
             _show_providers(providers)
@@ -124,14 +125,18 @@ class _Stop:
     """What signals do: the first lets everything under way end, the second cuts it short."""
 
     def __init__(
-        self, listener: Listener | None, server: Server | None, staff: Staff, desk: SessionWorkers | None
+        self,
+        processes: ServerWorkers,
+        sessions: SessionWorkers | None = None,
+        server: Server | None = None,
+        listener: Listener | None = None,
     ) -> None:
-        self._desk = desk
-        self.asked = asyncio.Event()
-        self._listener = listener
+        self._processes = processes
+        self._sessions = sessions
         self._server = server
-        self._staff = staff
+        self._listener = listener
         self._signals = 0
+        self.asked = asyncio.Event()
 
     def __call__(self) -> None:
         self._signals += 1
@@ -144,16 +149,16 @@ class _Stop:
             self._listener.should_exit = True
         if self._signals == 1:
             click.echo("stopping: what is under way finishes first (again to cut it short)", err=True)
-            self._staff.stop()
-            if self._desk is not None:
-                self._desk.stop()
+            self._processes.stop()
+            if self._sessions is not None:
+                self._sessions.stop()
             return
         click.echo("stopping now", err=True)
         if self._listener is not None:
             self._listener.force_exit = True
-        self._staff.abort()
-        if self._desk is not None:
-            self._desk.abort()
+        self._processes.abort()
+        if self._sessions is not None:
+            self._sessions.abort()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -21,34 +21,26 @@ import psycopg
 from penstock.config import Config
 from penstock.db.notify import NoticeListener
 from penstock.db.pool import Pool, open_pool
-from penstock.dispatch.providers import Provider, Providers
+from penstock.dispatch.providers import Provider, Providers, with_longest_timeout
 from penstock.errors import PenstockError
+from penstock.model import ClaimPermit, Item
 from penstock.sessions.streams import StreamWriter
 from penstock.settle.buffer import Answers
-from penstock.worker.inventory import ClaimPermit
-from penstock.worker.worker import Worker
+from penstock.worker.worker import CONNECTIONS_PER_WORKER, Worker
 
 _log = logging.getLogger("penstock.worker")
 
 _PAUSE_S = 1.0
-# Claiming and settling at once.
-CONNECTIONS_PER_WORKER = 2
-
-
-def with_longest_timeout(config: Config, providers: Providers) -> Config:
-    """The settings of workers for these providers: a lease counts as stuck by this time, whichever provider's it is."""
-    longest_s = max(config.dispatch.attempt_timeout_s, providers.longest_attempt_s)
-    return dataclasses.replace(config, dispatch=dataclasses.replace(config.dispatch, attempt_timeout_s=longest_s))
 
 
 class SessionWorkers:
     """One worker for each provider whose calls this process has a share of."""
 
-    def __init__(self, config: Config, conninfo: str, providers: Iterable[Provider], bell: NoticeListener) -> None:
+    def __init__(self, config: Config, conninfo: str, providers: Iterable[Provider], notices: NoticeListener) -> None:
         self._config = config
         self._conninfo = conninfo
-        self._bell = bell
-        self._providers = tuple(provider for provider in providers if provider.desk_share(config.dispatch))
+        self._notices = notices
+        self._providers = tuple(provider for provider in providers if provider.session_share(config.dispatch))
         self._workers: dict[str, Worker] = {}
         self._stopping = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
@@ -59,8 +51,8 @@ class SessionWorkers:
         if self._providers:
             connections = CONNECTIONS_PER_WORKER * (len(self._providers) + 1)
             limits = dataclasses.replace(self._config.database, pool_max=connections)
-            database = await open_pool(self._conninfo, limits, name="penstock desk")
-            self._working = asyncio.create_task(self._work(database), name="desk")
+            database = await open_pool(self._conninfo, limits, name="penstock sessions")
+            self._working = asyncio.create_task(self._work(database), name="session workers")
         return self
 
     async def __aexit__(
@@ -84,33 +76,40 @@ class SessionWorkers:
         """A worker, and after one that failed another."""
         config, share = (
             with_longest_timeout(self._config, Providers(self._providers)),
-            provider.desk_share(self._config.dispatch),
+            provider.session_share(self._config.dispatch),
         )
         while not self._stopping.is_set():
             try:
                 async with provider.processor(config.dispatch, config.retry, share, streams=streams) as processor:
                     stage = (config, database, provider.session_pool, processor.dispatcher())
-                    worker = Worker(*stage, self._bell, lambda answers: self.on_answers(answers))
+                    worker = Worker(*stage, self._notices, lambda answers: self.on_answers(answers))
                     self._workers[provider.session_pool] = worker
                     await worker.run()
             except Exception as error:
-                # Whatever it is, sessions are served by the worker processes meanwhile, and the other desks go on.
+                # Sessions are served by the worker processes meanwhile, and the other providers' workers go on.
                 said = str(error) if isinstance(error, psycopg.Error | PenstockError) else type(error).__name__
-                _log.warning("the desk of provider %s failed, beginning again: %s", provider.name, said)
+                _log.warning("the session worker of provider %s failed, beginning again: %s", provider.name, said)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_PAUSE_S):
                         await self._stopping.wait()
             finally:
                 self._workers.pop(provider.session_pool, None)
 
-    def hand_in(self, pools: Collection[str]) -> Mapping[str, ClaimPermit]:
-        """Before a statement that claims for these pools' workers what it stores: those that can take anything."""
-        handings: dict[str, ClaimPermit] = {}
+    def issue_permits(self, pools: Collection[str]) -> dict[str, ClaimPermit]:
+        """The right to claim for these pools' workers in one statement: of those that can call anything now."""
+        permits: dict[str, ClaimPermit] = {}
         for pool in pools:
             worker = self._workers.get(pool)
-            if worker is not None and (handing := worker.hand_in()) is not None:
-                handings[pool] = handing
-        return handings
+            if worker is not None and (permit := worker.issue_permit()) is not None:
+                permits[pool] = permit
+        return permits
+
+    def return_permits(self, permits: Mapping[str, ClaimPermit], claimed: Mapping[str, Sequence[Item]] | None) -> None:
+        """Call what was claimed, by pool. None: the statement failed, and may have claimed something or not."""
+        for pool, permit in permits.items():
+            worker = self._workers.get(pool)
+            if worker is not None:
+                worker.return_permit(permit, None if claimed is None else claimed.get(pool, ()))
 
     def stop(self) -> None:
         """Let calls in flight end, then leave."""

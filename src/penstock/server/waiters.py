@@ -101,7 +101,7 @@ class Waiters:
 
     def __init__(self, database: Pool, conninfo: str) -> None:
         self._database = database
-        self.bell = NoticeListener(conninfo)
+        self.notices = NoticeListener(conninfo)
         """The process's one, for others too. It rings once these have begun."""
         self._waiters: set[Waiter] = set()
         self._by_lane: dict[int, set[Waiter]] = {}
@@ -121,7 +121,7 @@ class Waiters:
         if not self._tasks:
             self._tasks = [
                 asyncio.create_task(self._run(), name="waiters"),
-                asyncio.create_task(self.bell.run(), name="waiters' bell"),
+                asyncio.create_task(self.notices.run(), name="notices"),
             ]
 
     @contextlib.contextmanager
@@ -232,7 +232,7 @@ class Waiters:
     # -- looking
 
     async def _run(self) -> None:
-        with self.bell.hears(ANSWERS, self._hear):
+        with self.notices.hears(ANSWERS, self._hear):
             while True:
                 looked_for = self._next()
                 if not looked_for:
@@ -254,7 +254,7 @@ class Waiters:
             waiter = heapq.heappop(self._due)[2]
             if waiter in self._waiters and waiter.row is None:
                 found.add(waiter)
-                listening = self.bell.listening.is_set()
+                listening = self.notices.listening.is_set()
                 waiter.look_s = min(2 * waiter.look_s, _LAST_LOOK_S) if listening else _BLIND_LOOK_S
                 self._look_later(waiter)
         return [waiter for waiter in found if waiter.row is None]
@@ -279,7 +279,7 @@ class Waiters:
             rows = await answered(connection, list({waiter.request_id for waiter in waiters}))
             by_id = {row.id: row for row in rows}
             # Nobody is told any more of what went with its session before it was looked for.
-            blind = not self.bell.listening.is_set()
+            blind = not self.notices.listening.is_set()
             long = {waiter.request_id for waiter in waiters if blind or waiter.look_s >= _LAST_LOOK_S}
             left = long - by_id.keys()
             known = await find_known(connection, list(left)) if left else left

@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Int4Array, TextArray
 from penstock.db.pool import Connection, Now
-from penstock.model import Again, Item, Lease, Outcome, OutcomeState, new_id, public_id
+from penstock.model import Again, ClaimPermit, Item, Lease, Outcome, OutcomeState, new_id, public_id
 from penstock.sessions.answers import RequestRow, read_requests
 
 _SQL = sql.load("penstock.sessions", "sessions.sql")
@@ -46,16 +46,6 @@ class NewRequest(msgspec.Struct, frozen=True, gc=False):
     max_queued: int | None = None
     wait_timeout_s: float | None = None
     priority: int = 0
-
-
-class Taker(msgspec.Struct, frozen=True, gc=False):
-    """A worker that can begin at once what is accepted for its pool."""
-
-    worker_id: UUID
-    room: int
-    """So many requests."""
-    closed: frozenset[str] = frozenset()
-    """Routes it does not begin anything of."""
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False):
@@ -129,16 +119,16 @@ async def accept_many(
     requests: Sequence[NewRequest],
     *,
     max_queued: int = 1_000_000,
-    takers: Mapping[str, Taker] | None = None,
+    permits: Mapping[str, ClaimPermit] | None = None,
     now: Now = None,
 ) -> list[Acceptance]:
     """Append requests to their sessions, in the order given; what became of each, in the same order.
 
-    `max_queued` is for sessions that have no bound of their own. What a taker of its pool has room for, and is the
-    first of its session, is claimed for it; for the others, the workers of their pools are rung.
+    `max_queued` is for sessions that have no bound of their own. What a permit of its pool has room for, and is the
+    first of its session, is claimed under it; for the others, the workers of their pools are rung.
     """
-    if len(requests) == 1 and (taker := _taker(requests[0].pool, requests[0].route, takers)) is not None:
-        accepted = await _accept_one(connection, requests[0], taker, now)
+    if len(requests) == 1 and (permit := _permit_for(requests[0].pool, requests[0].route, permits)) is not None:
+        accepted = await _accept_one(connection, requests[0], permit, now)
         if accepted is not None:
             return [accepted]
     found: dict[int, Acceptance] = {}
@@ -147,8 +137,8 @@ async def accept_many(
         asked = [requests[index] for index in pending]
         try:
             if attempt < _FREE_TRIES:
-                verdicts = await _accept(connection, asked, max_queued, takers or {}, now)
-                takers = None
+                verdicts = await _accept(connection, asked, max_queued, permits or {}, now)
+                permits = None
             else:
                 async with connection.transaction():
                     owners, keys = [request.owner for request in asked], [request.session_key for request in asked]
@@ -175,13 +165,13 @@ async def find_stored(connection: Connection, ids: Sequence[UUID]) -> dict[UUID,
     return {row[0]: Accepted(*row) for row in rows}
 
 
-def _taker(pool: str, route: str, takers: Mapping[str, Taker] | None) -> Taker | None:
-    """Who could begin something of this route now."""
-    taker = takers.get(pool) if takers else None
-    return taker if taker is not None and taker.room and route not in taker.closed else None
+def _permit_for(pool: str, route: str, permits: Mapping[str, ClaimPermit] | None) -> ClaimPermit | None:
+    """The permit under which something of this route may be claimed."""
+    permit = permits.get(pool) if permits else None
+    return permit if permit is not None and permit.room and route not in permit.closed else None
 
 
-async def _accept_one(connection: Connection, request: NewRequest, taker: Taker, now: Now) -> Accepted | None:
+async def _accept_one(connection: Connection, request: NewRequest, permit: ClaimPermit, now: Now) -> Accepted | None:
     parameters = {
         "owner": request.owner,
         "key": request.session_key,
@@ -196,7 +186,7 @@ async def _accept_one(connection: Connection, request: NewRequest, taker: Taker,
         "announce": request.announce,
         "idempotency_key": request.idempotency_key,
         "fingerprint": request.fingerprint,
-        "worker": taker.worker_id,
+        "worker": permit.worker_id,
         "now": now,
     }
     try:
@@ -240,10 +230,14 @@ async def _add_twins(connection: Connection, found: dict[int, Acceptance], twins
 
 
 async def _accept(
-    connection: Connection, requests: Sequence[NewRequest], max_queued: int, takers: Mapping[str, Taker], now: Now
+    connection: Connection,
+    requests: Sequence[NewRequest],
+    max_queued: int,
+    permits: Mapping[str, ClaimPermit],
+    now: Now,
 ) -> list[Acceptance | None]:
     """One statement. None: its session has changed under the statement's hands; ask again."""
-    parameters = {**_parameters(requests, takers), "max_queued": max_queued, "now": now}
+    parameters = {**_parameters(requests, permits), "max_queued": max_queued, "now": now}
     rows = await (await connection.execute(_SQL["accept_if_room"], parameters)).fetchall()
     known = [existing for verdict, _, _, _, existing, *_ in rows if verdict == "existing"]
     existing_rows = {row.id: row for row in await read_requests(connection, known)} if known else {}
@@ -269,7 +263,7 @@ def _lease(lease_id: int, nonce: int, request: NewRequest, session_id: UUID, lan
     return Lease(lease_id, nonce, *place, 1, ranges, session=True)
 
 
-def _parameters(requests: Sequence[NewRequest], takers: Mapping[str, Taker]) -> dict[str, object]:
+def _parameters(requests: Sequence[NewRequest], permits: Mapping[str, ClaimPermit]) -> dict[str, object]:
     """Requests by their number, sessions and kinds by theirs, from 1."""
     numbers: dict[tuple[str, str], int] = {}
     kinds: dict[tuple[str, str, str], int] = {}
@@ -289,7 +283,7 @@ def _parameters(requests: Sequence[NewRequest], takers: Mapping[str, Taker]) -> 
         session_of.append(number)
         kind = (request.pool, request.route, request.endpoint)
         kind_of.append(kinds.setdefault(kind, len(kinds) + 1))
-    taking = [_taker(pool, route, takers) for pool, route, _ in kinds]
+    under = [_permit_for(pool, route, permits) for pool, route, _ in kinds]
     return {
         "s_owner": TextArray([maker.owner for maker in makers]),
         "s_key": TextArray([maker.session_key for maker in makers]),
@@ -303,8 +297,8 @@ def _parameters(requests: Sequence[NewRequest], takers: Mapping[str, Taker]) -> 
         "k_pool": TextArray([pool for pool, _, _ in kinds]),
         "k_route": TextArray([route for _, route, _ in kinds]),
         "k_endpoint": TextArray([endpoint for _, _, endpoint in kinds]),
-        "k_worker": [taker.worker_id if taker else None for taker in taking],
-        "k_room": Int4Array([taker.room if taker else 0 for taker in taking]),
+        "k_worker": [permit.worker_id if permit else None for permit in under],
+        "k_room": Int4Array([permit.room if permit else 0 for permit in under]),
         "s": Int4Array(session_of),
         "kind": Int4Array(kind_of),
         "id": [request.id for request in requests],

@@ -11,42 +11,6 @@ from uuid import UUID
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 from penstock.model import new_id
-from penstock.sessions.accept import (
-    Acceptance,
-    Accepted,
-    Existing,
-    NewRequest,
-    Refused,
-    Stored,
-    Taker,
-    accept_many,
-    find_stored,
-)
-from penstock.sessions.answers import RequestRow, answered, find_known, get_request, list_requests, read_requests
-
-__all__ = [
-    "Acceptance",
-    "Accepted",
-    "Existing",
-    "NewRequest",
-    "Refused",
-    "RequestRow",
-    "SessionRow",
-    "Stored",
-    "Taker",
-    "accept_many",
-    "answered",
-    "cancel_request",
-    "find_known",
-    "find_stored",
-    "get_request",
-    "get_session",
-    "list_requests",
-    "list_sessions",
-    "put_session",
-    "read_requests",
-    "resume_session",
-]
 
 _SQL = sql.load("penstock.sessions", "sessions.sql")
 

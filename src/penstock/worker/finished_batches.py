@@ -21,9 +21,9 @@ class FinishedBatches:
     """Tries to end a batch once the last that this worker had of it is written. Whoever is last to write ends it; what
     is missed, because a process died or a statement failed, is found by the rounds of housekeeping."""
 
-    def __init__(self, database: Pool, hand: Inventory, buffer: SettleBuffer) -> None:
+    def __init__(self, database: Pool, inventory: Inventory, buffer: SettleBuffer) -> None:
         self._database = database
-        self._hand = hand
+        self._inventory = inventory
         self._buffer = buffer
         self._left: set[UUID] = set()
         """Nothing of them is in hand. Their results may not be written yet."""
@@ -32,12 +32,12 @@ class FinishedBatches:
 
     def leave(self, lease: Lease) -> None:
         """Nothing of a lease is in hand any more."""
-        if not lease.session and not self._hand.holds_batch(lease.batch_id):
+        if not lease.session and not self._inventory.holds_batch(lease.batch_id):
             self._left.add(lease.batch_id)
 
     def written(self) -> None:
         """Results were written."""
-        gone = {batch_id for batch_id in self._left if not self._hand.holds_batch(batch_id)}
+        gone = {batch_id for batch_id in self._left if not self._inventory.holds_batch(batch_id)}
         over = gone - self._buffer.batches if gone else gone
         self._left -= over
         if over:

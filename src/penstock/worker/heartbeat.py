@@ -16,7 +16,7 @@ from penstock.config import LivenessLimits
 from penstock.db import sql
 from penstock.db.pool import BACKEND_PID, KEEPALIVE, SERVER_KEEPALIVE, is_pooled
 
-_log = logging.getLogger("penstock.heart")
+_log = logging.getLogger("penstock.heartbeat")
 _SQL = sql.load("penstock.worker", "heartbeat.sql")
 
 # Of the grace, the part a worker may use: the rest is for clocks that run at different rates, and for the time
@@ -93,7 +93,7 @@ class _Pulse:
         self.ended = threading.Event()
         self._conninfo = conninfo
         self._limits = limits
-        threading.Thread(target=self._run, name="penstock-heart", daemon=True).start()
+        threading.Thread(target=self._run, name="penstock-heartbeat", daemon=True).start()
 
     def _run(self) -> None:
         while not self.ended.is_set():
@@ -102,7 +102,7 @@ class _Pulse:
                     self._conninfo,
                     autocommit=True,
                     prepare_threshold=None,
-                    application_name="penstock heart",
+                    application_name="penstock heartbeat",
                     connect_timeout=max(2, int(self._limits.heartbeat_interval_s)),
                     **KEEPALIVE,
                 ) as connection:

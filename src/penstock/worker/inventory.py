@@ -3,55 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Collection
 from uuid import UUID
-
-import msgspec
 
 from penstock.claim.claim import Range, beyond
 from penstock.model import Item, Lease
-
-
-class ClaimPermit(msgspec.Struct, frozen=True):
-    """What a worker takes in from outside, at this moment."""
-
-    worker_id: UUID
-    room: int
-    closed: frozenset[str]
-    """Routes it does not begin anything of."""
-    take: Callable[[Sequence[Item]], None]
-    """These were claimed for it: call them."""
-    end: Callable[[bool], None]
-    """The statement has ended. False: it failed, and nobody knows whether it claimed anything."""
-
-
-class ClaimPermits:
-    """Through it leases come into being other than by a claim, one statement at a time. It is closed while somebody
-    looks which leases there are, so that none is taken for a forgotten one."""
-
-    def __init__(self) -> None:
-        self._closing = asyncio.Lock()
-        self._free = asyncio.Event()
-        self._free.set()
-
-    def enter(self) -> bool:
-        """At once, or not at all."""
-        if self._closing.locked() or not self._free.is_set():
-            return False
-        self._free.clear()
-        return True
-
-    def leave(self) -> None:
-        self._free.set()
-
-    @contextlib.asynccontextmanager
-    async def closed(self) -> AsyncIterator[None]:
-        """Once whoever is inside has left."""
-        async with self._closing:
-            await self._free.wait()
-            yield
 
 
 class Inventory:

@@ -26,14 +26,15 @@ from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.providers import is_session_pool
-from penstock.model import Again, Halt, Item, Lease, Outcome, Verdict
+from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdict
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.tasks import cancel_and_wait, ignore_result
 from penstock.worker.body_loader import BodyLoader
 from penstock.worker.finished_batches import FinishedBatches
 from penstock.worker.heartbeat import Heartbeat
-from penstock.worker.inventory import ClaimPermit, ClaimPermits, Inventory
+from penstock.worker.inventory import Inventory
 from penstock.worker.maintenance import BatchMaintenance, reclaim_lost, take_idle_round, take_turn
+from penstock.worker.permit import OnePermit
 from penstock.worker.route_gates import RouteGates
 from penstock.worker.turns import Turns
 
@@ -81,12 +82,12 @@ class WorkerLoop:
         self._is_told = is_told
         self._for_sessions = is_session_pool(pool)
         self._dispatcher = dispatcher
-        self._routes = RouteGates(database, pool, dispatcher, halts)
+        self._gates = RouteGates(database, pool, dispatcher, halts)
         self._turns = Turns(pool, by_time=self._for_sessions)
         self._pace = Pace(config.claim, self._for_sessions)
-        self._hand = Inventory(config.claim.ready_max_bytes)
-        self._supply = BodyLoader(database, self._hand, dispatcher, self.buffer)
-        self._parting = FinishedBatches(database, self._hand, self.buffer)
+        self._inventory = Inventory(config.claim.ready_max_bytes)
+        self._bodies = BodyLoader(database, self._inventory, dispatcher, self.buffer)
+        self._finished = FinishedBatches(database, self._inventory, self.buffer)
         self._stopping = asyncio.Event()
         self._registered = False
         self._ended = False
@@ -94,21 +95,21 @@ class WorkerLoop:
         """Until then, something may turn out to have been claimed without our knowing."""
         self._beat = asyncio.Event()
         self._claiming: asyncio.Task[list[Lease]] | None = None
-        self._door = ClaimPermits()
-        self._condemned: set[int] = set()
+        self._permit = OnePermit()
+        self._given_up: set[int] = set()
         """The nonces of leases of what is to be failed, until it is."""
-        self._hurried: list[str] = []
+        self._reclaimed: list[str] = []
         """Routes of which something was taken back from the lost."""
-        self._batch_keeper = BatchMaintenance(database)
-        self._loop = asyncio.get_running_loop()
-        self._heart = Heartbeat(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
+        self._batch_maintenance = BatchMaintenance(database)
+        self._event_loop = asyncio.get_running_loop()
+        self._heartbeat = Heartbeat(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
 
     # -- life
 
     async def run(self) -> None:
         """Register, work until `stop`, give back what is left, unregister. Raises LostIdentityError."""
         await self._register()
-        self._heart.start()
+        self._heartbeat.start()
         settling = asyncio.create_task(self.buffer.run(), name="settle")
         loops: list[asyncio.Task[Any]] = [
             asyncio.create_task(loop(), name=name)
@@ -116,7 +117,7 @@ class WorkerLoop:
                 ("guard", self._guard_loop),
                 ("claim", self._claim_loop),
                 ("round", self._round_loop),
-                ("parting", self._parting.run),
+                ("finish", self._finished.run),
                 ("stop", self._stopping.wait),
             )
         ]
@@ -129,14 +130,14 @@ class WorkerLoop:
             await self._abandon(loops, settling)
             raise
         finally:
-            self._heart.stop()
+            self._heartbeat.stop()
 
     def _hear(self) -> None:
-        self._loop.call_soon_threadsafe(self._beat.set)
+        self._event_loop.call_soon_threadsafe(self._beat.set)
 
     async def _register(self) -> None:
         async with borrowed(self._database) as connection:
-            self._heart.count_from_now()
+            self._heartbeat.count_from_now()
             await liveness.register(connection, self.id, self._pool)
         self._registered = True
 
@@ -144,8 +145,8 @@ class WorkerLoop:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
         self._dispatcher.stop_starting()  # at once: a call that is cut short makes room for the next
         if self._stopping.is_set():
-            self._supply.give_back(self._dispatcher.abort())
-        self._heart.drain()
+            self._bodies.give_back(self._dispatcher.abort())
+        self._heartbeat.drain()
         self._stopping.set()
 
     async def _leave(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
@@ -154,8 +155,8 @@ class WorkerLoop:
         await cancel_and_wait(others)
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
-        async with self._door.closed():
-            pass  # Until whatever is being handed in is here. Nothing follows it: this shift is stopping.
+        async with self._permit.withheld():
+            pass  # What is being claimed under the permit is here now. Nothing follows: this identity is stopping.
         self._give_back_unstarted()
         draining = asyncio.create_task(self._drain(), name="drain")
         loops.append(draining)
@@ -166,7 +167,7 @@ class WorkerLoop:
         done, _ = await asyncio.wait([settling, guard], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        await cancel_and_wait([guard, *self._routes.tasks])
+        await cancel_and_wait([guard, *self._gates.tasks])
         _log.info("%s", self.buffer.report())
         with contextlib.suppress(psycopg.Error):
             async with borrowed(self._database) as connection:
@@ -177,7 +178,7 @@ class WorkerLoop:
             async with asyncio.timeout(self._config.liveness.drain_timeout_s):
                 await self._dispatcher.wait_idle()
         except TimeoutError:
-            self._supply.give_back(self._dispatcher.abort())
+            self._bodies.give_back(self._dispatcher.abort())
 
     async def _abandon(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
         """Cut every call short and drop every result: what this identity held is no longer its own."""
@@ -185,7 +186,7 @@ class WorkerLoop:
         dropped = len(self._dispatcher.take_back()) + len(self._dispatcher.abort()) + len(self.buffer)
         if dropped:
             _log.warning("dropped %d items and results of worker %s", dropped, self.id)
-        await cancel_and_wait([*loops, settling, *self._routes.tasks])
+        await cancel_and_wait([*loops, settling, *self._gates.tasks])
         # Whatever filled the buffer has been dropped with it: the next shift begins with an empty one.
         self._dispatcher.resume_starting()
 
@@ -193,10 +194,10 @@ class WorkerLoop:
         """Watch the heart. Past `alive_until` the dispatcher starts nothing by itself; this ends the rest."""
         while True:
             self._beat.clear()
-            left_s = self._heart.alive_until - monotonic()
-            if self._heart.declared_dead or left_s <= 0:
-                raise LostIdentityError("it was declared dead" if self._heart.declared_dead else "it fell silent")
-            self._dispatcher.start_until(self._heart.alive_until)
+            left_s = self._heartbeat.alive_until - monotonic()
+            if self._heartbeat.declared_dead or left_s <= 0:
+                raise LostIdentityError("it was declared dead" if self._heartbeat.declared_dead else "it fell silent")
+            self._dispatcher.start_until(self._heartbeat.alive_until)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._beat.wait()
@@ -214,10 +215,10 @@ class WorkerLoop:
                 self._claiming = asyncio.create_task(self._claim(), name="one claim")
                 self._claiming.add_done_callback(ignore_result)
                 leases = await asyncio.shield(self._claiming)
-                await self._supply.heads([lease for lease in leases if lease.session])
+                await self._bodies.heads([lease for lease in leases if lease.session])
                 for lease in sorted(leases, key=lambda each: not each.reclaims):
                     if not lease.session:
-                        await self._supply.lines(lease)
+                        await self._bodies.lines(lease)
             except psycopg.Error as error:
                 _log.warning("claim failed, trying again: %s", error)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
@@ -255,35 +256,35 @@ class WorkerLoop:
         """How few items wait when it is time to claim. In a hurry, what was claimed ahead does not count."""
         ahead = self._pace.ahead(self._dispatcher.concurrency)
         # Twice this is claimed when fewer than this wait: up to three times this wait.
-        if self._hurried:
+        if self._reclaimed:
             return 3 * ahead + self._turnover()
         return max(1, 5 * ahead if self._turns.news and not self._for_sessions else ahead)
 
     def _turnover(self) -> int:
         return self._pace.within(_ROUND_S, self._dispatcher.concurrency)
 
-    async def _hurry_if_reclaimed(self) -> None:
+    async def _look_for_reclaimed(self) -> None:
         """What was taken back from the lost is called before what is held here: by each what it can in a round."""
         if self._for_sessions:
             return
         async with borrowed(self._database) as connection:
             found = await claims.reclaimed_routes(connection, self._pool)
-        self._hurried = [route for route in found if self._routes.may_claim(route)]
+        self._reclaimed = [route for route in found if self._gates.may_claim(route)]
         self._dispatcher.low_water = self._low_water()
 
     async def _claim(self) -> list[Lease]:
         ahead = self._pace.ahead(self._dispatcher.concurrency)
         size = ahead + self._dispatcher.room if self._for_sessions else 2 * ahead
         # After news there is more in hand than need be: what is new is claimed, and nothing besides.
-        full = self._hand.lanes_with(self._dispatcher.concurrency) if self._dispatcher.waiting > ahead else []
-        routes, self._hurried = self._hurried, []
+        full = self._inventory.lanes_with(self._dispatcher.concurrency) if self._dispatcher.waiting > ahead else []
+        routes, self._reclaimed = self._reclaimed, []
         async with borrowed(self._database) as connection:
             if routes:
                 size = self._turnover()
             else:
                 found = await self._turns.routes(connection)
-                routes = [route for route in found if self._routes.may_claim(route)]
-            if not routes or not self._heart.alive:
+                routes = [route for route in found if self._gates.may_claim(route)]
+            if not routes or not self._heartbeat.alive:
                 return []
             share = max(1, size // len(routes))
             leases = await self._turns.claim(
@@ -292,15 +293,15 @@ class WorkerLoop:
                 worker_id=self.id,
                 full=full,
                 taper_floor=min(share, max(self._config.claim.claim_min, self._dispatcher.concurrency)),
-                suspect_ok=not (self._hand.holds_suspect or self.buffer.holds_suspect),
+                suspect_ok=not (self._inventory.holds_suspect or self.buffer.holds_suspect),
             )
         for lease in leases:
-            self._hand.take(lease)
+            self._inventory.take(lease)
         return leases
 
     async def _recover(self) -> None:
         """After a failed claim or read: give back what could not be read, and what was claimed without our knowing."""
-        for lease, ranges in self._hand.drop_unread():
+        for lease, ranges in self._inventory.drop_unread():
             self.buffer.give_back(lease, ranges)
         self._doubt()
         with contextlib.suppress(psycopg.Error):
@@ -311,7 +312,7 @@ class WorkerLoop:
         self._doubts_until = monotonic() + self._config.database.statement_timeout_s
 
     async def _find_forgotten(self) -> None:
-        async with self._door.closed():
+        async with self._permit.withheld():
             async with borrowed(self._database) as connection:
                 found = await claims.forgotten(connection, self.id, self._known)
             if self._claiming is not None:
@@ -324,32 +325,31 @@ class WorkerLoop:
 
     @property
     def _known(self) -> set[int]:
-        return self.buffer.leases.union(self._hand.leases, self._condemned)
+        return self.buffer.leases.union(self._inventory.leases, self._given_up)
 
-    # -- claimed elsewhere
+    # -- claimed as it is stored
 
-    def hand_in(self) -> ClaimPermit | None:
-        """Before a statement that claims for this worker what it stores, if it can take anything. Whatever was claimed
-        must be taken, and then the handing ended."""
-        ready = self._registered and self._heart.alive and not self._stopping.is_set() and not self._ended
+    def issue_permit(self) -> ClaimPermit | None:
+        """The right to claim for this worker in one statement, if it can call anything now. It must be returned."""
+        ready = self._registered and self._heartbeat.alive and not self._stopping.is_set() and not self._ended
         room = self._dispatcher.room
-        if not ready or not room or not self._door.enter():
+        if not ready or not room or not self._permit.issue():
             return None
-        return ClaimPermit(self.id, room, self._routes.closed, self._take_in, self._end_handing)
+        return ClaimPermit(self.id, room, self._gates.closed)
 
-    def _end_handing(self, known: bool) -> None:
-        if not known:
+    def return_permit(self, claimed: Sequence[Item] | None) -> None:
+        """Call what was claimed under the permit. None: the statement failed, and may have claimed something or not."""
+        if claimed is None:
             self._doubt()
-        self._door.leave()
+        elif not self._ended:  # what this identity held is taken back by others, these items too
+            self._start(claimed)
+        self._permit.take_back()
 
-    def _take_in(self, items: Sequence[Item]) -> None:
-        if self._ended:
-            # Whoever takes back what this identity held finds these too.
-            return
+    def _start(self, items: Sequence[Item]) -> None:
         for item in items:
-            self._hand.take_item(item)
+            self._inventory.take_item(item)
         if self._stopping.is_set():
-            self._supply.give_back(items)
+            self._bodies.give_back(items)
         else:
             self._dispatcher.offer(items)
 
@@ -357,8 +357,8 @@ class WorkerLoop:
 
     def receive(self, item: Item, verdict: Verdict) -> None:
         """The dispatcher's sink: the call is over and its slot is free."""
-        if self._hand.release(item):
-            self._parting.leave(item.lease)
+        if self._inventory.release(item):
+            self._finished.leave(item.lease)
         self._pace.observe(verdict.duration_ms / 1000)
         if isinstance(verdict, Outcome):
             self.trouble = ""
@@ -366,15 +366,15 @@ class WorkerLoop:
         elif isinstance(verdict, Again):
             self.trouble = verdict.error_message
             self.buffer.decide(item, verdict)
-            if verdict.gate_s > 0 and self._routes.hold(item.route, verdict):
+            if verdict.gate_s > 0 and self._gates.hold(item.route, verdict):
                 self._give_back_unstarted(item.route)
         else:
             self.buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])
-            if self._routes.halt(item.route, verdict):
+            if self._gates.halt(item.route, verdict):
                 self._give_back_unstarted(item.route)
 
     def _written(self) -> None:
-        self._parting.written()
+        self._finished.written()
 
     def _press(self, pressed: bool) -> None:
         if pressed:
@@ -386,8 +386,8 @@ class WorkerLoop:
 
     def _give_back_unstarted(self, route: str | None = None) -> None:
         """Return what was not called yet: everything, or one route's."""
-        self._supply.give_back(self._dispatcher.take_back(route))
-        for lease, ranges in self._hand.drop_unread(route):
+        self._bodies.give_back(self._dispatcher.take_back(route))
+        for lease, ranges in self._inventory.drop_unread(route):
             self.buffer.give_back(lease, ranges)
 
     # -- the round
@@ -398,22 +398,22 @@ class WorkerLoop:
         while True:
             try:
                 my_turn = await take_turn(self._database, _ROUND_S)
-                async with self._door.closed():
+                async with self._permit.withheld():
                     given_up = await reclaim_lost(self._database, self.id, self._config, everywhere=my_turn)
-                    self._condemned.update(lease.nonce for lease in given_up)
+                    self._given_up.update(lease.nonce for lease in given_up)
                 for lease in given_up:
-                    await self._supply.fail(lease)
-                    self._condemned.discard(lease.nonce)
-                await self._hurry_if_reclaimed()
+                    await self._bodies.fail(lease)
+                    self._given_up.discard(lease.nonce)
+                await self._look_for_reclaimed()
                 if my_turn:
-                    await self._batch_keeper.round()
+                    await self._batch_maintenance.round()
                 if monotonic() < self._doubts_until:
                     await self._find_forgotten()
-                await self._supply.give_back_closed()
-                await self._routes.refresh()
+                await self._bodies.give_back_closed()
+                await self._gates.refresh()
                 if monotonic() >= report_at:
                     report_at = monotonic() + report_every_s
-                    await self._supply.vouch(self.id)
+                    await self._bodies.vouch(self.id)
             except psycopg.Error as error:
                 _log.warning("housekeeping failed, trying again: %s", error)
             await self._rest()
@@ -423,6 +423,6 @@ class WorkerLoop:
         each process makes them, less often: still soon, by the measure of the grace, after somebody is lost."""
         while True:
             await asyncio.sleep(_ROUND_S * random.uniform(0.75, 1.25))  # noqa: S311 -- jitter
-            idle = not self._hand.leases and not len(self.buffer) and self._turns.nothing_due and self._is_told()
+            idle = not self._inventory.leases and not len(self.buffer) and self._turns.nothing_due and self._is_told()
             if not idle or take_idle_round(self._database, min(_IDLE_S, self._config.liveness.heartbeat_grace_s / 8)):
                 return

@@ -24,7 +24,7 @@ from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.model import Lease
 
-_log = logging.getLogger("penstock.housekeeping")
+_log = logging.getLogger("penstock.maintenance")
 
 # Rounds of many workers fall anywhere within the same second: whoever comes a little early has the turn.
 _EARLY = 0.75

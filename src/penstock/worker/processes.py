@@ -1,19 +1,19 @@
-"""The workers of a run: one in this process, or several processes of their own."""
+"""Workers as a command has them: one in its own process, or several processes, started anew when they die."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from penstock.config import Config
+import msgspec
+
+from penstock.config import Config, knobs
 from penstock.db.pool import Pool
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.target import Target
@@ -23,7 +23,7 @@ from penstock.worker.worker import Worker
 if TYPE_CHECKING:
     from penstock.dispatch.providers import Provider
 
-_log = logging.getLogger("penstock.fleet")
+_log = logging.getLogger("penstock.worker")
 
 # Per worker. Finding the one request of a large claim that kills its workers takes as many deaths as halvings.
 _RESTARTS = 20
@@ -32,16 +32,44 @@ _LAST_PAUSE_S = 10.0
 _LONG_LIFE_S = 60.0
 
 
-def read_order() -> dict[str, Any]:
-    """What a worker process is to do: the first line it is sent. Without one, whoever started it is gone."""
-    told = sys.stdin.buffer.readline()
-    if not told.endswith(b"\n"):
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process is to do, and where the data is."""
+
+    database_url: str | None
+    data_dir: str
+    settings: dict[str, Any]
+    log_level: int
+
+
+class RunOrder(Order, frozen=True, kw_only=True, tag="run"):
+    """One worker on a run's pool."""
+
+    pool: str
+    target: Target
+
+
+class ServeOrder(Order, frozen=True, kw_only=True, tag="serve"):
+    """Workers for each provider, as process `index` of so many."""
+
+    providers: list[dict[str, Any]]
+    index: int
+    processes: int
+    in_server: bool
+    """The server's own process has a share of the providers' calls too."""
+
+
+_orders: msgspec.json.Decoder[RunOrder | ServeOrder] = msgspec.json.Decoder(RunOrder | ServeOrder)
+
+
+def read_order() -> RunOrder | ServeOrder:
+    """The order of this worker process: the first line it is sent. Without one, its parent is gone."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
         sys.exit(0)
-    order: dict[str, Any] = json.loads(told)
-    return order
+    return _orders.decode(line)
 
 
-class Fleet(Protocol):
+class Workers(Protocol):
     """Workers that were started together and stop together. Leaving the context waits for their end."""
 
     async def __aenter__(self) -> Self: ...
@@ -72,7 +100,7 @@ class Fleet(Protocol):
         """So long, or until the workers have ended."""
 
 
-class Solo:
+class InProcessWorker:
     """One worker in this process."""
 
     def __init__(self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher) -> None:
@@ -116,34 +144,35 @@ class Solo:
 
 
 class WorkerProcesses:
-    """Processes of workers. Each gets its orders on standard input, and ends when that is closed, or this dies."""
+    """Processes of workers. Each gets its order on standard input, and ends when that is closed, or this dies."""
 
-    def __init__(self, module: str, orders: Sequence[Mapping[str, Any]]) -> None:
-        self._module = module
-        self._orders = [json.dumps(order).encode() for order in orders]
-        self._keepers: list[asyncio.Task[None]] = []
+    def __init__(self, orders: Sequence[Order]) -> None:
+        self._orders = [msgspec.json.encode(order) for order in orders]
+        self._supervisors: list[asyncio.Task[None]] = []
         self._processes: set[asyncio.subprocess.Process] = set()
         self._closing = asyncio.Event()
         self._restarts = 0
 
     async def __aenter__(self) -> Self:
-        self._keepers = [asyncio.create_task(self._keep(order), name="crew") for order in self._orders]
+        self._supervisors = [
+            asyncio.create_task(self._supervise(order), name="worker process") for order in self._orders
+        ]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        await asyncio.gather(*self._keepers)
+        await asyncio.gather(*self._supervisors)
 
-    async def _keep(self, order: bytes) -> None:
+    async def _supervise(self, order: bytes) -> None:
         """Run one worker process; start another if it dies before its time."""
         while True:
             began = monotonic()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                self._module,
+                "penstock.worker.process",
                 stdin=asyncio.subprocess.PIPE,
                 # Out of reach of the terminal's Ctrl-C, which would kill a worker that is still starting.
                 start_new_session=True,
@@ -174,7 +203,7 @@ class WorkerProcesses:
 
     @property
     def stopped(self) -> bool:
-        return self.stopping or any(keeper.done() for keeper in self._keepers)
+        return self.stopping or any(supervisor.done() for supervisor in self._supervisors)
 
     @property
     def trouble(self) -> str:
@@ -196,7 +225,7 @@ class WorkerProcesses:
                 process.terminate()
 
     async def wait(self, seconds: float) -> None:
-        await asyncio.wait(self._keepers, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(self._supervisors, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     @staticmethod
     def _close(process: asyncio.subprocess.Process) -> None:
@@ -204,12 +233,12 @@ class WorkerProcesses:
             process.stdin.close()
 
 
-class Crew(WorkerProcesses):
+class RunWorkers(WorkerProcesses):
     """The processes of a run. They are given up when they keep dying."""
 
     def __init__(self, config: Config, pool: str, target: Target, size: int) -> None:
-        order = {**database_order(config), "pool": pool, "target": dataclasses.asdict(target)}
-        super().__init__("penstock.worker.run_process", [order] * size)
+        order = RunOrder(**_common(config, logging.ERROR), pool=pool, target=target)
+        super().__init__([order] * size)
 
     async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- how long does not matter here
         if code == ExitCode.USAGE or self._restarts > _RESTARTS * len(self._orders):
@@ -219,15 +248,15 @@ class Crew(WorkerProcesses):
             )
 
 
-class Staff(WorkerProcesses):
+class ServerWorkers(WorkerProcesses):
     """The processes of a server. Whatever befalls them, others take their place, if they keep dying more slowly."""
 
     def __init__(
-        self, config: Config, providers: Iterable[Provider], size: int, *, verbose: bool, desk: bool = False
+        self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False
     ) -> None:
-        told = [provider.as_dict() for provider in providers]
-        order = {**database_order(config), "providers": told, "processes": size, "desk": desk, "verbose": verbose}
-        super().__init__("penstock.worker.serve_process", [{**order, "index": index} for index in range(size)])
+        common = {**_common(config, log_level), "processes": size, "in_server": in_server}
+        served = [provider.as_dict() for provider in providers]
+        super().__init__([ServeOrder(**common, providers=served, index=index) for index in range(size)])
         self._pause_s = _FIRST_PAUSE_S
 
     async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- none is reason to give up
@@ -239,16 +268,10 @@ class Staff(WorkerProcesses):
         self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
 
-def database_order(config: Config) -> dict[str, Any]:
-    """The part of a worker process's orders that says where the data is and how to treat it."""
+def _common(config: Config, log_level: int) -> dict[str, Any]:
     return {
         "database_url": config.database_url,
         "data_dir": str(config.data_dir.absolute()),
-        "settings": _settings(config),
+        "settings": {knob.name: getattr(getattr(config, knob.group), knob.name) for knob in knobs()},
+        "log_level": log_level,
     }
-
-
-def _settings(config: Config) -> dict[str, float]:
-    from penstock.config import knobs
-
-    return {knob.name: getattr(getattr(config, knob.group), knob.name) for knob in knobs()}

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg
 
@@ -18,12 +18,14 @@ from penstock.config import Config
 from penstock.db.notify import WORK, NoticeListener
 from penstock.db.pool import Pool
 from penstock.dispatch.dispatcher import Dispatcher
-from penstock.model import Halt, Item, Verdict
+from penstock.model import ClaimPermit, Halt, Item, Verdict
 from penstock.settle.buffer import Answers, SettleBuffer
-from penstock.worker.inventory import ClaimPermit
 from penstock.worker.loop import LostIdentityError, WorkerLoop
 
 _log = logging.getLogger("penstock.worker")
+
+CONNECTIONS_PER_WORKER = 2
+"""Claiming and settling at once."""
 
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 5.0
@@ -38,10 +40,10 @@ class Worker:
         database: Pool,
         pool: str,
         dispatcher: Dispatcher,
-        bell: NoticeListener | None = None,
+        notices: NoticeListener | None = None,
         on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
-        """With a bell, new work is begun at once; without, at the next poll. `on_answers` is called when answers of
+        """With `notices`, new work is begun at once; without, at the next poll. `on_answers` is called when answers of
         sessions that somebody waits for have been written, and rings for those who wait elsewhere."""
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
@@ -51,34 +53,34 @@ class Worker:
         self._database = database
         self._pool = pool
         self._dispatcher = dispatcher
-        self._bell = bell
+        self._notices = notices
         self._stopping = asyncio.Event()
-        self._shift = self._next_shift()
+        self._loop = self._next_loop()
 
-    def _next_shift(self) -> WorkerLoop:
+    def _next_loop(self) -> WorkerLoop:
         stage = (self._config, self._database, self._pool, self._dispatcher)
         return WorkerLoop(*stage, self.halts, self._on_answers, self._is_told)
 
     def _is_told(self) -> bool:
-        return self._bell is not None and self._bell.listening.is_set()
+        return self._notices is not None and self._notices.listening.is_set()
 
     async def run(self) -> None:
         """Work until `stop`. Raises when the database stays away for longer than it is worth waiting."""
         await self._dispatcher.start(self._receive)
         try:
-            with self._bell.hears(WORK, self._wake) if self._bell else contextlib.nullcontext():
-                await self._run_shifts()
+            with self._notices.hears(WORK, self._wake) if self._notices else contextlib.nullcontext():
+                await self._run_loops()
         finally:
             await self._dispatcher.stop()
 
-    async def _run_shifts(self) -> None:
+    async def _run_loops(self) -> None:
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
-                await self._shift.run()
+                await self._loop.run()
             except LostIdentityError as error:
                 self.lost_identities += 1
-                _log.warning("worker %s is lost: %s; going on under a new identity", self._shift.id, error)
+                _log.warning("worker %s is lost: %s; going on under a new identity", self._loop.id, error)
             except psycopg.OperationalError as error:
                 # The first shift has to begin; later ones wait for the database as long as it takes.
                 if not self.lost_identities:
@@ -89,7 +91,7 @@ class Worker:
             if await self._stopped_within(backoff_s * random.uniform(0.5, 1)):  # noqa: S311 -- jitter
                 return
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
-            self._shift = self._next_shift()
+            self._loop = self._next_loop()
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:
@@ -101,19 +103,24 @@ class Worker:
 
     def _wake(self, pool: str) -> None:
         if pool in (self._pool, ""):
-            self._shift.wake()
+            self._loop.wake()
 
     def _receive(self, item: Item, verdict: Verdict) -> None:
-        self._shift.receive(item, verdict)
+        self._loop.receive(item, verdict)
 
     def stop(self) -> None:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
         self._stopping.set()
-        self._shift.stop()
+        self._loop.stop()
 
-    def hand_in(self) -> ClaimPermit | None:
-        """Before a statement that claims for this worker what it stores, if it can take anything."""
-        return self._shift.hand_in()
+    def issue_permit(self) -> ClaimPermit | None:
+        """The right to claim for this worker in one statement, if it can call anything now. It must be returned."""
+        return self._loop.issue_permit()
+
+    def return_permit(self, permit: ClaimPermit, claimed: Sequence[Item] | None) -> None:
+        """Call what was claimed under the permit. None: the statement failed, and may have claimed something or not."""
+        if permit.worker_id == self._loop.id:  # else the identity was lost since, and its leases with it
+            self._loop.return_permit(claimed)
 
     @property
     def stopping(self) -> bool:
@@ -122,7 +129,7 @@ class Worker:
     @property
     def trouble(self) -> str:
         """What this worker struggles with right now, in a few words; empty if nothing."""
-        return self._shift.buffer.trouble or self._shift.trouble
+        return self._loop.buffer.trouble or self._loop.trouble
 
     @property
     def in_flight(self) -> int:
@@ -131,4 +138,4 @@ class Worker:
 
     @property
     def buffer(self) -> SettleBuffer:
-        return self._shift.buffer
+        return self._loop.buffer

@@ -50,6 +50,6 @@ def test_a_batch_that_cannot_be_validated_does_not_keep_the_younger_ones_waiting
                 while (await read_status(connection, older)).state is not BatchState.IN_PROGRESS:
                     await asyncio.sleep(0.01)
 
-    with caplog.at_level(logging.ERROR, "penstock.caretaker"):
+    with caplog.at_level(logging.ERROR, "penstock.background"):
         asyncio.run(run())
     assert "RuntimeError" in caplog.text

@@ -15,8 +15,8 @@ from penstock.claim import gates, liveness
 from penstock.config import Config, LivenessLimits, RetryLimits
 from penstock.db.pool import Connection
 from penstock.dispatch.coroutines import CoroutineDispatcher
-from penstock.model import Item, SessionRequest, Verdict
-from penstock.sessions.accept import Accepted, Existing, Taker, accept_many
+from penstock.model import ClaimPermit, Item, SessionRequest, Verdict
+from penstock.sessions.accept import Accepted, Existing, accept_many
 from penstock.sessions.answers import get_request
 from penstock.worker.loop import WorkerLoop
 from tests.support.db import one, pooled, with_connection
@@ -35,8 +35,8 @@ DEADLINE_S = 30.0
 
 
 async def hand_in(connection: Connection, *keys: str, room: int = 99, **options: Any) -> list[Accepted]:
-    takers = {POOL: Taker(WORKER, room)}
-    found = await accept_many(connection, [wish(key, **options) for key in keys], takers=takers)
+    permits = {POOL: ClaimPermit(WORKER, room)}
+    found = await accept_many(connection, [wish(key, **options) for key in keys], permits=permits)
     return [accepted(each) for each in found]
 
 
@@ -91,8 +91,8 @@ def test_it_is_a_claim_like_any_other(database: str) -> None:
         assert [each.lease for each in await hand_in(connection, "gated")] == [None]
         (open_route,) = await hand_in(connection, "another-route", route="model-1")
         assert open_route.lease is not None
-        shut = {POOL: Taker(WORKER, 9, frozenset({"model-1"}))}
-        (shut_route,) = await accept_many(connection, [wish("shut", route="model-1")], takers=shut)
+        shut = {POOL: ClaimPermit(WORKER, 9, frozenset({"model-1"}))}
+        (shut_route,) = await accept_many(connection, [wish("shut", route="model-1")], permits=shut)
         assert accepted(shut_route).lease is None
 
     with_connection(database, body)
@@ -101,11 +101,11 @@ def test_it_is_a_claim_like_any_other(database: str) -> None:
 def test_a_key_used_before_claims_nothing(database: str) -> None:
     async def body(connection: Connection) -> None:
         (first,) = await hand_in(connection, "a", idempotency_key="k")
-        takers = {POOL: Taker(WORKER, 9)}
-        (again,) = await accept_many(connection, [wish("a", idempotency_key="k")], takers=takers)
+        permits = {POOL: ClaimPermit(WORKER, 9)}
+        (again,) = await accept_many(connection, [wish("a", idempotency_key="k")], permits=permits)
         assert isinstance(again, Existing)
         await end(connection, WORKER, [item(first)], DONE)
-        known, new = await accept_many(connection, [wish("a", idempotency_key="k"), wish("a")], takers=takers)
+        known, new = await accept_many(connection, [wish("a", idempotency_key="k"), wish("a")], permits=permits)
         assert isinstance(known, Existing)
         assert accepted(new).lease is not None
         assert (accepted(new).ordinal, accepted(new).lane_id) == (1, first.lane_id)
@@ -189,17 +189,17 @@ def test_whoever_waits_in_a_session_that_is_deleted_hears_of_it(place: tuple[Pla
 def test_nothing_is_handed_to_a_worker_that_is_not_registered(database_18: str) -> None:
     async def run() -> None:
         async with pooled(database_18) as pool:
-            shift = WorkerLoop(Config(), pool, POOL, CoroutineDispatcher(_never, 4, RetryLimits()), {})
-            assert shift.hand_in() is None
-            working = asyncio.create_task(shift.run())
+            loop = WorkerLoop(Config(), pool, POOL, CoroutineDispatcher(_never, 4, RetryLimits()), {})
+            assert loop.issue_permit() is None
+            working = asyncio.create_task(loop.run())
             async with asyncio.timeout(DEADLINE_S):
-                while (handing := shift.hand_in()) is None:
+                while (permit := loop.issue_permit()) is None:
                     await asyncio.sleep(0.005)
-            assert handing.room == 4
-            assert shift.hand_in() is None
-            handing.end(True)
-            shift.stop()
-            assert shift.hand_in() is None
+            assert permit.room == 4
+            assert loop.issue_permit() is None
+            loop.return_permit(())
+            loop.stop()
+            assert loop.issue_permit() is None
             await working
 
     asyncio.run(run())

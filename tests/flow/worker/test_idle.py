@@ -20,8 +20,9 @@ WORKERS = 20
 CONFIG = Config()
 
 _TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
-_HEARTS = (
-    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'penstock heart'"
+_HEARTBEATS = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name = 'penstock heartbeat'"
 )
 
 
@@ -65,7 +66,7 @@ def test_they_hardly_ask(database_18: str) -> None:
 
     async def body() -> None:
         async with _idle_workers(database_18) as (_, connection):
-            assert await one(connection, _HEARTS) == (1,)
+            assert await one(connection, _HEARTBEATS) == (1,)
             async with asyncio.timeout(60):
                 while await rate(connection) > WORKERS:
                     pass  # each looks less and less often

@@ -207,14 +207,14 @@ class TestWorker:
                 return DONE
 
             worker = Worker(QUICK, pool, "test", CoroutineDispatcher(each(call), 8, RetryLimits()))
-            first = worker._shift.id
+            first = worker._loop.id
             running = asyncio.create_task(worker.run())
             await until(pool, batch_id, lambda _: len(started) == 8)
             # Somebody else finds this worker silent: its leases go, and so does its row.
             async with connection.transaction():
                 await connection.execute("DELETE FROM penstock.workers WHERE id = %s", [first])
                 assert (await liveness.reclaim(connection, uuid4(), LIMITS, stuck_s=1e6)).leases >= 1
-            await until(pool, batch_id, lambda _: worker._shift.id != first)
+            await until(pool, batch_id, lambda _: worker._loop.id != first)
             release.set()
             status = await until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
             worker.stop()

@@ -241,14 +241,14 @@ def test_bodies_in_memory_stay_within_their_bound(database_18: str) -> None:
         def watched(items: list[Item], *, first: bool = False) -> None:
             nonlocal peak
             offer(items, first=first)
-            peak = max(peak, worker._shift._hand.bytes)
+            peak = max(peak, worker._loop._inventory.bytes)
 
         worker._dispatcher.offer = watched  # type: ignore[method-assign, assignment]
         running = asyncio.create_task(worker.run())
         await until(pool, batch_id, lambda status: status.state is BatchState.COMPLETED)
         worker.stop()
         await running
-        assert worker._shift._hand.bytes == 0
+        assert worker._loop._inventory.bytes == 0
         assert 100_000 <= peak <= 500_000 + len(big)
 
     in_pool(database_18, body)

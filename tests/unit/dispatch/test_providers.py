@@ -247,7 +247,7 @@ def test_work_of_a_provider_that_is_gone_goes_to_the_same_kind_of_pool() -> None
 def test_the_desk_and_the_workers_share_the_limit(limit: int, processes: int) -> None:
     provider = Provider("p", "http://127.0.0.1:1/v1", ("*",), max_concurrency=limit)
     dispatch = DispatchLimits()
-    shares = [provider.share(dispatch, index, processes, desk=True) for index in range(processes)]
-    assert sum(shares) + provider.desk_share(dispatch) == limit
+    shares = [provider.share(dispatch, index, processes, in_server=True) for index in range(processes)]
+    assert sum(shares) + provider.session_share(dispatch) == limit
     assert max(shares) - min(shares) <= 1
     assert sum(shares) >= limit * 3 / 4
