@@ -125,7 +125,6 @@ class LivenessLimits:
     stuck_buffer_s: float = _knob(30, 0.1, 3_600, "added to attempt_timeout_s before an idle lease is reclaimed")
     reclaim_action: str = _choice("requeue", ("requeue", "fail"), "what becomes of items whose worker was lost")
     max_reclaims: int = _knob(5, 1, 100, "worker losses before an input fails as worker_lost; the last one alone")
-    leader_grace_s: float = _knob(10, 0.5, 300, "silence after which another server leads the periodic work")
     drain_timeout_s: float = _knob(30, 0.1, 3_600, "how long a stopping worker waits for calls in flight")
 
 

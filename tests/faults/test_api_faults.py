@@ -31,7 +31,7 @@ from tests.support.wait import wait_until
 
 DEADLINE_S = 60.0
 NOWHERE = ("--base-url", "http://127.0.0.1:9/v1")
-QUICK_LIVENESS = ("--set", "heartbeat_interval_s=0.2", "--set", "heartbeat_grace_s=2", "--set", "leader_grace_s=1")
+QUICK_LIVENESS = ("--set", "heartbeat_interval_s=0.2", "--set", "heartbeat_grace_s=2")
 TABLES = ("files", "file_lanes", "templates", "file_chunks", "upload_parts")
 
 

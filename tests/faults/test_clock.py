@@ -14,10 +14,10 @@ import pytest
 
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import read_status
-from penstock.batches.upkeep import take_turn
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
+from penstock.db.duties import take_turn
 from penstock.db.pool import Connection
 from penstock.model import Again, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle

@@ -51,11 +51,12 @@ from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
 from penstock.config import Config, DatabaseLimits
 from penstock.db.pool import Pool, open_pool
-from penstock.dispatch.providers import Providers
+from penstock.dispatch.providers import POOL, Providers
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
-from penstock.server.background import BackgroundDuties, ServerIdentity
+from penstock.server.background import BackgroundDuties
 from penstock.server.halts import Halts
 from penstock.server.waiters import Waiters
+from penstock.worker.identity import LastingIdentity
 
 _log = logging.getLogger("penstock.api")
 _access = logging.getLogger("penstock.access")
@@ -387,10 +388,10 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
     async with (
         _pool(conninfo, limits, "penstock serve") as database,
         _pool(conninfo, few, "penstock sessions", planned_once=True) as swift,
-        ServerIdentity(config, conninfo, database) as identity,
+        LastingIdentity(database, POOL, config.liveness) as identity,
         BackgroundDuties(config, conninfo, database, known, describe=events.told) as background,
     ):
-        server = make_server(config, conninfo, database, known, identity.worker_id, background, swift)
+        server = make_server(config, conninfo, database, known, identity.id, background, swift)
         identity.on_change = server.take_identity
         try:
             yield server

@@ -59,9 +59,3 @@ async def keep_line(connection: Connection, *, limit: int, now: Now = None) -> N
 async def hold_strays(connection: Connection, batches: Collection[UUID]) -> None:
     """Hold deferrals of some batches that slipped past a pause, and release those that slipped past a resume."""
     await connection.execute(_SQL["hold_strays"], {"ids": list(batches)})
-
-
-async def take_turn(connection: Connection, duty: str, every_s: float, *, now: Now = None) -> bool:
-    """Whether it is this process's turn at something that one of them does for all."""
-    parameters = {"name": duty, "every_s": every_s, "now": now}
-    return await (await connection.execute(_SQL["take_turn_if_due"], parameters)).fetchone() is not None

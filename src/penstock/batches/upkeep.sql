@@ -124,15 +124,3 @@ SELECT batch_id, true, sum(completed), sum(failed), sum(not_found), sum(skipped)
   FROM folded
  GROUP BY batch_id
 RETURNING CASE WHEN batch_id IN (SELECT id FROM behind) THEN batch_id END
-
--- name: take_turn_if_due
--- Takes the turn at a duty that one process does for all, unless one has had it within the interval. A time in the future
--- was written before the clock was set back, and says nothing.
-UPDATE penstock.duties SET done_at = @now
- WHERE name = (
-   SELECT name FROM penstock.duties
-    WHERE name = %(name)s
-      AND (done_at <= @now - make_interval(secs => %(every_s)s)
-           OR done_at > @now)
-      FOR UPDATE SKIP LOCKED)
-RETURNING name

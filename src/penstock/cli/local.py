@@ -15,7 +15,6 @@ from uuid import UUID
 import psycopg
 
 from penstock.api.app import create_app, make_server
-from penstock.claim import liveness
 from penstock.cli.asgi import Application, AsgiTransport
 from penstock.config import Config
 from penstock.db import sql
@@ -25,7 +24,7 @@ from penstock.dispatch.providers import Providers
 from penstock.errors import PenstockError
 from penstock.model import new_id
 from penstock.server.background import BackgroundDuties
-from penstock.worker.heartbeat import Heartbeat
+from penstock.worker.identity import registered
 
 _SQL = sql.load("penstock.cli", "local.sql")
 
@@ -56,7 +55,7 @@ async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[Loc
         try:
             place = "the database" if config.database_url is not None else str(config.data_dir)
             grace_s = config.liveness.heartbeat_grace_s
-            async with _identity(conninfo, database, config, needed=uploads) as worker_id:
+            async with _identity(database, config, needed=uploads) as worker_id:
                 # Duties that are never begun: checking and purging are left to servers, who know the models.
                 background = BackgroundDuties(config, conninfo, database, Providers(()))
                 known = Providers(config.providers)
@@ -75,23 +74,13 @@ async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[Loc
 
 
 @contextlib.asynccontextmanager
-async def _identity(conninfo: str, database: Pool, config: Config, *, needed: bool) -> AsyncIterator[UUID]:
-    """A registered, beating identity for a command that uploads: what it leaves half-done can be swept."""
-    worker_id = new_id()
+async def _identity(database: Pool, config: Config, *, needed: bool) -> AsyncIterator[UUID]:
+    """A registered identity for a command that uploads: what it leaves half-done can be swept."""
     if not needed:
-        yield worker_id
+        yield new_id()
         return
-    async with borrowed(database) as connection:
-        await liveness.register(connection, worker_id, "intake")
-    heart = Heartbeat(conninfo, worker_id, config.liveness)
-    heart.start()
-    try:
+    async with registered(database, "intake", config.liveness) as worker_id:
         yield worker_id
-    finally:
-        heart.stop()
-        with contextlib.suppress(psycopg.Error):
-            async with borrowed(database) as connection:
-                await liveness.unregister(connection, worker_id)
 
 
 def _log_into(data_dir: Path | None) -> None:

@@ -37,7 +37,7 @@ from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
-from penstock.worker.heartbeat import Heartbeat
+from penstock.worker.identity import registered
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 
 _OWNER = "local"
@@ -190,7 +190,8 @@ class _Run:
         self._display.stage("storing")
         size = self._plan.input.stat().st_size
         origin = _origin(self._plan.input)
-        async with _intake_worker(conninfo, database, self._config) as worker_id:
+        await self._sweep_abandoned(conninfo, database)
+        async with registered(database, "intake", self._config.liveness) as worker_id:
             try:
                 stored = await asyncio.to_thread(
                     ingest.ingest_file,
@@ -208,6 +209,11 @@ class _Run:
                     "interrupted while storing: nothing was kept", hint="Run the command again."
                 ) from error
             return await self._create(database, stored.id, origin)
+
+    async def _sweep_abandoned(self, conninfo: str, database: Pool) -> None:
+        async with database.connection() as connection:
+            gone = await liveness.gone_from_here(connection)
+        await asyncio.to_thread(_sweep, conninfo, self._config.liveness.heartbeat_grace_s, gone)
 
     async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
         batch_id, window = uuid4(), self._plan.deadline
@@ -358,25 +364,6 @@ class _Run:
         seconds = monotonic() - self._started_at
         print_summary(status, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
         return ExitCode.INTERRUPTED
-
-
-@contextlib.asynccontextmanager
-async def _intake_worker(conninfo: str, database: Pool, config: Config) -> AsyncIterator[UUID]:
-    """A registered, beating identity for the time of an intake: what it leaves half-done can be swept."""
-    worker_id = uuid4()
-    async with database.connection() as connection:
-        gone = await liveness.gone_from_here(connection)
-        await liveness.register(connection, worker_id, "intake")
-    await asyncio.to_thread(_sweep, conninfo, config.liveness.heartbeat_grace_s, gone)
-    heart = Heartbeat(conninfo, worker_id, config.liveness)
-    heart.start()
-    try:
-        yield worker_id
-    finally:
-        heart.stop()
-        with contextlib.suppress(psycopg.Error):
-            async with database.connection() as connection:
-                await liveness.unregister(connection, worker_id)
 
 
 async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:

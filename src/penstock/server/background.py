@@ -2,7 +2,7 @@
 
 Each duty is a loop of its own that can be woken before its time and outlives every fault of the database. Most are done
 by all servers at once; the statements see to it that none does another's work again. What a single server does well
-enough is done by the one that leads, so that the others need not look.
+enough is done by the one that takes the turn, so that the others need not look.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
 from typing import Self
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg
 from psycopg_pool import PoolTimeout
 
 from penstock.batches.unserved import MOVED_AT_ONCE, list_unserved, move_lanes
 from penstock.batches.validate import list_unvalidated, validate_batch
-from penstock.claim import liveness
 from penstock.config import Config
-from penstock.db.leader import Leader
+from penstock.db.duties import take_turn
 from penstock.db.notify import WORK, notify
 from penstock.db.pool import Pool, borrowed
 from penstock.deliver import sinks, webhooks
-from penstock.dispatch.providers import POOL, Providers
+from penstock.dispatch.providers import Providers
 from penstock.erase import erase, purge
 from penstock.intake import parts, sweep
 from penstock.tasks import cancel_and_wait
-from penstock.worker.heartbeat import Heartbeat
-from penstock.worker.maintenance import BatchMaintenance, take_turn
+from penstock.worker.maintenance import BatchMaintenance
 
 _log = logging.getLogger("penstock.background")
 
@@ -64,8 +62,11 @@ class _Duty:
     every_s: float
     rest_s: float = 0.0
     """Between two rounds that follow each other at once."""
-    led: bool = False
-    """Whether only the leader does it in its time. Whoever is woken for it has a reason, and does it anyway."""
+    turn: str | None = None
+    """Whose turn it is decides who does it, where one process does it for all. A server that is woken for it has a
+    reason, and does it anyway."""
+    unfinished: bool = False
+    """The last round left something to do."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -93,38 +94,29 @@ class BackgroundDuties:
             for duty in (
                 _Duty("validate", self._validate, _VALIDATE_EVERY_S),
                 _Duty("reroute", self._reroute, _REROUTE_EVERY_S),
-                _Duty("end", self._end, _END_EVERY_S, led=True),
-                _Duty("expire", self._expire, _EXPIRE_EVERY_S, led=True),
-                _Duty("retire", self._retire, _RETIRE_EVERY_S, _RETIRE_REST_S, led=True),
-                _Duty("sweep", self._sweep, config.liveness.heartbeat_grace_s, led=True),
+                _Duty("end", self._end, _END_EVERY_S, turn="round"),
+                _Duty("expire", self._expire, _EXPIRE_EVERY_S, turn="expire"),
+                _Duty("retire", self._retire, _RETIRE_EVERY_S, _RETIRE_REST_S, turn="retire"),
+                _Duty("sweep", self._sweep, config.liveness.heartbeat_grace_s, turn="sweep"),
                 _Duty("purge", self._purge, erasing.purge_interval_ms / 1000, erasing.purge_throttle_ms / 1000),
                 _Duty("webhooks", self._deliver, _DELIVER_EVERY_S),
-                _Duty("forget", self._forget, _FORGET_EVERY_S, led=True),
+                _Duty("forget", self._forget, _FORGET_EVERY_S, turn="forget"),
             )
         }
         if config.sinks and describe is not None:
-            self._duties["announce"] = _Duty("announce", self._announce, _DELIVER_EVERY_S, led=True)
+            self._duties["announce"] = _Duty("announce", self._announce, _DELIVER_EVERY_S, turn="announce")
             self._duties["sinks"] = _Duty("sinks", self._deliver_to_sinks, _DELIVER_EVERY_S)
         self._tasks: list[asyncio.Task[None]] = []
-        self.leader = Leader(
-            conninfo, "background", grace_s=config.liveness.leader_grace_s, on_lead=self._wake_what_is_led
-        )
         self._sender = webhooks.sender_for(config)
         self._unserved_since: dict[str, float] = {}
         self._retired_to = _FIRST
-        self._batch_keeper = BatchMaintenance(database)
+        self._batch_maintenance = BatchMaintenance(database)
 
     def wake(self, name: str) -> None:
         """There is something to do for this duty: do not wait for its time."""
         self._duties[name].woken.set()
 
-    def _wake_what_is_led(self) -> None:
-        for duty in self._duties.values():
-            if duty.led:
-                duty.woken.set()
-
     async def __aenter__(self) -> Self:
-        await self.leader.__aenter__()
         self._tasks = [asyncio.create_task(self._keep(duty), name=duty.name) for duty in self._duties.values()]
         return self
 
@@ -132,7 +124,6 @@ class BackgroundDuties:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await cancel_and_wait(self._tasks)
-        await self.leader.__aexit__(None, None, None)
 
     async def _keep(self, duty: _Duty) -> None:
         backoff_s = _FIRST_BACKOFF_S
@@ -154,10 +145,12 @@ class BackgroundDuties:
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def _round(self, duty: _Duty, *, woken: bool) -> bool:
-        if woken or not duty.led:
-            return await duty.step()
-        async with self.leader.turn(duty.name) as turn:
-            return turn.mine and await duty.step()
+        if duty.turn is not None and not (woken or duty.unfinished):
+            async with borrowed(self._database) as connection:
+                if not await take_turn(connection, duty.turn, duty.every_s):
+                    return False
+        duty.unfinished = await duty.step()
+        return duty.unfinished
 
     @staticmethod
     async def _rest(duty: _Duty, seconds: float, *, early: bool) -> None:
@@ -222,8 +215,7 @@ class BackgroundDuties:
 
     async def _end(self) -> bool:
         """Batches end in time even where no worker is left to end them."""
-        if await take_turn(self._database, _END_EVERY_S):
-            await self._batch_keeper.round()
+        await self._batch_maintenance.round()
         return False
 
     async def _expire(self) -> bool:
@@ -300,61 +292,3 @@ async def _in_thread(call: Callable[[], object]) -> None:
 
     threading.Thread(target=run, name="penstock-sweep", daemon=True).start()
     await ended
-
-
-class ServerIdentity:
-    """This process's registered, beating identity; a new one when the old was declared dead."""
-
-    def __init__(self, config: Config, conninfo: str, database: Pool) -> None:
-        self.worker_id: UUID = uuid4()
-        self._config = config
-        self._conninfo = conninfo
-        self._database = database
-        self._heart: Heartbeat | None = None
-        self._died = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self.on_change: Callable[[UUID], None] = lambda _: None
-
-    async def __aenter__(self) -> Self:
-        await self._begin()
-        self._task = asyncio.create_task(self._watch(), name="identity")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._heart is not None:
-            self._heart.stop()
-        with contextlib.suppress(psycopg.Error, PoolTimeout):
-            async with borrowed(self._database) as connection:
-                await liveness.unregister(connection, self.worker_id)
-
-    async def _begin(self) -> None:
-        async with borrowed(self._database) as connection:
-            await liveness.register(connection, self.worker_id, POOL)
-        loop = asyncio.get_running_loop()
-        heart = Heartbeat(self._conninfo, self.worker_id, self._config.liveness, on_beat=lambda: self._hear(loop))
-        self._heart = heart
-        heart.start()
-
-    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._heart is not None and self._heart.declared_dead:
-            loop.call_soon_threadsafe(self._died.set)
-
-    async def _watch(self) -> None:
-        while True:
-            await self._died.wait()
-            _log.warning("server %s was declared dead: going on under a new identity", self.worker_id)
-            while True:
-                self._died.clear()
-                self.worker_id = uuid4()
-                try:
-                    await self._begin()
-                except (psycopg.Error, PoolTimeout):
-                    await asyncio.sleep(_FIRST_BACKOFF_S)
-                    continue
-                self.on_change(self.worker_id)
-                break

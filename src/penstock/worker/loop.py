@@ -15,13 +15,11 @@ import random
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
-from uuid import UUID, uuid4
 
 import psycopg
 
 from penstock.adapt.pace import Pace
 from penstock.claim import claim as claims
-from penstock.claim import liveness
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
@@ -31,9 +29,9 @@ from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.tasks import cancel_and_wait, ignore_result
 from penstock.worker.body_loader import BodyLoader
 from penstock.worker.finished_batches import FinishedBatches
-from penstock.worker.heartbeat import Heartbeat
+from penstock.worker.identity import Identity
 from penstock.worker.inventory import Inventory
-from penstock.worker.maintenance import BatchMaintenance, reclaim_lost, take_idle_round, take_turn
+from penstock.worker.maintenance import BatchMaintenance, reclaim_lost, take_idle_round, take_round
 from penstock.worker.permit import OnePermit
 from penstock.worker.route_gates import RouteGates
 from penstock.worker.turns import Turns
@@ -65,7 +63,8 @@ class WorkerLoop:
         is_told: Callable[[], bool] = lambda: False,
     ) -> None:
         """`is_told` says whether notices of new work arrive: then there is no need to ask often."""
-        self.id: UUID = uuid4()
+        self._identity = Identity(database, pool, config.liveness, on_beat=self._hear)
+        self.id = self._identity.id
         self.trouble = ""
         self.woken = asyncio.Event()
         """Something can be claimed now, so do not wait for the next poll."""
@@ -89,7 +88,6 @@ class WorkerLoop:
         self._bodies = BodyLoader(database, self._inventory, dispatcher, self.buffer)
         self._finished = FinishedBatches(database, self._inventory, self.buffer)
         self._stopping = asyncio.Event()
-        self._registered = False
         self._ended = False
         self._doubts_until = 0.0
         """Until then, something may turn out to have been claimed without our knowing."""
@@ -101,15 +99,13 @@ class WorkerLoop:
         self._reclaimed: list[str] = []
         """Routes of which something was taken back from the lost."""
         self._batch_maintenance = BatchMaintenance(database)
-        self._event_loop = asyncio.get_running_loop()
-        self._heartbeat = Heartbeat(str(database.conninfo), self.id, config.liveness, on_beat=self._hear)
+        self._heartbeat = self._identity.heartbeat
 
     # -- life
 
     async def run(self) -> None:
         """Register, work until `stop`, give back what is left, unregister. Raises LostIdentityError."""
-        await self._register()
-        self._heartbeat.start()
+        await self._identity.register()
         settling = asyncio.create_task(self.buffer.run(), name="settle")
         loops: list[asyncio.Task[Any]] = [
             asyncio.create_task(loop(), name=name)
@@ -133,13 +129,7 @@ class WorkerLoop:
             self._heartbeat.stop()
 
     def _hear(self) -> None:
-        self._event_loop.call_soon_threadsafe(self._beat.set)
-
-    async def _register(self) -> None:
-        async with borrowed(self._database) as connection:
-            self._heartbeat.count_from_now()
-            await liveness.register(connection, self.id, self._pool)
-        self._registered = True
+        self._beat.set()
 
     def stop(self) -> None:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
@@ -169,9 +159,7 @@ class WorkerLoop:
             task.result()
         await cancel_and_wait([guard, *self._gates.tasks])
         _log.info("%s", self.buffer.report())
-        with contextlib.suppress(psycopg.Error):
-            async with borrowed(self._database) as connection:
-                await liveness.unregister(connection, self.id)
+        await self._identity.leave()
 
     async def _drain(self) -> None:
         try:
@@ -331,7 +319,7 @@ class WorkerLoop:
 
     def issue_permit(self) -> ClaimPermit | None:
         """The right to claim for this worker in one statement, if it can call anything now. It must be returned."""
-        ready = self._registered and self._heartbeat.alive and not self._stopping.is_set() and not self._ended
+        ready = self._identity.registered and self._heartbeat.alive and not self._stopping.is_set() and not self._ended
         room = self._dispatcher.room
         if not ready or not room or not self._permit.issue():
             return None
@@ -397,7 +385,7 @@ class WorkerLoop:
         report_at = monotonic() + report_every_s
         while True:
             try:
-                my_turn = await take_turn(self._database, _ROUND_S)
+                my_turn = await take_round(self._database, _ROUND_S)
                 async with self._permit.withheld():
                     given_up = await reclaim_lost(self._database, self.id, self._config, everywhere=my_turn)
                     self._given_up.update(lease.nonce for lease in given_up)

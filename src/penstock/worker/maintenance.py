@@ -8,7 +8,6 @@ from time import monotonic
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from penstock.batches import upkeep
 from penstock.batches.finish import finish_batches
 from penstock.batches.upkeep import (
     fold_progress,
@@ -21,13 +20,12 @@ from penstock.batches.upkeep import (
 )
 from penstock.claim import liveness
 from penstock.config import Config
+from penstock.db.duties import take_turn
 from penstock.db.pool import Pool, borrowed
 from penstock.model import Lease
 
 _log = logging.getLogger("penstock.maintenance")
 
-# Rounds of many workers fall anywhere within the same second: whoever comes a little early has the turn.
-_EARLY = 0.75
 # Finding what is stuck reads every lease, and takes its time anyway.
 _STUCK_EVERY_S = 10.0
 _BATCHES_AT_ONCE = 500
@@ -48,10 +46,10 @@ def take_idle_round(database: Pool, every_s: float) -> bool:
     return due
 
 
-async def take_turn(database: Pool, round_s: float) -> bool:
-    """Whether this worker keeps house in this round."""
+async def take_round(database: Pool, round_s: float) -> bool:
+    """Whether this process does the maintenance of this round."""
     async with borrowed(database) as connection:
-        return await upkeep.take_turn(connection, "round", round_s * _EARLY)
+        return await take_turn(connection, "round", round_s)
 
 
 async def reclaim_lost(database: Pool, worker_id: UUID, config: Config, *, everywhere: bool = True) -> list[Lease]:
@@ -65,7 +63,7 @@ async def reclaim_lost(database: Pool, worker_id: UUID, config: Config, *, every
             return []
         stuck_s = config.dispatch.attempt_timeout_s + config.liveness.stuck_buffer_s
         every_s = min(_STUCK_EVERY_S, stuck_s / 4)
-        look = everywhere and await upkeep.take_turn(connection, "stuck", every_s)
+        look = everywhere and await take_turn(connection, "stuck", every_s)
         lost = await liveness.reclaim(
             connection, worker_id, config.liveness, stuck_s=stuck_s, gone=gone, look_for_stuck=look
         )

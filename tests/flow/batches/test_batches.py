@@ -11,7 +11,7 @@ from penstock.batches.create import create_batch
 from penstock.batches.finish import finish_batch, finish_batches
 from penstock.batches.read import get_batch, list_batches, read_status
 from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
-from penstock.batches.upkeep import list_changed, list_closing, list_steered, list_unfinished, take_turn
+from penstock.batches.upkeep import list_changed, list_closing, list_steered, list_unfinished
 from penstock.batches.validate import list_unvalidated, request_batch, validate_batch
 from penstock.claim import claim as claims
 from penstock.claim import gates
@@ -489,21 +489,6 @@ class TestLists:
             assert await eta_s(now + timedelta(seconds=250)) is None
 
         with_connection(database, body)
-
-
-def test_one_worker_at_a_time_has_the_turn(database: str) -> None:
-    async def body(connection: Connection) -> None:
-        now = datetime(2030, 1, 1, tzinfo=UTC)
-        assert await take_turn(connection, "round", 1.0, now=now)
-        assert not await take_turn(connection, "round", 1.0, now=now + timedelta(seconds=0.9))
-        assert await take_turn(connection, "stuck", 1.0, now=now)
-        async with connected(database) as other:
-            async with other.transaction():
-                assert await take_turn(other, "round", 1.0, now=now + timedelta(seconds=1))
-                assert not await take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
-            assert await take_turn(connection, "round", 1.0, now=now + timedelta(seconds=9))
-
-    with_connection(database, body)
 
 
 def test_a_batch_that_cannot_end_does_not_keep_others_from_it(database: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,7 +70,7 @@ def test_a_batch_ends_with_the_last_that_is_written_of_it(database_18: str, monk
     async def never(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr("penstock.worker.loop.take_turn", never)
+    monkeypatch.setattr("penstock.worker.loop.take_round", never)
 
     async def body(pool: Pool, connection: Connection) -> None:
         large = await make_batch(connection, [100_000])
