@@ -68,7 +68,7 @@ def head_guard() -> None:
 
 def bisect() -> None:
     """One row that cannot be stored fails its whole flush."""
-    from penstock.settle import coalesce
+    from penstock.db import coalesce
 
     async def refuse(_: object, __: list[object], error: Exception) -> None:
         raise error

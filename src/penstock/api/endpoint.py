@@ -100,7 +100,7 @@ class Server:
         """What is handed in may be begun at once there, and whoever waits here hears of its end from there."""
         workers.on_answers = self.waiters.take
         self.waiters.begin()
-        self.acceptor.session_workers = workers
+        self.acceptor.start_with(workers)
 
     async def close(self) -> None:
         """After the last request."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 import psycopg
-from psycopg_pool import PoolTimeout
 
 from penstock.config import MIB, SessionLimits
-from penstock.db.pool import Pool, borrowed
+from penstock.db.coalesce import CoalesceLimits, Coalescer
+from penstock.db.pool import Connection, Pool, borrowed
 from penstock.errors import PenstockError
 from penstock.model import Item, Lease, SessionRequest, public_id
 from penstock.server.session_workers import SessionWorkers
@@ -35,124 +34,119 @@ class TooManyWaitingError(PenstockError):
     """The process takes no more requests until it has stored some of those it has."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
     request: NewRequest
-    taken: asyncio.Future[Acceptance]
+    accepted: asyncio.Future[Acceptance]
+
+    def fail(self, error: Exception) -> None:
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
 
 
 class Acceptor:
     """The one way into sessions for everything a process receives."""
 
     def __init__(self, database: Pool, limits: SessionLimits) -> None:
-        self._database = database
-        self._limits = limits
-        self.session_workers: SessionWorkers | None = None
-        """Where what is stored may be begun at once."""
-        self._waiting: deque[_Entry] = deque()
-        self._bytes = 0
-        self._storing: asyncio.Task[None] | None = None
-        self._parked: asyncio.Future[None] | None = None
-        self._closing = False
+        bounds = CoalesceLimits(
+            _MAX_ROWS, _MAX_BYTES, 0, limits.session_accept_max, capacity_bytes=_MAX_WAITING_BYTES, retry_s=0
+        )
+        self._requests = _Requests(database, limits)
+        self._writer = Coalescer(self._requests, database, bounds, name="requests of sessions")
+        self._writing: asyncio.Task[None] | None = None
+
+    def start_with(self, workers: SessionWorkers) -> None:
+        """From now on, what is stored may be begun at once by these workers."""
+        self._requests.workers = workers
 
     async def accept(self, request: NewRequest) -> Acceptance:
-        """Returns once it is stored, or known to be refused. Raises what the database does."""
-        if len(self._waiting) >= self._limits.session_accept_max or self._bytes >= _MAX_WAITING_BYTES:
+        """Store a request; returns once it is stored, or known to be refused. Raises what the database does."""
+        if self._writer.fill >= 1:
             raise TooManyWaitingError("More requests are waiting to be stored than this server takes.")
         entry = _Entry(request, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
-        self._bytes += len(request.body)
-        if self._storing is None:
-            self._storing = asyncio.create_task(self._store(), name="accept")
-        self._wake()
-        return await entry.taken
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="accept")
+        self._writer.put(entry)
+        return await entry.accepted
 
-    def _wake(self) -> None:
-        if self._parked is not None and not self._parked.done():
-            self._parked.set_result(None)
+    async def _write(self) -> None:
+        try:
+            await self._writer.run()
+        finally:
+            self._writing = None
+            for entry in self._writer.unwritten:
+                entry.accepted.cancel()
 
     async def close(self) -> None:
-        """Until what was handed in is stored."""
-        self._closing = True
-        self._wake()
-        if self._storing is not None:
-            await asyncio.wait([self._storing])
+        """Wait until what was handed in is stored."""
+        self._writer.close()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
 
-    async def _store(self) -> None:
+
+class _Requests:
+    """The kind of write that appends requests to sessions."""
+
+    def __init__(self, database: Pool, limits: SessionLimits) -> None:
+        self._database = database
+        self._limits = limits
+        self.workers: SessionWorkers | None = None
+
+    def key(self, entry: _Entry) -> UUID:
+        return entry.request.id
+
+    def merge(self, earlier: _Entry, later: _Entry) -> _Entry:
+        raise AssertionError(f"request {later.request.id} was handed in twice, after {earlier}")
+
+    def weight(self, entry: _Entry) -> int:
+        return len(entry.request.body)
+
+    async def execute(self, connection: Connection, entries: Sequence[_Entry], *, repeated: bool) -> None:  # noqa: ARG002 -- they are not
+        requests = [entry.request for entry in entries]
         try:
-            while True:
-                while self._waiting:
-                    await self._store_some(self._next())
-                if self._closing:
-                    return
-                self._parked = asyncio.get_running_loop().create_future()
-                await self._parked
-        finally:
-            self._storing = self._parked = None
-
-    def _next(self) -> list[_Entry]:
-        entries: list[_Entry] = []
-        size = 0
-        while self._waiting and len(entries) < _MAX_ROWS and size < _MAX_BYTES:
-            entry = self._waiting.popleft()
-            size += len(entry.request.body)
-            entries.append(entry)
-        self._bytes -= size
-        return entries
-
-    async def _store_some(self, entries: Sequence[_Entry]) -> None:
-        try:
-            results = await self._accept([entry.request for entry in entries])
-        except (psycopg.DataError, psycopg.IntegrityError, UnicodeEncodeError) as error:
-            if len(entries) == 1:
-                _fail(entries, error)
-                return
-            # One that cannot be stored must not take the others with it.
-            middle = len(entries) // 2
-            await self._store_some(entries[:middle])
-            await self._store_some(entries[middle:])
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            await self._ask_for(entries, error)
-        except Exception as error:
-            # Whoever waits is told; the next ones may have better luck.
-            _log.warning("%d requests could not be stored: %s", len(entries), type(error).__name__)
-            _fail(entries, error)
-        except BaseException:
-            for entry in entries:
-                entry.taken.cancel()
+            accepted = await self._accept(connection, requests)
+        except (psycopg.Error, UnicodeEncodeError):
             raise
-        else:
-            for entry, taken in zip(entries, results, strict=True):
-                if not entry.taken.done():
-                    entry.taken.set_result(taken)
+        except Exception as error:
+            # Their callers are told; the next requests may have better luck.
+            _log.warning("%d requests could not be stored: %s", len(entries), type(error).__name__)
+            for entry in entries:
+                entry.fail(error)
+            return
+        for entry, acceptance in zip(entries, accepted, strict=True):
+            if not entry.accepted.done():
+                entry.accepted.set_result(acceptance)
 
-    async def _ask_for(self, entries: Sequence[_Entry], error: Exception) -> None:
-        """The answer to a commit may be all that was lost: whatever is there after all is stored."""
+    async def _accept(self, connection: Connection, requests: list[NewRequest]) -> list[Acceptance]:
+        max_queued, workers = self._limits.session_max_queued, self.workers
+        if workers is None:
+            return await accept_many(connection, requests, max_queued=max_queued)
+        permits = workers.issue_permits({request.pool for request in requests})
+        claimed: dict[str, list[Item]] | None = None
+        try:
+            accepted = await accept_many(connection, requests, max_queued=max_queued, permits=permits)
+            claimed = _claimed(requests, accepted)
+        finally:
+            workers.return_permits(permits, claimed)
+        await asyncio.sleep(0)  # what was claimed is called first
+        return accepted
+
+    def spoiled(self, entry: _Entry, error: Exception) -> None:
+        entry.fail(error)
+
+    async def given_up(self, entries: Sequence[_Entry], error: Exception) -> None:
+        """The answer to a commit may be all that was lost: what is there after all is stored."""
         stored: Mapping[UUID, Accepted] = {}
-        with contextlib.suppress(psycopg.Error, PoolTimeout):
+        with contextlib.suppress(psycopg.Error):
             async with borrowed(self._database) as connection:
                 stored = await find_stored(connection, [entry.request.id for entry in entries])
         for entry in entries:
-            if (accepted := stored.get(entry.request.id)) is not None and not entry.taken.done():
-                entry.taken.set_result(accepted)
+            if (accepted := stored.get(entry.request.id)) is not None and not entry.accepted.done():
+                entry.accepted.set_result(accepted)
         lost = [entry for entry in entries if entry.request.id not in stored]
         _log.warning("%d requests may not be stored: %s", len(lost), type(error).__name__)
-        _fail(lost, error)
-
-    async def _accept(self, requests: list[NewRequest]) -> list[Acceptance]:
-        max_queued, workers = self._limits.session_max_queued, self.session_workers
-        async with borrowed(self._database) as connection:
-            if workers is None:
-                return await accept_many(connection, requests, max_queued=max_queued)
-            permits = workers.issue_permits({request.pool for request in requests})
-            claimed: dict[str, list[Item]] | None = None
-            try:
-                accepted = await accept_many(connection, requests, max_queued=max_queued, permits=permits)
-                claimed = _claimed(requests, accepted)
-            finally:
-                workers.return_permits(permits, claimed)
-            await asyncio.sleep(0)  # what was claimed is called first
-            return accepted
+        for entry in lost:
+            entry.fail(error)
 
 
 def _claimed(requests: Sequence[NewRequest], accepted: Sequence[Acceptance]) -> dict[str, list[Item]]:
@@ -168,9 +162,3 @@ def _item(request: NewRequest, accepted: Accepted, lease: Lease) -> Item:
     asked = SessionRequest(request.id, request.endpoint, request.stream, request.waited, cancelled=False)
     custom_id = public_id("session_request", request.id)
     return Item(lease, accepted.ordinal, accepted.sequence, custom_id, request.body, asked)
-
-
-def _fail(entries: Sequence[_Entry], error: Exception) -> None:
-    for entry in entries:
-        if not entry.taken.done():
-            entry.taken.set_exception(error)

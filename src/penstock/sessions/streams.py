@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import NamedTuple
 from uuid import UUID
 
 import psycopg
-from psycopg_pool import PoolTimeout
 
+from penstock.config import MIB
 from penstock.db import sql
 from penstock.db.arrays import ByteaArray, Int4Array, Int8Array
+from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.notify import lanes_payload
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.model import Item, Lease
@@ -29,8 +31,14 @@ _log = logging.getLogger("penstock.streams")
 _SQL = sql.load("penstock.sessions", "streams.sql")
 
 # Many tokens make one row; a reader does not notice so short a wait, and the first piece does not wait at all.
-_INTERVAL_S = 0.03
-_BACKOFF_S = 0.5
+_LIMITS = CoalesceLimits(
+    max_rows=1_000,
+    max_bytes=16 * MIB,
+    interval_s=0.03,
+    capacity_rows=100_000,
+    capacity_bytes=256 * MIB,
+    retry_s=math.inf,
+)
 _FORGET_AFTER_S = 60.0
 _SWEEP_EVERY_S = 60.0
 _SWEEP_OLDER_S = 3_600.0
@@ -89,27 +97,37 @@ class Stream:
     writer: StreamWriter
     request_id: UUID
     lease: Lease
-    number: int = HEAD
-    unwritten: list[bytes] = field(default_factory=list)
+    next_piece: int = HEAD
 
     def put(self, piece: bytes) -> None:
-        self.unwritten.append(piece)
-        self.writer.wake(self)
+        self.writer.put(self, piece)
 
     def end(self) -> None:
-        self.unwritten.clear()
-        self.writer.ended(self)
+        """The outcome holds the whole answer: what is not written yet need not be."""
+        self.writer.end(self)
 
-    def take(self) -> list[_Row]:
-        """What there is to write: the head by itself, the rest as one."""
-        pieces, self.unwritten = self.unwritten, []
-        parts = [pieces[0], b"".join(pieces[1:])] if self.number == HEAD else [b"".join(pieces)]
-        rows = []
-        for part in parts:
-            if part or self.number == HEAD:
-                rows.append(_Row(self.request_id, self.lease, self.number, part))
-                self.number += 1
-        return rows
+
+@dataclass(slots=True, eq=False)
+class _Pieces:
+    """What came of one stream since the last flush."""
+
+    stream: Stream
+    contents: list[bytes]
+    size: int
+    """Bytes of the contents."""
+    rows: list[_Row] = field(default_factory=list)
+    """What to write of them, once that is decided: a flush that is tried again writes the same."""
+
+    def as_rows(self) -> list[_Row]:
+        """The head by itself, the rest as one."""
+        if not self.rows:
+            stream, contents = self.stream, self.contents
+            parts = [contents[0], b"".join(contents[1:])] if stream.next_piece == HEAD else [b"".join(contents)]
+            for part in parts:
+                if part or stream.next_piece == HEAD:
+                    self.rows.append(_Row(stream.request_id, stream.lease, stream.next_piece, part))
+                    stream.next_piece += 1
+        return self.rows
 
 
 class StreamWriter:
@@ -117,10 +135,9 @@ class StreamWriter:
 
     def __init__(self, database: Pool) -> None:
         self._database = database
-        self._waiting: dict[Stream, None] = {}
-        self._some = asyncio.Event()
+        self._writer = Coalescer(_StreamPieces(), database, _LIMITS, name="pieces of answers")
+        self._put_at = -math.inf
         self._over: deque[tuple[float, UUID]] = deque()
-        self._sweep_at = monotonic() + _SWEEP_EVERY_S
 
     def begin(self, item: Item, content_type: str) -> Stream:
         """An answer has begun to come. Only items of sessions have readers."""
@@ -130,71 +147,74 @@ class StreamWriter:
         stream.put(content_type.encode())
         return stream
 
-    def wake(self, stream: Stream) -> None:
-        self._waiting[stream] = None
-        self._some.set()
+    def put(self, stream: Stream, piece: bytes) -> None:
+        now = monotonic()
+        self._writer.put(_Pieces(stream, [piece], len(piece)))
+        if now - self._put_at >= _LIMITS.interval_s:
+            self._writer.hurry()  # after a silence nothing is gained by waiting for more
+        self._put_at = now
 
-    def ended(self, stream: Stream) -> None:
-        self._waiting.pop(stream, None)
+    def end(self, stream: Stream) -> None:
+        self._writer.discard(stream)
         self._over.append((monotonic() + _FORGET_AFTER_S, stream.request_id))
 
     async def run(self) -> None:
         """Write until cancelled. Faults of the database delay pieces and lose none that still matter."""
-        rows: list[_Row] = []
-        while True:
-            try:
-                await self._tidy()
-                if not rows:
-                    if not await self._something():
-                        continue
-                    rows = [row for stream in self._waiting for row in stream.take()]
-                    self._waiting.clear()
-                began = monotonic()
-                await self._write(rows)
-                rows = []
-                await asyncio.sleep(max(0.0, began + _INTERVAL_S - monotonic()))
-            except (psycopg.Error, PoolTimeout) as error:
-                _log.warning("pieces of answers could not be handed on, trying again: %s", error)
-                await asyncio.sleep(_BACKOFF_S)
-
-    async def _something(self) -> bool:
-        """Wait for something to write, or until it is time to tidy."""
-        try:
-            async with asyncio.timeout(_SWEEP_EVERY_S):
-                await self._some.wait()
-        except TimeoutError:
-            return False
-        self._some.clear()
-        return bool(self._waiting)
-
-    async def _write(self, rows: Iterable[_Row]) -> None:
-        rows = list(rows)
-        if not rows:
-            return
-        async with borrowed(self._database) as connection:
-            await connection.execute(
-                _SQL["append_pieces_if_leased"],
-                {
-                    "requests": [row.request_id for row in rows],
-                    "leases": Int8Array([row.lease.id for row in rows]),
-                    "nonces": Int8Array([row.lease.nonce for row in rows]),
-                    "pieces": Int4Array([row.piece for row in rows]),
-                    "bytes": ByteaArray([row.content for row in rows]),
-                    "lanes": lanes_payload(row.lease.lane_id for row in rows),
-                },
-            )
+        await asyncio.gather(self._writer.run(), self._tidy())
 
     async def _tidy(self) -> None:
-        now = monotonic()
-        if now < self._sweep_at:
+        """Forget the pieces of answers that have ended, and those that a lost worker left."""
+        while True:
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            now = monotonic()
+            over: list[UUID] = []
+            while self._over and self._over[0][0] <= now:
+                over.append(self._over.popleft()[1])
+            # Ids begin with the time they were made.
+            before = UUID(int=int((time() - _SWEEP_OLDER_S) * 1000) << 80)
+            try:
+                async with borrowed(self._database) as connection:
+                    if over:
+                        await connection.execute(_SQL["forget_pieces"], {"requests": over})
+                    sweep = {"before": before, "limit": _SWEEP_AT_ONCE}
+                    await connection.execute(_SQL["sweep_pieces_if_unleased"], sweep)
+            except psycopg.Error as error:
+                _log.warning("pieces of ended answers stay for now: %s", error)
+
+
+class _StreamPieces:
+    """The kind of write that hands pieces of answers on."""
+
+    def key(self, entry: _Pieces) -> Stream:
+        return entry.stream
+
+    def merge(self, earlier: _Pieces, later: _Pieces) -> _Pieces:
+        earlier.contents += later.contents
+        earlier.size += later.size
+        return earlier
+
+    def weight(self, entry: _Pieces) -> int:
+        return entry.size
+
+    async def execute(self, connection: Connection, entries: Sequence[_Pieces], *, repeated: bool) -> None:  # noqa: ARG002 -- twice is once
+        rows = [row for entry in entries for row in entry.as_rows()]
+        if not rows:
             return
-        self._sweep_at = now + _SWEEP_EVERY_S
-        over: list[UUID] = []
-        while self._over and self._over[0][0] <= now:
-            over.append(self._over.popleft()[1])
-        # Ids begin with the time they were made.
-        before = UUID(int=int((time() - _SWEEP_OLDER_S) * 1000) << 80)
-        async with borrowed(self._database) as connection:
-            if over:
-                await connection.execute(_SQL["forget_pieces"], {"requests": over})
-            await connection.execute(_SQL["sweep_pieces_if_unleased"], {"before": before, "limit": _SWEEP_AT_ONCE})
+        await connection.execute(
+            _SQL["append_pieces_if_leased"],
+            {
+                "requests": [row.request_id for row in rows],
+                "leases": Int8Array([row.lease.id for row in rows]),
+                "nonces": Int8Array([row.lease.nonce for row in rows]),
+                "pieces": Int4Array([row.piece for row in rows]),
+                "bytes": ByteaArray([row.content for row in rows]),
+                "lanes": lanes_payload(row.lease.lane_id for row in rows),
+            },
+        )
+
+    def spoiled(self, entry: _Pieces, error: Exception) -> None:  # noqa: ARG002 -- which one does not matter
+        """The outcome has the whole answer: its reader gets the rest from there."""
+        _log.warning("a piece of an answer could not be handed on: %s", error)
+
+    async def given_up(self, entries: Sequence[_Pieces], error: Exception) -> None:  # noqa: ARG002 -- it never comes to this
+        raise error

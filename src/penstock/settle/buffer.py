@@ -12,9 +12,9 @@ from uuid import UUID
 import msgspec
 
 from penstock.config import SettleLimits
+from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
-from penstock.settle.coalesce import Coalescer
 from penstock.settle.write import Changes, applied, pass_over, settle
 
 _log = logging.getLogger("penstock.settle")
@@ -134,12 +134,13 @@ class Results:
             tally.fenced += fenced
             _log.warning("refused %d results: their lease was taken back", fenced)
 
-    def spoiled(self, entry: Result, reason: str) -> Result | None:
+    def spoiled(self, entry: Result, error: Exception) -> Result:
         if isinstance(entry, GivenBack):
-            return None
+            raise error
         verdict = entry.verdict
         if isinstance(verdict, Outcome) and verdict.error_code == UNSTORABLE:
-            return None
+            raise error
+        reason = str(error).splitlines()[0].replace("\0", "")
         outcome = Outcome(
             OutcomeState.FAILED,
             status_code=verdict.status_code,
@@ -148,6 +149,9 @@ class Results:
             duration_ms=verdict.duration_ms,
         )
         return Decided(entry.item, outcome)
+
+    async def given_up(self, entries: Sequence[Result], error: Exception) -> None:  # noqa: ARG002 -- all of them count
+        raise error
 
 
 class SettleBuffer(Coalescer[Result]):
@@ -168,7 +172,15 @@ class SettleBuffer(Coalescer[Result]):
         something is to be tried again; `on_answers` when what somebody waits for has been written, and then ringing for
         those who wait elsewhere is left to it."""
         self._results = Results(worker_id, on_more, on_answers)
-        super().__init__(self._results, pool, limits, on_pressure=on_pressure, on_written=on_written)
+        bounds = CoalesceLimits(
+            limits.settle_max_rows,
+            limits.settle_max_bytes,
+            limits.settle_interval_s,
+            limits.settle_capacity_rows,
+            limits.settle_capacity_bytes,
+            limits.settle_retry_s,
+        )
+        super().__init__(self._results, pool, bounds, name="results", on_pressure=on_pressure, on_written=on_written)
 
     @property
     def tally(self) -> Tally:

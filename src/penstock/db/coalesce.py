@@ -1,8 +1,9 @@
 """Many small writes, few statements: one buffer, one consumer, one statement per flush.
 
 What is written is a *kind*: it knows how to tell entries apart, how to merge two for the same thing, how to execute
-many at once, and what to write in place of one that the database refuses. Everything else is here: when to flush, what
-to do when a flush fails, and how to hold producers back.
+many at once, and what to do with those that the database refuses. Everything else is here: when to flush, what to do
+when a flush fails, and how to hold producers back. Results of workers, requests of sessions and the pieces of streamed
+answers are written so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Generic, Protocol, TypeVar
 
 import psycopg
 
-from penstock.config import SettleLimits
 from penstock.db.pool import Connection, Pool, borrowed
 
 _log = logging.getLogger("penstock.settle")
@@ -34,6 +34,23 @@ _REMEMBERED_FLUSHES = 1_000
 _DATA_ERRORS = (psycopg.DataError, psycopg.IntegrityError, UnicodeEncodeError)
 
 Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True, slots=True)
+class CoalesceLimits:
+    """The bounds of one coalescer."""
+
+    max_rows: int
+    """Most entries per flush."""
+    max_bytes: int
+    """Most bytes per flush."""
+    interval_s: float
+    """Longest an entry waits for company. 0: it waits for the flush before it alone."""
+    capacity_rows: int
+    """Entries at which producers are held back."""
+    capacity_bytes: int
+    retry_s: float
+    """How long a failing flush is tried again."""
 
 
 class Kind(Protocol[Entry]):
@@ -51,8 +68,12 @@ class Kind(Protocol[Entry]):
     async def execute(self, connection: Connection, entries: Sequence[Entry], *, repeated: bool) -> None:
         """Write them in one statement. `repeated`: an earlier try may have been applied without our knowing."""
 
-    def spoiled(self, entry: Entry, reason: str) -> Entry | None:
-        """What to write instead of an entry that the database refuses; None if there is nothing."""
+    def spoiled(self, entry: Entry, error: Exception) -> Entry | None:
+        """What to write instead of an entry that the database refuses; None if nothing is. Raises the error if the
+        entry must not be left out."""
+
+    async def given_up(self, entries: Sequence[Entry], error: Exception) -> None:
+        """The database has refused them for longer than `retry_s`. Raises the error if nothing may be left out."""
 
 
 @dataclass(slots=True)
@@ -91,14 +112,16 @@ class Coalescer(Generic[Entry]):
         self,
         kind: Kind[Entry],
         pool: Pool,
-        limits: SettleLimits,
+        limits: CoalesceLimits,
         *,
+        name: str,
         on_pressure: Callable[[bool], None] = lambda _: None,
         on_written: Callable[[], None] = lambda: None,
     ) -> None:
         self._kind = kind
         self._pool = pool
         self._limits = limits
+        self._name = name
         self._on_pressure = on_pressure
         self._on_written = on_written
         self._entries: dict[Hashable, Entry] = {}
@@ -108,8 +131,6 @@ class Coalescer(Generic[Entry]):
         self._alerted = False
         self._some = asyncio.Event()
         self._full = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._closing = False
         self.figures = Figures()
         self.trouble = ""
@@ -127,7 +148,7 @@ class Coalescer(Generic[Entry]):
     def fill(self) -> float:
         """How full the buffer is, of what it may hold."""
         limits = self._limits
-        return max(len(self._entries) / limits.settle_capacity_rows, self._bytes / limits.settle_capacity_bytes)
+        return max(len(self._entries) / limits.capacity_rows, self._bytes / limits.capacity_bytes)
 
     def put(self, entry: Entry) -> None:
         kind = self._kind
@@ -141,25 +162,25 @@ class Coalescer(Generic[Entry]):
         self._wake()
 
     def _wake(self) -> None:
-        if self._idle.is_set():
-            self._idle.clear()
-            self._some.set()
+        self._some.set()
         limits = self._limits
-        if len(self._entries) < limits.settle_max_rows and self._bytes < limits.settle_max_bytes:
+        if len(self._entries) < limits.max_rows and self._bytes < limits.max_bytes:
             return
         self._full.set()
         fill = self.fill
         if fill >= _ALERT_FILL and not self._alerted:
             self._alerted = True
-            _log.warning("results wait for the database: the buffer is %.0f %% full", 100 * fill)
+            _log.warning("%s wait for the database: the buffer is %.0f %% full", self._name, 100 * fill)
         if fill >= 1 and not self._pressed:
             self._pressed = True
             self.figures.pressed += 1
-            _log.warning("the buffer is full: no calls are started until it is half empty")
+            _log.warning(
+                "%s wait for the database: the buffer is full, nothing is begun until it is half empty", self._name
+            )
             self._on_pressure(True)
 
     async def run(self) -> None:
-        """Flush until closed and empty. Raises when the database refuses for longer than `settle_retry_s`."""
+        """Flush until closed and empty. Raises what the kind does of entries that cannot be written."""
         while True:
             await self._some.wait()
             if not self._closing:
@@ -173,26 +194,26 @@ class Coalescer(Generic[Entry]):
             self._relax()
             if not self._entries:
                 self._some.clear()
-                self._idle.set()
                 if self._closing:
                     return
 
     async def _company(self) -> None:
         """Wait until a flush is worth it: enough entries, or the oldest has waited long enough."""
-        if self._full.is_set():
+        if self._full.is_set() or not self._limits.interval_s:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.settle_interval_s):
+            async with asyncio.timeout(self._limits.interval_s):
                 await self._full.wait()
 
     def hurry(self) -> None:
         """Do not wait for company: somebody waits for what was put last."""
         self._full.set()
 
-    async def drain(self) -> None:
-        """Until everything put so far is written."""
-        self.hurry()
-        await self._idle.wait()
+    def discard(self, key: Hashable) -> None:
+        """Do not write what waits under this key."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._bytes -= self._kind.weight(entry)
 
     def close(self) -> None:
         """Let `run` end once everything is written."""
@@ -204,9 +225,9 @@ class Coalescer(Generic[Entry]):
         entries: list[Entry] = []
         keys: list[Hashable] = []
         taken_bytes = 0
-        for key, entry in itertools.islice(self._entries.items(), self._limits.settle_max_rows):
+        for key, entry in itertools.islice(self._entries.items(), self._limits.max_rows):
             weight = self._kind.weight(entry)
-            if entries and taken_bytes + weight > self._limits.settle_max_bytes:
+            if entries and taken_bytes + weight > self._limits.max_bytes:
                 break
             taken_bytes += weight
             keys.append(key)
@@ -214,7 +235,7 @@ class Coalescer(Generic[Entry]):
         for key in keys:
             del self._entries[key]
         self._bytes -= taken_bytes
-        if len(self._entries) < self._limits.settle_max_rows and self._bytes < self._limits.settle_max_bytes:
+        if len(self._entries) < self._limits.max_rows and self._bytes < self._limits.max_bytes:
             self._full.clear()
         return entries
 
@@ -239,7 +260,7 @@ class Coalescer(Generic[Entry]):
 
     async def _write(self, entries: list[Entry]) -> None:
         """One statement, repeated while the database is away."""
-        give_up_at = monotonic() + self._limits.settle_retry_s
+        give_up_at = monotonic() + self._limits.retry_s
         backoff_s = _FIRST_BACKOFF_S
         repeated = False
         while True:
@@ -250,9 +271,10 @@ class Coalescer(Generic[Entry]):
                 raise
             except psycopg.Error as error:
                 self.trouble = f"the database refuses: {str(error).strip().splitlines()[0]}"
-                _log.warning("a flush of %d failed, trying again: %s", len(entries), error)
                 if monotonic() + backoff_s > give_up_at:
-                    raise
+                    await self._kind.given_up(entries, error)
+                    return
+                _log.warning("a flush of %d failed, trying again: %s", len(entries), error)
             else:
                 self.trouble = ""
                 return
@@ -269,9 +291,8 @@ class Coalescer(Generic[Entry]):
             await self._flush(entries[:middle])
             await self._flush(entries[middle:])
             return
-        instead = self._kind.spoiled(entries[0], str(error).splitlines()[0].replace("\0", ""))
-        if instead is None:
-            raise error
-        _log.error("an entry cannot be stored: %s", error)
+        instead = self._kind.spoiled(entries[0], error)
         self.figures.spoiled += 1
-        await self._flush([instead])
+        if instead is not None:
+            _log.error("an entry of %s cannot be stored: %s", self._name, error)
+            await self._flush([instead])
