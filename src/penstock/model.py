@@ -48,6 +48,7 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
     nonce: int
     lane_id: int
     batch_id: UUID
+    """The batch, or the session (see `session`): the schema has one column for both."""
     route: str
     endpoint: str
     source_id: int
@@ -58,7 +59,7 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
     reclaims: int = 0
     """How often these ordinals were lost with their worker."""
     session: bool = False
-    """Its one ordinal is a session's request; `batch_id` is the session's id."""
+    """Its one ordinal is a session's request."""
     generation: int = 0
     """How often these ordinals were run to their end before, and somebody wants them run again."""
     spent: int = 0
@@ -72,6 +73,11 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
     @property
     def size(self) -> int:
         return sum(stop - start for start, stop in self.ranges)
+
+
+def session_source(lane_id: int) -> int:
+    """The source id under which a session's inputs are stored. Sources of files are positive, so none is shared."""
+    return -lane_id
 
 
 class ClaimPermit(msgspec.Struct, frozen=True, gc=False):

@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Int4Array, TextArray
 from penstock.db.pool import Connection, Now
-from penstock.model import Again, ClaimPermit, Item, Lease, Outcome, OutcomeState, new_id, public_id
+from penstock.model import Again, ClaimPermit, Item, Lease, Outcome, OutcomeState, new_id, public_id, session_source
 from penstock.sessions.answers import RequestRow, read_requests
 
 _SQL = sql.load("penstock.sessions", "sessions.sql")
@@ -259,7 +259,7 @@ async def _accept(
 
 def _lease(lease_id: int, nonce: int, request: NewRequest, session_id: UUID, lane_id: int, ordinal: int) -> Lease:
     ranges = ((ordinal, ordinal + 1),)
-    place = (lane_id, session_id, request.route, request.endpoint, -lane_id, 0)
+    place = (lane_id, session_id, request.route, request.endpoint, session_source(lane_id), 0)
     return Lease(lease_id, nonce, *place, 1, ranges, session=True)
 
 

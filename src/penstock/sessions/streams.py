@@ -49,12 +49,16 @@ HEAD = 0
 """The number of the first piece, which is not of the body: it is the content type."""
 
 
+# Below every lease's id: nothing was read yet.
+_NO_LEASE = 0
+
+
 class Place(NamedTuple):
     """How far somebody has read."""
 
     request_id: UUID
-    lease_id: int = 0
-    piece: int = -1
+    lease_id: int = _NO_LEASE
+    piece: int = HEAD - 1
 
 
 class Piece(NamedTuple):
