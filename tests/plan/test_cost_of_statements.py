@@ -289,12 +289,6 @@ async def list_lanes(world: World, connection: Connection) -> None:
     await connection.execute(_EXPORT["list_lanes"], {"batch": world.subject.batch})
 
 
-async def read_outcomes(world: World, connection: Connection) -> None:
-    where = {"lane": world.subject.lane, "from": world.subject.lines // 4, "rows": _PAGE, "bytes": _BUDGET_BYTES}
-    cursor = await connection.execute(_EXPORT["read_outcomes"], where)
-    assert len(await cursor.fetchall()) == _PAGE
-
-
 async def list_decided(world: World, connection: Connection) -> None:
     """Where the outcomes end."""
     start = world.subject.lines // 2 - _PAGE // 2
@@ -343,7 +337,7 @@ _HOT: list[Operation] = [
         read_some,
     ),
     *(settle_all, settle_some_of_each, settle_fenced, heartbeat, fold_progress),
-    *(read_outcomes, list_decided, read_inputs_at),
+    *(list_decided, read_inputs_at),
 ]
 _OTHERS: list[Operation] = [
     *(create_batch, find_by_key, read_status, pause, resume, cancel),

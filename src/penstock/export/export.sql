@@ -2,20 +2,6 @@
 -- The lanes of a batch, for merging their outcomes back into input order.
 SELECT id, source_id, source_lane, total FROM penstock.lanes WHERE batch_id = %(batch)s ORDER BY id
 
--- name: read_outcomes
--- One lane's outcomes from an ordinal on: at least one, and no more than a byte budget.
-SELECT o.ordinal, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.error_code, o.error_message,
-       o.response
-  FROM (SELECT ordinal, line, state, custom_id, status_code, request_id, error_code, error_message, response,
-               sum(coalesce(octet_length(response), 0)) OVER (ORDER BY ordinal)
-                 - coalesce(octet_length(response), 0) AS before
-          FROM penstock.outcomes
-         WHERE lane_id = %(lane)s AND ordinal >= %(from)s
-         ORDER BY ordinal
-         LIMIT %(rows)s) AS o
- WHERE o.before < %(bytes)s
- ORDER BY o.ordinal
-
 -- name: list_decided
 -- Which of the next so many ordinals of some lanes have outcomes. Those that have none are the lines a cancelled or
 -- expired batch never ran. A stretch, not a number of answers: a million lines that did run must not be searched
@@ -86,16 +72,16 @@ SELECT ordinal
  ORDER BY ordinal
  LIMIT %(rows)s
 
--- name: read_outcomes_at
--- Some outcomes, in the order asked for.
-SELECT w.n, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.error_code, o.error_message, o.response
-  FROM unnest(%(lanes)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS w (lane_id, ordinal, n)
+-- name: read_outcomes_in
+-- The outcomes of some stretches of lanes.
+SELECT w.lane_id, o.ordinal, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.error_code,
+       o.error_message, o.response
+  FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[]) AS w (lane_id, start, stop)
  CROSS JOIN LATERAL (
-   SELECT line, state, custom_id, status_code, request_id, error_code, error_message, response
+   SELECT ordinal, line, state, custom_id, status_code, request_id, error_code, error_message, response
      FROM penstock.outcomes
-    WHERE lane_id = w.lane_id AND ordinal = w.ordinal
+    WHERE lane_id = w.lane_id AND ordinal >= w.start AND ordinal < w.stop
     GROUP BY lane_id, ordinal) AS o
- ORDER BY w.n
 
 -- name: begin_journal
 -- Makes the row that counts the numbers given to a batch's lines.

@@ -19,7 +19,6 @@ from penstock.errors import PenstockError
 from penstock.export.order import InputOrder, Key, Lane, read_results
 from penstock.export.result_lines import (
     NOT_RUN,
-    Result,
     anthropic_line,
     anthropic_not_run_line,
     openai_error_line,
@@ -70,14 +69,11 @@ async def output_blocks(
     while True:
         async with borrowed(database) as connection:
             keys = await order.take(connection, _BLOCK_ROWS, _BLOCK_BYTES)
-            run = [key for key in keys if key.custom_id is None]
-            results = await read_results(connection, [(key.lane_id, key.ordinal) for key in run])
+            lines = await read_lines(connection, batch_id, state, dialect, keys)
         if not keys:
             break
-        if None in results:
-            raise _changed(batch_id)
-        outcomes += len(run)
-        yield b"".join(_lines(batch_id, state, dialect, keys, results))
+        outcomes += sum(key.custom_id is None for key in keys)
+        yield b"".join(line for _, line in lines)
     async with borrowed(database) as connection:
         now = await _ended(connection, batch_id)
     expected = {"output": begun.completed, "errors": begun.others}.get(kind, _sum(begun))
@@ -85,19 +81,25 @@ async def output_blocks(
         raise _changed(batch_id)
 
 
-def _lines(
-    batch_id: UUID, state: BatchState, dialect: Dialect, keys: Sequence[Key], results: Sequence[Result | None]
-) -> list[bytes]:
-    lines: list[bytes] = []
-    found = iter(results)
+async def read_lines(
+    connection: Connection, batch_id: UUID, state: BatchState, dialect: Dialect, keys: Sequence[Key]
+) -> list[tuple[bool, bytes]]:
+    """The lines of some keys, and whether each is of a completed request. Raises if an outcome is gone."""
+    run = [(key.lane_id, key.ordinal) for key in keys if key.custom_id is None]
+    results = iter(await read_results(connection, run))
+    lines: list[tuple[bool, bytes]] = []
     for key in keys:
-        result = next(found) if key.custom_id is None else None
-        if result is not None:
-            lines.append(openai_line(batch_id, result) if dialect == "openai" else anthropic_line(result))
-        elif key.custom_id is not None and dialect == "openai":
-            lines.append(openai_error_line(batch_id, key.line, key.custom_id, *NOT_RUN[state]))
-        elif key.custom_id is not None:
-            lines.append(anthropic_not_run_line(key.custom_id, state))
+        if key.custom_id is not None:
+            if dialect == "openai":
+                lines.append((False, openai_error_line(batch_id, key.line, key.custom_id, *NOT_RUN[state])))
+            else:
+                lines.append((False, anthropic_not_run_line(key.custom_id, state)))
+            continue
+        result = next(results)
+        if result is None:
+            raise _changed(batch_id)
+        line = openai_line(batch_id, result) if dialect == "openai" else anthropic_line(result)
+        lines.append((result.state == "completed", line))
     return lines
 
 
