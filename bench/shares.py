@@ -82,7 +82,7 @@ async def _work(database: str, seconds: float) -> dict[str, int]:
     working = [asyncio.create_task(worker.run()) for worker in workers]
     await asyncio.sleep(seconds)
     async with pool.connection() as connection:
-        answered = dict(await (await connection.execute(_ANSWERED)).fetchall())
+        answered: dict[str, int] = dict(await (await connection.execute(_ANSWERED)).fetchall())
     for worker in workers:
         worker.stop()
     await asyncio.gather(*working)
