@@ -26,6 +26,7 @@ from tests.support.cli import ask, check_answers, ids_of, opened, run_cli, write
 from tests.support.db import with_connection
 from tests.support.disks import MIB, Disk, disk, mounting
 from tests.support.processes import Process
+from tests.support.upstream import UpstreamProcess
 from tests.support.wait import wait_until
 from tests.support.workbench import (
     CONCURRENCY,
@@ -39,8 +40,8 @@ from tests.support.workbench import (
     workbench,
 )
 
-LINES = 1_200
-ANSWERS = Behaviour(latency=Latency(0.02, 0.02), response_bytes=2_000)
+LINES = 800
+ANSWERS = Behaviour(latency=Latency(0.1, 0.1), response_bytes=2_000)
 FULL = "No space left on device"
 WORKERS = ("first", "second")
 # Of each worker: its calls, the answers that wait, and those of the flush that fails.
@@ -94,6 +95,15 @@ def finish(bench: Bench, workers: list[Process]) -> None:
         assert bench.ask(f"SELECT count(*) FROM penstock.{table}") == 0, table
 
 
+def until_everybody_calls(bench: Bench, upstream: UpstreamProcess) -> None:
+    """Until some answers are written and each worker waits for others: the upstream stands still, or the batch might be
+    over before the disk is full."""
+    bench.until("SELECT (count(*) > 0)::int FROM penstock.outcomes")
+    bench.until(f"SELECT (count(DISTINCT worker_id) = {len(WORKERS)})::int FROM penstock.leases")
+    upstream.process.stop()
+    bench.until(f"SELECT (count(DISTINCT worker_id) = {len(WORKERS)})::int FROM penstock.leases")
+
+
 def until_calls_stop(bench: Bench, workers: list[Process]) -> None:
     """Until no call has begun or ended while each worker met the full disk twice more."""
 
@@ -112,9 +122,10 @@ def test_tables_cannot_grow_while_results_are_written(tmp_path: Path) -> None:
         upstream = bench.upstream("upstream", ANSWERS)
         # Small claims, so that everybody has work.
         workers = [bench.worker(name, upstream, {"claim_max": 32}) for name in WORKERS]
-        wait_until(lambda: calls_of(upstream) > LINES // 8, DEADLINE_S)
+        until_everybody_calls(bench, upstream)
         with psycopg.connect(server.conninfo, autocommit=True) as looking:  # a new one may find no room to begin
             server.data.fill()
+            upstream.process.cont()
             for worker in workers:
                 until_said(worker, FULL)
                 until_said(worker, "no calls are started")
@@ -151,8 +162,9 @@ def test_the_log_of_changes_cannot_grow(tmp_path: Path) -> None:
     with served(tmp_path) as server, workbench(tmp_path, server.conninfo, lines=LINES) as bench:
         upstream = bench.upstream("upstream", ANSWERS)
         workers = [bench.worker(name, upstream) for name in WORKERS]
-        wait_until(lambda: calls_of(upstream) > LINES // 8, DEADLINE_S)
+        until_everybody_calls(bench, upstream)
         server.wal.fill()
+        upstream.process.cont()
 
         def everybody_has_noticed() -> bool:
             # Started again, it goes on for as long as the file it writes to has room; somebody may have missed that.
