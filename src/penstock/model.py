@@ -69,10 +69,6 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Lost twice: the worker takes no second suspect while it holds this one."""
         return self.reclaims > 1
 
-    @property
-    def size(self) -> int:
-        return sum(stop - start for start, stop in self.ranges)
-
 
 class SessionRequest(msgspec.Struct, frozen=True, gc=False):
     """What a session's request says of itself besides its body."""

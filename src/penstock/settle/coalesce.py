@@ -63,7 +63,6 @@ class Figures:
     flushes: int = 0
     repeats: int = 0
     """Flushes that failed and were tried again."""
-    bisections: int = 0
     spoiled: int = 0
     pressed: int = 0
     """Times the producers were held back."""
@@ -108,8 +107,6 @@ class Coalescer(Generic[Entry]):
         self._alerted = False
         self._some = asyncio.Event()
         self._full = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._closing = False
         self.figures = Figures()
         self.trouble = ""
@@ -141,9 +138,7 @@ class Coalescer(Generic[Entry]):
         self._wake()
 
     def _wake(self) -> None:
-        if self._idle.is_set():
-            self._idle.clear()
-            self._some.set()
+        self._some.set()
         limits = self._limits
         if len(self._entries) < limits.settle_max_rows and self._bytes < limits.settle_max_bytes:
             return
@@ -173,7 +168,6 @@ class Coalescer(Generic[Entry]):
             self._relax()
             if not self._entries:
                 self._some.clear()
-                self._idle.set()
                 if self._closing:
                     return
 
@@ -188,11 +182,6 @@ class Coalescer(Generic[Entry]):
     def hurry(self) -> None:
         """Do not wait for company: somebody waits for what was put last."""
         self._full.set()
-
-    async def drain(self) -> None:
-        """Until everything put so far is written."""
-        self.hurry()
-        await self._idle.wait()
 
     def close(self) -> None:
         """Let `run` end once everything is written."""
@@ -264,7 +253,6 @@ class Coalescer(Generic[Entry]):
     async def _bisect(self, entries: list[Entry], error: Exception) -> None:
         """Find the entry the database refuses, write something else for it, and write the others."""
         if len(entries) > 1:
-            self.figures.bisections += 1
             middle = len(entries) // 2
             await self._flush(entries[:middle])
             await self._flush(entries[middle:])
