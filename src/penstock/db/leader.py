@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
 from types import TracebackType
@@ -30,6 +29,7 @@ from typing import Any, Protocol, Self
 
 import psycopg
 
+from penstock.backoff import Backoff
 from penstock.db import sql
 from penstock.db.pool import KEEPALIVE, Connection
 from penstock.tasks import cancel_and_wait
@@ -108,7 +108,7 @@ class Leader:
 
     async def _stand(self) -> None:
         """Stand for the lead, and after every lost connection stand again, until cancelled."""
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         while True:
             try:
                 async with await self._connect() as connection:
@@ -117,7 +117,7 @@ class Leader:
                         self.pooled.set()
                         self._on_lead()
                         return
-                    backoff_s = _FIRST_BACKOFF_S
+                    backoff.reset()
                     await self._follow(connection)
                     await self._lead(connection)
             except (psycopg.Error, OSError) as error:
@@ -125,8 +125,7 @@ class Leader:
                     _log.warning("%s: no longer leading: %s", self._name, type(error).__name__)
             finally:
                 self._sure_until = 0.0
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            await backoff.wait()
 
     async def _prepare(self, connection: Connection) -> bool:
         """Make the session one that can lead. False if it is not ours alone."""

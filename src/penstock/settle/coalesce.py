@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 import psycopg
 
+from penstock.backoff import Backoff
 from penstock.config import SettleLimits
 from penstock.db.pool import Connection, Pool, borrowed
 
@@ -229,7 +229,7 @@ class Coalescer(Generic[Entry]):
     async def _write(self, entries: list[Entry]) -> None:
         """One statement, repeated while the database is away."""
         give_up_at = monotonic() + self._limits.settle_retry_s
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         repeated = False
         while True:
             try:
@@ -240,15 +240,14 @@ class Coalescer(Generic[Entry]):
             except psycopg.Error as error:
                 self.trouble = f"the database refuses: {str(error).strip().splitlines()[0]}"
                 _log.warning("a flush of %d failed, trying again: %s", len(entries), error)
-                if monotonic() + backoff_s > give_up_at:
+                if monotonic() + backoff.longest_s > give_up_at:
                     raise
             else:
                 self.trouble = ""
                 return
             repeated = True
             self.figures.repeats += 1
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            await backoff.wait()
 
     async def _bisect(self, entries: list[Entry], error: Exception) -> None:
         """Find the entry the database refuses, write something else for it, and write the others."""
