@@ -45,7 +45,7 @@ from penstock.erase import erase, purge
 from penstock.model import Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.support.db import with_connection
-from tests.support.engine import make_file
+from tests.support.engine import claim_due, make_file
 
 BODY = b'{"input": "' + b"x" * 587 + b'"}'
 ANSWER = b'{"output": "' + b"y" * 486 + b'"}'
@@ -305,7 +305,7 @@ async def _claim_all(database: str, stop: Event, pipe: Pipe) -> list[tuple[float
             await create_batch(connection, file_id=file_id, owner="local", pool=POOL, batch_id=uuid4())
             while not stop.is_set():
                 begun = time.perf_counter()
-                leases = await claims.claim(
+                leases = await claim_due(
                     connection, pool=POOL, wants={ROUTE: CLAIM}, worker_id=worker_id, taper_floor=CLAIM
                 )
                 times.append((begun, time.perf_counter() - begun))

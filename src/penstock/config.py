@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from penstock.errors import UsageError
+from penstock.validators import checked_public_url
 
 if TYPE_CHECKING:
     from penstock.deliver.sink_config import Sink
@@ -315,7 +315,7 @@ def load(
         **groups,
         providers=tables.get("providers", ()),
         sinks=tables.get("sinks", ()),
-        public_url=_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
+        public_url=checked_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
         root_path=_root_path(*chosen["root_path"]) if "root_path" in chosen else "",
         webhook_allow=_entries(*chosen["webhook_allow"]) if "webhook_allow" in chosen else (),
         database_url=str(chosen["database_url"][0]) if "database_url" in chosen else None,
@@ -372,18 +372,6 @@ def _root_path(value: Any, place: str) -> str:
     if path and not _ROOT_PATH.fullmatch(path):
         raise UsageError(f"{place}: '{value}' is not a path", hint="For example /penstock")
     return path
-
-
-def _public_url(value: Any, place: str) -> str:
-    try:
-        parts = urlsplit(str(value))
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
-        _ = parts.port
-    except ValueError:
-        valid = False
-    if not valid or parts.query or parts.fragment:
-        raise UsageError(f"{place}: not the URL of a server", hint="For example https://batch.example.org/penstock")
-    return str(value).rstrip("/")
 
 
 def _range_hint(knob: Knob) -> str:

@@ -70,10 +70,6 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Lost twice: the worker takes no second suspect while it holds this one."""
         return self.reclaims > 1
 
-    @property
-    def size(self) -> int:
-        return sum(stop - start for start, stop in self.ranges)
-
 
 def session_source(lane_id: int) -> int:
     """The source id under which a session's inputs are stored. Sources of files are positive, so none is shared."""

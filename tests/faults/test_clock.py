@@ -34,7 +34,7 @@ from tests.support.cli import (
     write_requests,
 )
 from tests.support.db import connected, one, with_connection
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, count_leased, make_batch
 from tests.support.mock_process import MockProcess, start_mock_process
 
 LINES = 120
@@ -119,7 +119,7 @@ def test_the_database_clock_jumps_ahead(database: str) -> None:
         batch = await make_batch(connection, [6])
         early, later = uuid4(), uuid4()
         await liveness.register(connection, early, "test")
-        (held,) = await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=early, taper_floor=4)
+        (held,) = await claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=early, taper_floor=4)
         jump = datetime.now(UTC) + timedelta(hours=1)
         lost = await liveness.reclaim(connection, later, LIMITS, stuck_s=1e9, now=jump)
         assert (lost.leases, lost.ordinals) == (1, 4)
@@ -128,10 +128,8 @@ def test_the_database_clock_jumps_ahead(database: str) -> None:
         assert (await settle(connection, early, late)).fenced == 4
         # The clock is right again: what was reclaimed is due then, and not lost.
         await liveness.register(connection, later, "test")
-        again = await claims.claim(
-            connection, pool="test", wants={"model-0": 9}, worker_id=later, taper_floor=9, now=jump
-        )
-        assert sum(lease.size for lease in again) == 6
+        again = await claim_due(connection, pool="test", wants={"model-0": 9}, worker_id=later, taper_floor=9, now=jump)
+        assert count_leased(again) == 6
         for lease in again:
             rows = [(lease, o, o + 1, "c", DONE) for o in claims.first_ordinals(lease.ranges, 9)]
             await settle(connection, later, Changes(outcomes=rows))
@@ -153,7 +151,7 @@ def test_the_database_s_clock_set_back_an_hour(database: str) -> None:
         after = before - timedelta(hours=1)
         assert await take_turn(connection, "round", 0.75, now=before)
         await liveness.register(connection, lost, "test", now=before)
-        await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=lost, taper_floor=4, now=before)
+        await claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=lost, taper_floor=4, now=before)
 
         assert await take_turn(connection, "round", 0.75, now=after)
         assert not await take_turn(connection, "round", 0.75, now=after + timedelta(seconds=0.1))
@@ -171,7 +169,7 @@ def test_what_was_put_off_waits_as_long_as_it_was_to_after_the_clock_was_set_bac
         await make_batch(connection, [3])
         ahead = datetime.now(UTC) + timedelta(hours=1)
         worker, wants = uuid4(), {"model-0": 3}
-        [lease] = await claims.claim(connection, pool="test", wants=wants, worker_id=worker, taper_floor=3, now=ahead)
+        [lease] = await claim_due(connection, pool="test", wants=wants, worker_id=worker, taper_floor=3, now=ahead)
         again = [(lease, n, Again("busy", "later", delay_s, True)) for n, delay_s in enumerate((0.0, 20.0, 600.0))]
         await settle(connection, worker, Changes(agains=again), now=ahead)
 
@@ -183,7 +181,7 @@ def test_what_was_put_off_waits_as_long_as_it_was_to_after_the_clock_was_set_bac
         assert waits[0] <= 0
         assert 20 - DEADLINE_S <= waits[1] <= 24
         assert 600 - DEADLINE_S <= waits[2] <= 740
-        [lease] = await claims.claim(connection, pool="test", wants=wants, worker_id=uuid4())
+        [lease] = await claim_due(connection, pool="test", wants=wants, worker_id=uuid4())
         assert lease.ranges == ((0, 1),)
 
     with_connection(database, body)
@@ -196,7 +194,7 @@ def test_a_lease_without_progress_is_missed_after_the_clock_was_set_back(databas
         before = datetime.now(UTC)
         after = before - timedelta(hours=1)
         await liveness.register(connection, worker, "test", now=before)
-        await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=worker, taper_floor=4, now=before)
+        await claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=worker, taper_floor=4, now=before)
         assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=after)).leases == 0
         late = after + timedelta(seconds=151)
         await connection.execute("UPDATE penstock.workers SET heartbeat_at = %s", [late])

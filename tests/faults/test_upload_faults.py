@@ -272,9 +272,11 @@ from penstock.intake.upload import Upload
 
 taking = Upload(sys.argv[1], owner="me", worker_id=UUID(sys.argv[2]), filename="f", limits=IntakeLimits(),
                 purpose="batch", idempotency_key="key")
+taken = 0
 while data := sys.stdin.buffer.read(100_000):
     taking.feed(data)
-    print(taking.bytes_read, flush=True)
+    taken += len(data)
+    print(taken, flush=True)
 """
 
 

@@ -35,7 +35,7 @@ from penstock.db import arrays, sql
 from penstock.erase import erase, purge
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from tests.support.engine import make_batch, tidy
+from tests.support.engine import claim_due, count_leased, make_batch, tidy
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=4)
@@ -160,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def claim(self, worker: UUID, want: int, routes: set[str], suspect_ok: bool) -> Any:
         found = self.wait(
-            claims.claim(
+            claim_due(
                 self.db,
                 pool=POOL,
                 wants=dict.fromkeys(sorted(routes), want),
@@ -188,7 +188,7 @@ class EngineMachine(RuleBasedStateMachine):
                 lane.state[ordinal] = ("leased", lease.id, lease.attempt)
                 taken[lease.route] += 1
         for route, (plain, _) in open_to_all.items():
-            alone = sum(lease.size for lease in suspects if lease.route == route)
+            alone = count_leased(lease for lease in suspects if lease.route == route)
             assert taken[route] == min(want, plain + alone)
         return multiple(*(lease.id for lease in found))
 

@@ -34,6 +34,7 @@ from penstock.sessions.accept import Accepted, Existing, Refused, accept_many
 from penstock.sessions.answers import answered, list_requests
 from penstock.sessions.sessions import cancel_request, get_session, put_session, resume_session
 from penstock.settle.write import Changes, pass_over, settle
+from tests.support.engine import claim_due
 from tests.support.sessions import OWNER, POOL, wish
 
 GRACE_S = 30.0
@@ -181,7 +182,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(target=items, worker=workers, want=st.integers(1, 4), routes=st.sets(st.sampled_from(ROUTES), min_size=1))
     def claim(self, worker: UUID, want: int, routes: set[str]) -> Any:
         wants = dict.fromkeys(sorted(routes), want)
-        leases = self.wait(claims.claim(self.db, pool=POOL, wants=wants, worker_id=worker, now=self.now))
+        leases = self.wait(claim_due(self.db, pool=POOL, wants=wants, worker_id=worker, now=self.now))
         ready = {route: self.ready(route) for route in routes}
         found = self.wait(claims.read_heads(self.db, leases, max_bytes=1 << 20)) if leases else []
         assert len(found) == len(leases), "what was claimed can be read"

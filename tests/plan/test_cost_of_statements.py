@@ -20,6 +20,7 @@ from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.plan.crowd import DEFERRED_ROUTE, LEASED, LINED_UP_ROUTE, POOL, ROUTE, World, Worlds, check_in, claim
+from tests.support.engine import count_leased
 from tests.support.plans import Mode, Plan
 
 Operation = Callable[[World, Connection], Awaitable[object]]
@@ -40,7 +41,7 @@ _BUDGET_BYTES = 1 << 20
 
 async def claim_lane(world: World, connection: Connection) -> None:
     (lease,) = await claim(connection, world.subject, _PAGE)
-    assert lease.size == _PAGE
+    assert count_leased([lease]) == _PAGE
 
 
 async def claim_nothing_due(world: World, connection: Connection) -> None:
@@ -54,7 +55,7 @@ async def claim_due(world: World, connection: Connection) -> None:
     claimed = await claims.claim_in_line(
         connection, pool=POOL, wants={LINED_UP_ROUTE: 10}, worker_id=world.subject.worker
     )
-    assert sum(lease.size for lease in claimed.leases) > 0
+    assert count_leased(claimed.leases) > 0
 
 
 async def line_up_nothing(_: World, connection: Connection) -> None:

@@ -26,7 +26,7 @@ from penstock.db.pool import Connection
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, settle
 from tests.support.db import connected
-from tests.support.engine import make_batch, make_file, tidy
+from tests.support.engine import claim_due, make_batch, make_file, tidy
 from tests.support.interleave import Interleaver, Order, Play, Statement, interleaver, named, orders, orders_of_twins
 
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
@@ -57,7 +57,7 @@ class Scene:
 
 async def take(connection: Connection, scene: Scene, worker: UUID, want: int = 99) -> list[Lease]:
     wants = dict.fromkeys(ROUTES, want)
-    return await claims.claim(connection, pool=scene.pool, wants=wants, worker_id=worker, taper_floor=99)
+    return await claim_due(connection, pool=scene.pool, wants=wants, worker_id=worker, taper_floor=99)
 
 
 async def claim(connection: Connection, scene: Scene) -> int:
@@ -463,7 +463,7 @@ class Sessions:
         async with connected(self.conninfo) as connection:
             worker = await self._register(connection)
             while not await self._ended(connection):
-                leases = await claims.claim(connection, pool="test", wants=self._wants(), worker_id=worker)
+                leases = await claim_due(connection, pool="test", wants=self._wants(), worker_id=worker)
                 for lease in leases:
                     self._dispatch(lease)
                 alive = True

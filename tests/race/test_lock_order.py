@@ -23,7 +23,7 @@ from penstock.db.pool import Connection
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.support.db import connected
-from tests.support.engine import make_batch, tidy
+from tests.support.engine import claim_due, make_batch, tidy
 from tests.support.interleave import Interleaver, interleaver
 
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ def some_leases(bustle: Bustle, dice: random.Random) -> list[Lease]:
 
 async def claim(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
     wants = dict.fromkeys(ROUTES, dice.randint(1, 6))
-    for lease in await claims.claim(connection, pool="test", wants=wants, worker_id=bustle.worker, taper_floor=99):
+    for lease in await claim_due(connection, pool="test", wants=wants, worker_id=bustle.worker, taper_floor=99):
         bustle.leases[lease.nonce] = lease
 
 
@@ -203,7 +203,7 @@ def test_settling_and_steering_take_lanes_in_the_same_order(database: str, steer
     async def body(turns: Interleaver, waiters: tuple[int, int]) -> None:
         db, worker = turns.observer, uuid4()
         batch = await make_batch(db, [2, 2, 2], width=1)
-        leases = await claims.claim(db, pool="test", wants=dict.fromkeys(ROUTES, 9), worker_id=worker)
+        leases = await claim_due(db, pool="test", wants=dict.fromkeys(ROUTES, 9), worker_id=worker)
         pick = "min" if moved == "first" else "max"
         await db.execute(
             f"UPDATE penstock.lanes SET priority = 1 WHERE id = (SELECT {pick}(id) FROM penstock.lanes)".encode()
@@ -246,7 +246,7 @@ def test_steering_and_housekeeping_do_not_wait_for_each_other_s_deferrals(
             db, worker = turns.observer, uuid4()
             batch = await make_batch(db, [2])
             for ordinal in range(2):
-                (lease,) = await claims.claim(db, pool="test", wants={"model-0": 1}, worker_id=worker)
+                (lease,) = await claim_due(db, pool="test", wants={"model-0": 1}, worker_id=worker)
                 await settle(db, worker, Changes(agains=[(lease, ordinal, Again("code", "message", 0.0, True))]))
             await db.execute(
                 "UPDATE penstock.deferrals SET due_at = now() WHERE id = (SELECT min(id) FROM penstock.deferrals)"

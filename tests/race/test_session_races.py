@@ -23,6 +23,7 @@ from penstock.sessions.accept import Accepted, Existing, accept_many
 from penstock.sessions.sessions import cancel_request, get_session, put_session, resume_session
 from penstock.settle.write import Changes, pass_over, settle
 from tests.support.db import connected, one
+from tests.support.engine import claim_due
 from tests.support.interleave import Interleaver, Order, Play, interleaver, named, orders, orders_of_twins
 from tests.support.sessions import DEAD, DONE, OWNER, end, send, wish
 
@@ -79,7 +80,7 @@ async def accept_keyed(connection: Connection, scene: Scene) -> object:
 
 async def take(connection: Connection, scene: Scene, worker: UUID) -> list[Lease]:
     wants = dict.fromkeys(ROUTES, 9)
-    return await claims.claim(connection, pool=scene.pool, wants=wants, worker_id=worker)
+    return await claim_due(connection, pool=scene.pool, wants=wants, worker_id=worker)
 
 
 async def claim(connection: Connection, scene: Scene) -> object:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID, uuid4
 
 from penstock.batches.create import create_batch
 from penstock.batches.read import Status, read_status
 from penstock.batches.upkeep import fold_progress, hold_strays
+from penstock.claim import claim as claims
 from penstock.db.pool import Connection, Now, Pool
+from penstock.model import Lease
 
 
 async def make_file(connection: Connection, totals: Sequence[int], *, body: bytes = b"{}", now: Now = None) -> UUID:
@@ -51,6 +53,37 @@ async def make_batch(
     if width is not None:
         await connection.execute("UPDATE penstock.lanes SET width = %s WHERE batch_id = %s", [width, batch_id])
     return batch_id
+
+
+async def claim_due(
+    connection: Connection,
+    *,
+    pool: str,
+    wants: Mapping[str, int],
+    worker_id: UUID,
+    taper_floor: int = 1,
+    suspect_ok: bool = True,
+    now: Now = None,
+) -> list[Lease]:
+    """Lease up to `wants[route]` ordinals of each route, from all that is due; at most one suspect, and none unless
+    `suspect_ok`."""
+    await claims.line_up(connection, pool=pool, routes=wants, now=now)
+    claimed = await claims.claim_in_line(
+        connection,
+        pool=pool,
+        wants=wants,
+        worker_id=worker_id,
+        look=max(wants.values()),
+        taper_floor=taper_floor,
+        suspect_ok=suspect_ok,
+        now=now,
+    )
+    return claimed.leases
+
+
+def count_leased(leases: Iterable[Lease]) -> int:
+    """How many ordinals these leases hold."""
+    return sum(stop - start for lease in leases for start, stop in lease.ranges)
 
 
 async def until(pool: Pool, batch_id: UUID, condition: Callable[[Status], bool]) -> Status:

@@ -13,7 +13,7 @@ from penstock.db.embedded import postgres
 from penstock.db.pool import Connection, Now
 from penstock.model import Again, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, settle
-from tests.support.engine import make_file
+from tests.support.engine import claim_due, make_file
 
 POOL = "serve:test"
 ROUTES = ("model-0", "model-1", "model-2")
@@ -49,7 +49,7 @@ async def make_wish(connection: Connection, totals: Sequence[int], **more: Any) 
 
 async def take(connection: Connection, want: int = 1_000, *, worker: UUID = WORKER, now: Now = None) -> list[Lease]:
     wants = dict.fromkeys(ROUTES, want)
-    return await claims.claim(connection, pool=POOL, wants=wants, worker_id=worker, taper_floor=1_000, now=now)
+    return await claim_due(connection, pool=POOL, wants=wants, worker_id=worker, taper_floor=1_000, now=now)
 
 
 async def answer(

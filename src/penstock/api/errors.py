@@ -7,23 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.anthropic_errors import error_type
+
 Dialect = Literal["openai", "anthropic"]
 
 _MAX_ID_CHARS = 100
-
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
 
 
 class ApiError(Exception):
@@ -76,8 +64,8 @@ ERROR_TYPES: Mapping[Dialect, Any] = {"openai": OpenAIError, "anthropic": Anthro
 def render(error: ApiError, dialect: Dialect, request_id: str) -> bytes:
     """The body of the answer."""
     if dialect == "anthropic":
-        kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return msgspec.json.encode(AnthropicError("error", AnthropicErrorDetail(kind, error.message), request_id))
+        named = AnthropicErrorDetail(error_type(error.status), error.message)
+        return msgspec.json.encode(AnthropicError("error", named, request_id))
     detail = OpenAIErrorDetail(error.message, error.type, error.param, error.code)
     return msgspec.json.encode(OpenAIError(detail))
 

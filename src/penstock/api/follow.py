@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
@@ -28,6 +27,7 @@ from penstock.api import objects
 from penstock.api.batches import find_batch
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.multipart import invalid
+from penstock.backoff import Backoff
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import Pool, borrowed
 from penstock.export.follow import Page, journal_page
@@ -47,6 +47,7 @@ _PAGE_BYTES = 512 * 1024
 _KEPT_BYTES = 2 * 1024 * 1024
 # What waits in memory for a reader who does not read.
 _SEND_BYTES = 64 * 1024
+_FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 5.0
 
 _FAULTS = (psycopg.OperationalError, PoolTimeout, PoolClosed)
@@ -175,20 +176,23 @@ class Watch:
             self._idle.set()
 
     async def _run(self) -> None:
-        backoff_s = 0.0
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
+        wait_s = 0.0
         while self.readers and not self._hub.stopping:
             pause_s = max(_POLL_S, self.result_readers / _SENDS_PER_S, len(self._hub.watches) / _POLLS_PER_S)
-            await self._rest(max(pause_s, backoff_s * random.uniform(0.5, 1)))  # noqa: S311 -- jitter
+            await self._rest(max(pause_s, wait_s))
             if not self.readers:
                 break
             try:
                 await self._poll()
-                backoff_s = 0.0
+                backoff.reset()
+                wait_s = 0.0
             except _FAULTS as error:
-                backoff_s = min(max(2 * backoff_s, 0.5), _LAST_BACKOFF_S)
+                wait_s = backoff.next_s()
                 _log.warning("cannot read batch %s, trying again: %s", self.batch_id, type(error).__name__)
             except Exception as error:
-                backoff_s = _LAST_BACKOFF_S
+                backoff.longest_s = _LAST_BACKOFF_S
+                wait_s = backoff.next_s()
                 _log.error("following batch %s failed, trying again: %s", self.batch_id, type(error).__name__)
         # Nothing is awaited between the last look at `readers` and this: the next reader finds a new watch.
         self._hub.watches.pop(self.batch_id, None)

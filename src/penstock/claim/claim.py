@@ -47,32 +47,6 @@ class Claimed(NamedTuple):
     """When the next deferral is due that does not stand in line yet; perhaps it is."""
 
 
-async def claim(
-    connection: Connection,
-    *,
-    pool: str,
-    wants: Mapping[str, int],
-    worker_id: UUID,
-    taper_floor: int = 1,
-    suspect_ok: bool = True,
-    now: Now = None,
-) -> list[Lease]:
-    """Lease up to `wants[route]` ordinals of each route, from all that is due; at most one suspect, and none unless
-    `suspect_ok`."""
-    await line_up(connection, pool=pool, routes=wants, now=now)
-    claimed = await claim_in_line(
-        connection,
-        pool=pool,
-        wants=wants,
-        worker_id=worker_id,
-        look=max(wants.values()),
-        taper_floor=taper_floor,
-        suspect_ok=suspect_ok,
-        now=now,
-    )
-    return claimed.leases
-
-
 async def line_up(
     connection: Connection,
     *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
+from penstock.backoff import Backoff
 from penstock.cli.figures import plain
 from penstock.errors import ExitCode, PenstockError, UsageError
 
@@ -194,7 +194,7 @@ class Api:
 
     async def _retried(self, call: Callable[[], Any], patience_s: float) -> Json:
         give_up_at = monotonic() + patience_s
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
         while True:
             try:
                 found: Json = await call()
@@ -209,8 +209,7 @@ class Api:
                 wait_s = min(refusal.retry_after_s or 0.0, _RETRY_AFTER_MAX_S)
             else:
                 return found
-            await asyncio.sleep(max(wait_s, pause_s * random.uniform(0.5, 1)))  # noqa: S311 -- jitter
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            await asyncio.sleep(max(wait_s, backoff.next_s()))
 
     async def _refused(self, answer: Answer) -> PenstockError:
         try:

@@ -18,8 +18,8 @@ from pyreqwest.response import Response
 
 from penstock import __version__
 from penstock.cli.api import Answer, Body, Request, Unreachable
-from penstock.dispatch.target import checked_url
 from penstock.errors import UsageError
+from penstock.validators import checked_url
 
 _CONNECT_S = 10.0
 _SILENCE_S = 90.0

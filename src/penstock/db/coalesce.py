@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 import psycopg
 
+from penstock.backoff import Backoff
 from penstock.db.pool import Connection, Pool, borrowed
 
 _log = logging.getLogger("penstock.settle")
@@ -84,7 +84,6 @@ class Figures:
     flushes: int = 0
     repeats: int = 0
     """Flushes that failed and were tried again."""
-    bisections: int = 0
     spoiled: int = 0
     pressed: int = 0
     """Times the producers were held back."""
@@ -261,7 +260,7 @@ class Coalescer(Generic[Entry]):
     async def _write(self, entries: list[Entry]) -> None:
         """One statement, repeated while the database is away."""
         give_up_at = monotonic() + self._limits.retry_s
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         repeated = False
         while True:
             try:
@@ -271,7 +270,7 @@ class Coalescer(Generic[Entry]):
                 raise
             except psycopg.Error as error:
                 self.trouble = f"the database refuses: {str(error).strip().splitlines()[0]}"
-                if monotonic() + backoff_s > give_up_at:
+                if monotonic() + backoff.longest_s > give_up_at:
                     await self._kind.given_up(entries, error)
                     return
                 _log.warning("a flush of %d failed, trying again: %s", len(entries), error)
@@ -280,13 +279,11 @@ class Coalescer(Generic[Entry]):
                 return
             repeated = True
             self.figures.repeats += 1
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            await backoff.wait()
 
     async def _bisect(self, entries: list[Entry], error: Exception) -> None:
         """Find the entry the database refuses, write something else for it, and write the others."""
         if len(entries) > 1:
-            self.figures.bisections += 1
             middle = len(entries) // 2
             await self._flush(entries[:middle])
             await self._flush(entries[middle:])

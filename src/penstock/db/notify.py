@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator
 
 import psycopg
 from psycopg import sql
 
+from penstock.backoff import Backoff
 from penstock.db.pool import BACKEND_PID, KEEPALIVE, Connection, is_pooled
 
 _log = logging.getLogger("penstock.notices")
@@ -65,7 +65,7 @@ class NoticeListener:
 
     async def run(self) -> None:
         """Listen, and after every lost connection listen again, until cancelled or told that nobody will ever ring."""
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         while True:
             try:
                 connection = await psycopg.AsyncConnection.connect(
@@ -80,14 +80,13 @@ class NoticeListener:
                     if is_pooled(connection, await (await connection.execute(BACKEND_PID)).fetchone()):
                         _log.info("the database is behind a pooler: no notices, polling alone")
                         return
-                    backoff_s = _FIRST_BACKOFF_S
+                    backoff.reset()
                     await self._listen(connection)
             except (psycopg.Error, OSError) as error:
                 _log.warning("listening failed, trying again: %s", error)
             finally:
                 self.listening.clear()
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            await backoff.wait()
 
     async def _listen(self, connection: psycopg.AsyncConnection) -> None:
         known: set[str] = set()

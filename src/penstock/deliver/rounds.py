@@ -8,12 +8,12 @@ time-out, however much waits for it.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Hashable
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
+from penstock.backoff import doubled, jittered
 from penstock.config import WebhookLimits
 
 _LOOK_AGAIN_S = 1.0
@@ -60,8 +60,7 @@ def hold(limits: WebhookLimits) -> float:
 
 def backoff_s(limits: WebhookLimits, attempt: int) -> float:
     """Doubled each time up to the cap; half of it by chance, so that receivers are not met by a crowd."""
-    longest_s = min(limits.webhook_retry_cap_s, limits.webhook_retry_base_s * 2.0 ** min(attempt - 1, 60))
-    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 -- spreads load, guards nothing
+    return jittered(doubled(limits.webhook_retry_base_s, limits.webhook_retry_cap_s, attempt))
 
 
 async def deliver_all(mail: Mail[D], limits: WebhookLimits) -> int:

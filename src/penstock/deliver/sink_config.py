@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from penstock.config_tables import TableEntry, read_entries
 from penstock.deliver.addresses import AddressRefused, parse_url
 from penstock.errors import UsageError
 from penstock.sessions.cloudevents import Mode
+from penstock.validators import read_secret_file, read_secret_variable
 
 Requests = Literal["events", "all"]
 
@@ -81,20 +80,9 @@ class Sink:
 
     def _secret_text(self) -> str:
         if self.secret_file is not None:
-            try:
-                return Path(self.secret_file).read_text("utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not text"
-                raise UsageError(
-                    f"sink '{self.name}': secret_file {self.secret_file}: cannot be read: {reason}", hint=_HINT
-                ) from error
-        text = os.environ.get(self.secret_env or "", "").strip()
-        if not text:
-            raise UsageError(
-                f"sink '{self.name}': the variable {self.secret_env} (secret_env) is not set",
-                hint=f"Set it before the command: export {self.secret_env}=...",
-            )
-        return text
+            return read_secret_file(self.secret_file, f"sink '{self.name}': secret_file {self.secret_file}", _HINT)
+        name = self.secret_env or ""
+        return read_secret_variable(name, f"sink '{self.name}': the variable {name} (secret_env)")
 
 
 def are_told(sinks: Iterable[Sink], owner: str, *, from_event: bool) -> bool:

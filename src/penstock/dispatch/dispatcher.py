@@ -67,9 +67,6 @@ class Dispatcher(Protocol):
 
     def resume_starting(self) -> None: ...
 
-    def resize(self, concurrency: int) -> None:
-        """Allow so many calls at a time from now on."""
-
     def start_until(self, at: float) -> None:
         """Start nothing after this time of the monotonic clock, unless it is put off again."""
 
@@ -286,10 +283,6 @@ class CallQueue(ABC):
 
     def start_until(self, at: float) -> None:
         self._ready.open_until = at
-        self._wake()
-
-    def resize(self, concurrency: int) -> None:
-        self._concurrency = max(1, concurrency)
         self._wake()
 
     async def wait_room(self) -> None:

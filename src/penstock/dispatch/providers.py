@@ -22,9 +22,10 @@ from typing import Any
 
 from penstock.config import Config, DispatchLimits, RetryLimits
 from penstock.config_tables import TableEntry, read_entries
-from penstock.dispatch.http.processor import HttpProcessor, checked_base, checked_headers, checked_key
+from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import Streams
 from penstock.errors import PenstockError, UsageError
+from penstock.validators import checked_base, checked_headers, checked_key, read_secret_file, read_secret_variable
 
 _log = logging.getLogger("penstock.providers")
 
@@ -70,21 +71,11 @@ class Provider:
         """The key, read now. One that is named must be there."""
         if self.api_key_file is not None:
             place = f"provider '{self.name}': api_key_file {self.api_key_file}"
-            try:
-                key = Path(self.api_key_file).read_text("utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not text"
-                raise UsageError(f"{place}: cannot be read: {reason}", hint=_HINT) from error
-            return checked_key(key, place)
+            return checked_key(read_secret_file(self.api_key_file, place, _HINT), place)
         if self.api_key_env is None:
             return None
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not key:
-            raise UsageError(
-                f"provider '{self.name}': the variable {self.api_key_env} (api_key_env) is not set",
-                hint=f"Set it before the command: export {self.api_key_env}=...",
-            )
-        return checked_key(key, f"provider '{self.name}': {self.api_key_env}")
+        what = f"provider '{self.name}': the variable {self.api_key_env} (api_key_env)"
+        return checked_key(read_secret_variable(self.api_key_env, what), f"provider '{self.name}': {self.api_key_env}")
 
     def processor(
         self, dispatch: DispatchLimits, retry: RetryLimits, share: int, *, streams: Streams | None = None
@@ -284,7 +275,7 @@ class _Entry(TableEntry):
         # Values are never shown: they may be secrets.
         if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
             raise self.wrong("headers", "is not a table of texts", 'For example headers = { "x-team" = "search" }.')
-        self._checked("headers", lambda: checked_headers(None, headers))
+        self._checked("headers", lambda: checked_headers(headers))
         return headers
 
     def _timeouts(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock.backoff import doubled, jittered
 from penstock.config import RetryLimits
 from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
 from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
@@ -74,8 +75,7 @@ class Refusals:
 
 def backoff_s(attempt: int, limits: RetryLimits, rng: random.Random) -> float:
     """Exponential with full jitter: anywhere between nothing and the doubled base."""
-    exponent = min(max(attempt, 1) - 1, 62)
-    return rng.uniform(0, min(limits.retry_cap_s, limits.retry_base_s * 2.0**exponent))
+    return jittered(doubled(limits.retry_base_s, limits.retry_cap_s, attempt), 0, rng=rng)
 
 
 def refused_backoff_s(lasting_s: float, limits: RetryLimits, rng: random.Random) -> float:

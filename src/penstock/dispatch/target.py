@@ -6,12 +6,11 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import urlsplit
 
 from penstock.config import Config
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.errors import UsageError
+from penstock.validators import checked_key, checked_url, read_secret_file, read_secret_variable
 
 _DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -36,22 +35,12 @@ class Target:
     def api_key(self) -> str | None:
         """The key, read now: from a file, or from the environment. Naming a variable makes it required."""
         if self.api_key_file is not None:
-            try:
-                key = Path(self.api_key_file).read_text("utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not text"
-                raise UsageError(f"--api-key-file {self.api_key_file}: cannot be read: {reason}") from error
-            return _checked(key, f"--api-key-file {self.api_key_file}")
+            place = f"--api-key-file {self.api_key_file}"
+            return checked_key(read_secret_file(self.api_key_file, place), place)
         name = self.api_key_env or _DEFAULT_KEY_VARIABLE
-        key = os.environ.get(name, "").strip()
-        if not key:
-            if self.api_key_env is not None:
-                raise UsageError(
-                    f"--api-key-env {name}: the variable is not set",
-                    hint=f"Set it before the command: export {name}=...",
-                )
+        if self.api_key_env is None and not os.environ.get(name, "").strip():
             return None
-        return _checked(key, name)
+        return checked_key(read_secret_variable(name, f"--api-key-env {name}: the variable"), name)
 
     @contextlib.asynccontextmanager
     async def dispatcher(self, config: Config) -> AsyncIterator[Dispatcher]:
@@ -91,31 +80,5 @@ def make_target(
             hint="--base-url http://127.0.0.1:8000/v1 calls an endpoint, --processor module:function a function.",
         )
     if base_url is not None:
-        base_url = checked_url(
-            "--base-url",
-            base_url,
-            "For example --base-url http://127.0.0.1:8000/v1",
-            "The key comes from the environment (--api-key-env) or a file (--api-key-file).",
-        )
+        base_url = checked_url("--base-url", base_url, "For example --base-url http://127.0.0.1:8000/v1")
     return Target(base_url, processor, api_key_env, api_key_file)
-
-
-def checked_url(option: str, url: str, example: str, where_the_key_is: str) -> str:
-    """The URL without a slash at its end; refused if it could not be called, or holds a secret."""
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port
-    except ValueError:
-        valid = False
-    if not valid:
-        raise UsageError(f"{option} {url}: not an http(s) URL", hint=example)
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise UsageError(f"{option} must not carry credentials, a query or a fragment", hint=where_the_key_is)
-    return url.rstrip("/")
-
-
-def _checked(key: str, place: str) -> str:
-    if not key or not key.isascii() or not key.isprintable():
-        raise UsageError(f"{place}: does not hold a usable API key", hint="A key is one line of plain text.")
-    return key

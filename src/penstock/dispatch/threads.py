@@ -100,14 +100,6 @@ class ThreadDispatcher(CallQueue):
             self._stopped = True
             self._gate.notify_all()
 
-    def resize(self, concurrency: int) -> None:
-        super().resize(concurrency)
-        with self._lock:
-            self._allowed = min(self._allowed, self._concurrency)
-        if self._ticking is not None:
-            self._ticking.cancel()
-            self._tick()
-
     def _wake(self) -> None:
         with self._gate:
             if not self._startable():

@@ -6,12 +6,12 @@ What they hold is then deleted by `purge`, in small steps.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from penstock.backoff import jittered
 from penstock.batches.finish import end_if_over
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
@@ -219,7 +219,7 @@ async def _atomically(connection: Connection, delete: Callable[[], Awaitable[boo
             async with connection.transaction():
                 return await delete()
         except _BusyError:
-            await asyncio.sleep(_REST_S * random.random() * min(attempt, 10))  # noqa: S311 -- jitter
+            await asyncio.sleep(jittered(_REST_S * min(attempt, 10), 0))
     raise NotErasable("Its requests are being settled just now.", hint="Try again.")
 
 

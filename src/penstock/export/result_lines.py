@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from penstock.anthropic_errors import ERROR_TYPES, error_type
 from penstock.model import BatchState, Outcome, OutcomeState, request_public_id
 
 _encode = msgspec.json.encode
@@ -45,18 +46,6 @@ _COMPLETED = OutcomeState.COMPLETED
 
 # An honest error is far smaller; decoding takes many times the bytes.
 _MAX_ERROR_BYTES = 64 * 1024
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-_KNOWN_TYPES = frozenset({*_ANTHROPIC_TYPES.values(), "api_error"})
 
 
 class Result(NamedTuple):
@@ -181,7 +170,7 @@ def anthropic_not_run_line(custom_id: str, state: BatchState) -> bytes:
 
 def _anthropic_error(result: Result) -> Any:
     told = _told_error(result.response)
-    if told is not None and told.get("type") in _KNOWN_TYPES:
+    if told is not None and told.get("type") in ERROR_TYPES:
         return told
     message = told.get("message") if told is not None else None
     if not isinstance(message, str) or not message:
@@ -193,7 +182,8 @@ def _anthropic_type(result: Result) -> str:
     status = result.status_code
     if status is None:
         return "timeout_error" if result.error_code == "request_timeout" else "api_error"
-    return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
+    # An upstream's 503 may mean anything; only ours says that there is too much to do.
+    return "api_error" if status == 503 else error_type(status)
 
 
 def _told_error(body: bytes | None) -> dict[str, Any] | None:
@@ -203,7 +193,7 @@ def _told_error(body: bytes | None) -> dict[str, Any] | None:
     try:
         whole = msgspec.json.decode(body)
         told = whole.get("error") if isinstance(whole, dict) else None
-        if isinstance(told, dict) and (isinstance(told.get("message"), str) or told.get("type") not in _KNOWN_TYPES):
+        if isinstance(told, dict) and (isinstance(told.get("message"), str) or told.get("type") not in ERROR_TYPES):
             _encode(told)
             return told
     except (ValueError, TypeError, RecursionError):

@@ -24,8 +24,6 @@ _PROGRESS_INTERVAL_S = 0.1
 @dataclass(frozen=True, slots=True)
 class IntakeProgress:
     bytes_read: int
-    bytes_total: int | None
-    """Unknown for a pipe."""
     lines: int
     """Requests parsed so far."""
 
@@ -121,7 +119,7 @@ def ingest_file(
                 raise IntakeInterrupted(f"{source.name}: interrupted; nothing was stored")
             stored = intake.finish()
             if on_progress:
-                on_progress(IntakeProgress(intake.bytes_read, source.size, intake.lines))
+                on_progress(IntakeProgress(intake.bytes_read, intake.lines))
             return stored
     finally:
         source.close()
@@ -143,4 +141,4 @@ def _pump(
         intake.feed(chunk)
         if on_progress and time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            on_progress(IntakeProgress(intake.bytes_read, source.size, intake.lines))
+            on_progress(IntakeProgress(intake.bytes_read, intake.lines))

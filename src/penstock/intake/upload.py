@@ -88,10 +88,6 @@ class Upload:
     def file_id(self) -> UUID:
         return self._writer.file_id
 
-    @property
-    def bytes_read(self) -> int:
-        return self._writer.bytes
-
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""
         if self._writer.bytes + len(data) > self._limits.max_upload_bytes:

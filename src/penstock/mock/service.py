@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from penstock.anthropic_errors import error_type
 from penstock.mock import answers, streams
 from penstock.mock.answers import Ask, Envelope, Stream, UnanswerableError, encode_json
 from penstock.mock.behaviour import Behaviour, Fate
@@ -93,34 +94,22 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How an error status is worded: OpenAI's type and code, Anthropic's type, and the message."""
+    """How an error status is worded: OpenAI's type and code, and the message."""
 
     type: str
     code: str | None
-    anthropic_type: str
     message: str
 
 
-_INVALID = Refusal("invalid_request_error", None, "invalid_request_error", "The request cannot be served.")
+_INVALID = Refusal("invalid_request_error", None, "The request cannot be served.")
 _REFUSALS = {
-    HTTPStatus.BAD_REQUEST: Refusal(
-        "invalid_request_error",
-        "mock_rejected",
-        "invalid_request_error",
-        "This input is one the mock rejects.",
-    ),
-    HTTPStatus.UNAUTHORIZED: Refusal(
-        "invalid_request_error", "invalid_api_key", "authentication_error", "Incorrect API key provided."
-    ),
-    HTTPStatus.TOO_MANY_REQUESTS: Refusal(
-        "requests", "rate_limit_exceeded", "rate_limit_error", "Rate limit reached for requests."
-    ),
-    HTTPStatus.INTERNAL_SERVER_ERROR: Refusal(
-        "server_error", None, "api_error", "The mock was told to fail this call."
-    ),
-    HTTPStatus.SERVICE_UNAVAILABLE: Refusal("server_error", "overloaded", "overloaded_error", "The queue is full."),
+    HTTPStatus.BAD_REQUEST: Refusal("invalid_request_error", "mock_rejected", "This input is one the mock rejects."),
+    HTTPStatus.UNAUTHORIZED: Refusal("invalid_request_error", "invalid_api_key", "Incorrect API key provided."),
+    HTTPStatus.TOO_MANY_REQUESTS: Refusal("requests", "rate_limit_exceeded", "Rate limit reached for requests."),
+    HTTPStatus.INTERNAL_SERVER_ERROR: Refusal("server_error", None, "The mock was told to fail this call."),
+    HTTPStatus.SERVICE_UNAVAILABLE: Refusal("server_error", "overloaded", "The queue is full."),
 }
-_QUOTA = Refusal("insufficient_quota", "insufficient_quota", "billing_error", "You exceeded your current quota.")
+_QUOTA = Refusal("insufficient_quota", "insufficient_quota", "You exceeded your current quota.")
 _FATE_STATUS = {Fate.ANSWER: "200", Fate.ERROR: "500", Fate.DROP: DROPPED, Fate.HANG: HUNG}
 
 
@@ -196,7 +185,7 @@ class Service:
         if headers is None:
             headers = self._headers(endpoint, digest)
         if endpoint.anthropic:
-            error = {"type": refusal.anthropic_type, "message": message}
+            error = {"type": error_type(status), "message": message}
             body = {"type": "error", "error": error, "request_id": f"req_{digest}"}
             return _json(status, body, headers)
         return _json(status, _openai_error(message, refusal.type, refusal.code), headers)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from penstock.backoff import Backoff, jittered
 from penstock.batches.unserved import MOVED_AT_ONCE, list_unserved, move_lanes
 from penstock.batches.validate import list_unvalidated, validate_batch
 from penstock.config import Config
@@ -126,7 +126,7 @@ class BackgroundDuties:
         await cancel_and_wait(self._tasks)
 
     async def _keep(self, duty: _Duty) -> None:
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         while True:
             woken = duty.woken.is_set()
             duty.woken.clear()
@@ -138,11 +138,10 @@ class BackgroundDuties:
                 # A duty that ended would be missed by nobody until much later.
                 _log.error("%s: failed: %s", duty.name, type(error).__name__)
             else:
-                backoff_s = _FIRST_BACKOFF_S
+                backoff.reset()
                 await self._rest(duty, duty.rest_s if more else duty.every_s, early=not more)
                 continue
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            await backoff.wait()
 
     async def _round(self, duty: _Duty, *, woken: bool) -> bool:
         if duty.turn is not None and not (woken or duty.unfinished):
@@ -158,7 +157,7 @@ class BackgroundDuties:
             await asyncio.sleep(seconds)
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds * random.uniform(0.75, 1)):  # noqa: S311 -- jitter
+            async with asyncio.timeout(jittered(seconds, 0.75)):
                 await duty.woken.wait()
 
     # -- the duties

@@ -12,13 +12,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
 Mode = Literal["structured", "binary"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 
 SPEC_VERSION = "1.0"
 STRUCTURED = "application/cloudevents+json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -12,6 +11,7 @@ from uuid import UUID
 
 import psycopg
 
+from penstock.backoff import jittered
 from penstock.config import LivenessLimits
 from penstock.db import sql
 from penstock.db.pool import BACKEND_PID, KEEPALIVE, SERVER_KEEPALIVE, is_pooled
@@ -111,7 +111,7 @@ class _Pulse:
                     self._beat_while(connection)
             except (psycopg.Error, OSError) as error:
                 _log.warning("heartbeat failed, trying again: %s", error)
-            self.ended.wait(_RETRY_S * random.uniform(0.5, 1))  # noqa: S311 -- jitter
+            self.ended.wait(jittered(_RETRY_S))
 
     def _beat_while(self, connection: psycopg.Connection) -> None:
         while not self.ended.is_set():
@@ -123,7 +123,7 @@ class _Pulse:
                 heart.checked_in(began, heart.worker_id in known)
                 if heart.declared_dead:
                     heart.stop()
-            self.ended.wait(self._limits.heartbeat_interval_s * random.uniform(0.9, 1))  # noqa: S311 -- jitter
+            self.ended.wait(jittered(self._limits.heartbeat_interval_s, 0.9))
 
     def _check_in(self, connection: psycopg.Connection, hearts: list[Heartbeat]) -> set[UUID]:
         timeout = f"{int(self._limits.heartbeat_interval_s * 1000)}ms"

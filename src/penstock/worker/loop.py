@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import psycopg
 
 from penstock.adapt.pace import Pace
+from penstock.backoff import Backoff, jittered
 from penstock.claim import claim as claims
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
@@ -194,7 +194,7 @@ class WorkerLoop:
 
     async def _claim_loop(self) -> None:
         poll_s = _FIRST_POLL_S
-        backoff_s = self._config.claim.claim_poll_s
+        backoff = Backoff(self._config.claim.claim_poll_s, _LAST_BACKOFF_S)
         while True:
             self._dispatcher.low_water = self._low_water()
             await self._dispatcher.wait_room()
@@ -209,11 +209,10 @@ class WorkerLoop:
                         await self._bodies.lines(lease)
             except psycopg.Error as error:
                 _log.warning("claim failed, trying again: %s", error)
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1))  # noqa: S311 -- jitter
-                backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+                await backoff.wait()
                 await self._recover()
                 continue
-            backoff_s = self._config.claim.claim_poll_s
+            backoff.reset()
             if leases:
                 poll_s = _FIRST_POLL_S
                 continue
@@ -224,7 +223,7 @@ class WorkerLoop:
         due_in_s = self._turns.due_in_s
         wait_s = poll_s if due_in_s is None else min(poll_s, max(_FIRST_POLL_S, due_in_s))
         try:
-            async with asyncio.timeout(wait_s * random.uniform(0.75, 1)):  # noqa: S311 -- jitter
+            async with asyncio.timeout(jittered(wait_s, 0.75)):
                 await self.woken.wait()
         except TimeoutError:
             longest_s = self._config.claim.claim_poll_s
@@ -410,7 +409,7 @@ class WorkerLoop:
         """Until the next round. Who has nothing to do leaves rounds to those who have. If nobody has, one worker of
         each process makes them, less often: still soon, by the measure of the grace, after somebody is lost."""
         while True:
-            await asyncio.sleep(_ROUND_S * random.uniform(0.75, 1.25))  # noqa: S311 -- jitter
+            await asyncio.sleep(jittered(_ROUND_S, 0.75, 1.25))
             idle = not self._inventory.leases and not len(self.buffer) and self._turns.nothing_due and self._is_told()
             if not idle or take_idle_round(self._database, min(_IDLE_S, self._config.liveness.heartbeat_grace_s / 8)):
                 return

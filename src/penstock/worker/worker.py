@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Sequence
 
 import psycopg
 
+from penstock.backoff import Backoff
 from penstock.config import Config
 from penstock.db.notify import WORK, NoticeListener
 from penstock.db.pool import Pool
@@ -74,7 +74,7 @@ class Worker:
             await self._dispatcher.stop()
 
     async def _run_loops(self) -> None:
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         while True:
             try:
                 await self._loop.run()
@@ -88,9 +88,8 @@ class Worker:
                 _log.warning("no new identity yet: %s", error)
             else:
                 return
-            if await self._stopped_within(backoff_s * random.uniform(0.5, 1)):  # noqa: S311 -- jitter
+            if await self._stopped_within(backoff.next_s()):
                 return
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
             self._loop = self._next_loop()
 
     async def _stopped_within(self, seconds: float) -> bool:

@@ -22,7 +22,7 @@ from penstock.model import BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from penstock.worker.maintenance import BatchMaintenance
 from tests.support.db import connected, one, pooled, with_connection
-from tests.support.engine import make_batch, make_file, tidy
+from tests.support.engine import claim_due, count_leased, make_batch, make_file, tidy
 from tests.support.wishes import answer, ask_for, make_wish
 from tests.support.wishes import take as wished
 
@@ -31,7 +31,7 @@ WORKER = uuid4()
 
 async def take(connection: Connection, want: int, *routes: str, now: Now = None) -> list[Lease]:
     wants = dict.fromkeys(routes or ["model-0"], want)
-    return await claims.claim(connection, pool="test", wants=wants, worker_id=WORKER, taper_floor=1_000, now=now)
+    return await claim_due(connection, pool="test", wants=wants, worker_id=WORKER, taper_floor=1_000, now=now)
 
 
 async def create(connection: Connection, file_id: UUID, **more: Any) -> UUID:
@@ -188,7 +188,7 @@ def test_claims_and_cancels_that_race_leave_exact_figures(database: str) -> None
                     for _ in range(50):
                         leases = await take(own, 7)
                         await complete(own, leases)
-                        done += sum(lease.size for lease in leases)
+                        done += count_leased(leases)
                 return done
 
             async def stop() -> None:

@@ -17,6 +17,7 @@ from penstock.config import LivenessLimits, RetryLimits
 from penstock.db.pool import Connection
 from penstock.model import BatchState, Counts, Item, Lease, OutcomeState
 from tests.support.db import one, with_connection
+from tests.support.engine import count_leased
 from tests.support.wishes import WORKER, answer, defer, make_wish, take
 
 COMPLETED, FAILED, NOT_FOUND = OutcomeState.COMPLETED, OutcomeState.FAILED, OutcomeState.NOT_FOUND
@@ -127,7 +128,7 @@ def test_asking_twice_runs_it_once(database_18: str) -> None:
         assert (await retry_batch(connection, batch_id, None)).requests == 0
         leases = await take(connection)
         assert (await retry_batch(connection, batch_id, None)).requests == 0
-        assert sum(lease.size for lease in leases) == 3
+        assert count_leased(leases) == 3
         assert await take(connection) == []
         await answer(connection, leases, FAILED)
         assert (await retry_batch(connection, batch_id, None)).requests == 3
@@ -181,7 +182,7 @@ def test_what_was_not_run_again_keeps_its_outcome(database_18: str, monkeypatch:
         assert batch.error_bytes * 7 == before.error_bytes * 5
         assert await one(connection, "SELECT count(*) FROM penstock.deferrals") == (0,)
         assert (await retry_batch(connection, batch_id, None)).requests == 5
-        assert sum(lease.size for lease in await take(connection)) == 5
+        assert count_leased(await take(connection)) == 5
 
     with_connection(database_18, body)
 

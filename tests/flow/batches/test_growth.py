@@ -21,6 +21,7 @@ from penstock.erase import erase
 from penstock.export.merged import results_page
 from penstock.model import BatchState, Lease, OutcomeState
 from tests.support.db import one, with_connection
+from tests.support.engine import count_leased
 from tests.support.wishes import ENDPOINT, POOL, answer, take
 
 Move = Callable[[Connection, UUID], Coroutine[Any, Any, bool]]
@@ -41,7 +42,7 @@ async def state(connection: Connection, batch_id: UUID) -> tuple[BatchState, int
 
 
 def taken(leases: Sequence[Lease]) -> int:
-    return sum(lease.size for lease in leases)
+    return count_leased(leases)
 
 
 def test_it_completes_only_once_it_is_sealed(database: str) -> None:

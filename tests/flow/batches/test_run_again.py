@@ -20,7 +20,7 @@ from penstock.erase import erase
 from penstock.export.result_lines import Result, openai_line
 from penstock.model import BatchState, Counts, Lease, OutcomeState
 from tests.support.db import one, with_connection
-from tests.support.engine import make_batch, make_file
+from tests.support.engine import count_leased, make_batch, make_file
 from tests.support.wishes import answer, ask_for, defer, make_wish, take
 
 FAILED, NOT_FOUND, SKIPPED = OutcomeState.FAILED, OutcomeState.NOT_FOUND, OutcomeState.SKIPPED
@@ -177,7 +177,7 @@ def test_what_was_never_run_runs_too_and_has_its_time_again(database: str, end: 
         assert (batch.state, batch.cancelling_at, batch.expired_at) == (BatchState.IN_PROGRESS, None, None)
         assert batch.deadline == late + timedelta(hours=1)
         leases = await take(connection, now=late)
-        assert sum(lease.size for lease in leases) == 8
+        assert count_leased(leases) == 8
         await answer(connection, leases, now=late)
         assert await finish_batch(connection, batch_id, now=late)
         batch = await read(connection, batch_id)
@@ -202,7 +202,7 @@ def test_failures_of_a_running_batch(database: str, paused: bool) -> None:
             assert leases == []
             assert await resume_batch(connection, batch_id)
             leases = await take(connection)
-        assert sum(lease.size for lease in leases) == 8
+        assert count_leased(leases) == 8
         await answer(connection, leases + held)
         assert await finish_batch(connection, batch_id)
 
@@ -234,7 +234,7 @@ def test_many_failures_in_chunks(database: str, monkeypatch: pytest.MonkeyPatch)
         assert await retry_batch(connection, batch_id, None) == Retried(52, True)
         batch = await read(connection, batch_id)
         assert (batch.counts.failed, batch.counts.pending, batch.error_bytes) == (0, 52, 0)
-        assert sum(lease.size for lease in await take(connection)) == 52
+        assert count_leased(await take(connection)) == 52
 
     with_connection(database, body)
 

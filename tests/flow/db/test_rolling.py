@@ -28,7 +28,7 @@ from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle import write
 from penstock.settle.write import Changes, settle
 from tests.support.db import one, with_connection
-from tests.support.engine import make_file
+from tests.support.engine import claim_due, make_file
 
 _OLD = sql.parse("before_turns.sql", (Path(__file__).parents[2] / "support/before_turns.sql").read_text())
 _POOL, _ROUTE, _LINES = "test", "model-0", 200
@@ -62,7 +62,7 @@ def _of_before(monkeypatch: pytest.MonkeyPatch, old: bool) -> Iterator[None]:
 
 async def _claim(connection: Connection, worker: UUID, want: int, *, old: bool) -> list[Lease]:
     if not old:
-        return await claims.claim(connection, pool=_POOL, wants={_ROUTE: want}, worker_id=worker, taper_floor=want)
+        return await claim_due(connection, pool=_POOL, wants={_ROUTE: want}, worker_id=worker, taper_floor=want)
     parameters = {
         "pool": _POOL,
         "routes": [_ROUTE],

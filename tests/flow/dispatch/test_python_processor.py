@@ -415,9 +415,7 @@ class TestDispatchers:
             desk.dispatcher.offer(make_items(10))
             await desk.until(lambda: len(started) == 4)
             assert (desk.dispatcher.in_flight, desk.dispatcher.waiting) == (4, 6)
-            desk.dispatcher.resize(6)
-            await desk.until(lambda: len(started) == 6)
-            assert sorted(started) == [1, 2, 3, 4, 5, 6]
+            assert sorted(started) == [1, 2, 3, 4]
             opened.set()
             await desk.dispatcher.wait_idle()
             assert (desk.dispatcher.in_flight, desk.dispatcher.waiting) == (0, 0)
@@ -477,15 +475,15 @@ class TestDispatchers:
 
     def test_room_is_made_as_items_start(self) -> None:
         async def scenario(desk: Desk, _: threading.Event, started: list[int]) -> None:
-            desk.dispatcher.low_water = 3
+            desk.dispatcher.low_water = 7
+            desk.dispatcher.stop_starting()
             desk.dispatcher.offer(make_items(10))
-            await desk.until(lambda: len(started) == 4)
             room = asyncio.create_task(desk.dispatcher.wait_room())
             await asyncio.sleep(0)
             assert not room.done()
-            desk.dispatcher.resize(8)  # starting is enough: none of the calls has ended
-            await room
-            assert (desk.dispatcher.waiting, len(desk.results)) == (2, 0)
+            desk.dispatcher.resume_starting()
+            await room  # starting is enough: none of the calls has ended
+            assert (desk.dispatcher.waiting, len(started), len(desk.results)) == (6, 4, 0)
 
         self.each_kind(scenario)
 

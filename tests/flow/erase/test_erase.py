@@ -27,7 +27,7 @@ from penstock.intake.upload import Upload
 from penstock.model import BatchState, Lease, OutcomeState, new_id
 from tests.support.db import connected, one, with_connection
 from tests.support.dump import dumped
-from tests.support.engine import make_file
+from tests.support.engine import count_leased, make_file
 from tests.support.wishes import ENDPOINT, POOL, answer, ask_for, defer, make_wish, take, traces
 
 FAILED = OutcomeState.FAILED
@@ -85,7 +85,7 @@ class TestDeletingAFile:
             assert await erase.delete_file(connection, file_id, "local")
 
             assert await take(connection) == []
-            assert (await answer(connection, held)).fenced == sum(lease.size for lease in held)
+            assert (await answer(connection, held)).fenced == count_leased(held)
             for batch_id in (running, waiting, paused):
                 batch = await get_batch(connection, batch_id, "local")
                 assert batch is not None

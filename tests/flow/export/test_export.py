@@ -16,7 +16,7 @@ from penstock.export.jsonl import errors_path, export_files
 from penstock.model import BatchState, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.support.db import with_connection
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, make_batch
 
 COMPLETED, FAILED = OutcomeState.COMPLETED, OutcomeState.FAILED
 
@@ -25,7 +25,7 @@ async def settle_first(connection: Connection, count: int, *outcomes: Outcome) -
     """Settle the first `count` items of each route with the outcomes, in turn."""
     worker = uuid4()
     for route in await claims.routes_with_work(connection, "test"):
-        leases = await claims.claim(connection, pool="test", wants={route: count}, worker_id=worker, taper_floor=count)
+        leases = await claim_due(connection, pool="test", wants={route: count}, worker_id=worker, taper_floor=count)
         changes = Changes()
         for lease in leases:
             items = await claims.read_bodies(connection, lease, lease.ranges, max_rows=count, max_bytes=1 << 20)

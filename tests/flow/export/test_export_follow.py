@@ -13,7 +13,6 @@ import pytest
 
 from penstock.batches.finish import finish_batch
 from penstock.batches.run_again import retry_batch
-from penstock.claim import claim as claims
 from penstock.db.pool import Connection, Pool
 from penstock.export import follow
 from penstock.export.follow import Page, journal_page, number_lines
@@ -21,7 +20,7 @@ from penstock.export.read import Which
 from penstock.model import Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.support.db import connected, one, pooled
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, make_batch
 
 GOOD = Outcome(OutcomeState.COMPLETED, b'"good"', 200)
 BAD = Outcome(OutcomeState.FAILED, b'"bad"', 400, None, "bad", "no")
@@ -38,7 +37,7 @@ def on_pool(conninfo: str, body: Callable[[Pool, Connection], Awaitable[None]]) 
 
 
 async def leased(connection: Connection, count: int, route: str = "model-0") -> Lease:
-    (lease,) = await claims.claim(connection, pool="test", wants={route: count}, worker_id=WORKER, taper_floor=count)
+    (lease,) = await claim_due(connection, pool="test", wants={route: count}, worker_id=WORKER, taper_floor=count)
     return lease
 
 

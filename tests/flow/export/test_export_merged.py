@@ -10,14 +10,13 @@ import pytest
 
 from penstock.batches.run_again import retry_batch
 from penstock.batches.steer import cancel_batch
-from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.export import merged
 from penstock.export.merged import STATUSES, AttemptRow, MergedRow, attempts_page, results_page
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.support.db import connected, with_connection
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, make_batch
 
 GOOD = Outcome(OutcomeState.COMPLETED, b'"good"', 200, "req_1")
 BAD = Outcome(OutcomeState.FAILED, b'"bad"', 400, None, "bad", "no")
@@ -27,7 +26,7 @@ WORKER = uuid4()
 
 
 async def leased(connection: Connection, count: int, route: str) -> Lease:
-    (lease,) = await claims.claim(connection, pool="test", wants={route: count}, worker_id=WORKER, taper_floor=count)
+    (lease,) = await claim_due(connection, pool="test", wants={route: count}, worker_id=WORKER, taper_floor=count)
     return lease
 
 

@@ -20,7 +20,7 @@ from penstock.export.read import Dialect, ResultsChangedError, Which, output_blo
 from penstock.model import BatchState, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.support.db import one, pooled
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, make_batch
 
 GOOD = Outcome(OutcomeState.COMPLETED, b'{"type": "message"}', 200, "req_1")
 BAD = Outcome(OutcomeState.FAILED, b'{"error": {"message": "no"}}', 400, None, "bad", "no")
@@ -30,7 +30,7 @@ async def settle_some(connection: Connection, count: int, *outcomes: Outcome) ->
     """Settle the next `count` items of each route with the outcomes, in turn by line."""
     worker = uuid4()
     for route in await claims.routes_with_work(connection, "test"):
-        leases = await claims.claim(connection, pool="test", wants={route: count}, worker_id=worker, taper_floor=count)
+        leases = await claim_due(connection, pool="test", wants={route: count}, worker_id=worker, taper_floor=count)
         changes = Changes()
         for lease in leases:
             for item in await claims.read_bodies(connection, lease, lease.ranges, max_rows=count, max_bytes=1 << 20):

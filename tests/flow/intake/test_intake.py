@@ -87,7 +87,7 @@ def test_a_file_is_stored_byte_for_byte_in_line_order(
 
     assert stored.lanes == (FileLane(0, "m", URL, 412), FileLane(1, "k", URL, 411), FileLane(2, "l", URL, 411))
     assert (stored.lines, stored.size_bytes, stored.digest) == (1234, len(data), hashlib.sha256(data).digest())
-    assert seen[-1] == IntakeProgress(len(data), len(data), 1234)
+    assert seen[-1] == IntakeProgress(len(data), 1234)
 
     row = connection.execute(
         "SELECT id, source_id, owner, filename, state, worker_id, lines, bytes, digest FROM penstock.files"

@@ -26,7 +26,7 @@ from penstock.settle.write import Changes, settle
 from tests.support import sessions
 from tests.support.cli import run_cli
 from tests.support.db import connected, one, pooled, with_connection
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, make_batch
 from tests.support.mock_process import start_mock_process
 from tests.support.recorder import recording
 from tests.support.server import ServerProcess, served
@@ -162,7 +162,7 @@ def test_work_that_somebody_has_is_not_moved(database: str) -> None:
         await liveness.register(connection, worker, "serve:old")
         assert await list_unserved(connection, [], 60) == {}
         assert await move_lanes(connection, "serve:old", "model-0", "serve:new", 60) == 0
-        leases = await claims.claim(connection, pool="serve:old", wants={"model-0": 2}, worker_id=worker)
+        leases = await claim_due(connection, pool="serve:old", wants={"model-0": 2}, worker_id=worker)
         await liveness.unregister(connection, worker)
         assert await list_unserved(connection, [], GRACE_S) == {"serve:old": ["model-0"]}
         assert await list_unserved(connection, ["serve:old"], GRACE_S) == {}

@@ -12,13 +12,13 @@ from penstock.db.pool import Connection
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, applied, settle
 from tests.support.db import one, with_connection
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, make_batch
 
 DONE = Outcome(OutcomeState.COMPLETED, b"1", 200)
 
 
 async def leased(connection: Connection, worker: UUID, want: int = 4) -> Lease:
-    (lease,) = await claims.claim(connection, pool="test", wants={"model-0": want}, worker_id=worker, taper_floor=want)
+    (lease,) = await claim_due(connection, pool="test", wants={"model-0": want}, worker_id=worker, taper_floor=want)
     return lease
 
 
@@ -114,11 +114,11 @@ def test_a_lane_of_width_one_waits_for_its_head(database: str) -> None:
         worker = uuid4()
         head = await leased(connection, worker)
         assert head.ranges == ((0, 1),)
-        ask = claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=worker)
+        ask = claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=worker)
         assert await ask == []
         retry = Changes(agains=[(head, 0, Again("code", "message", 60.0, True))])
         await settle(connection, worker, retry)
-        ask = claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=worker)
+        ask = claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=worker)
         assert await ask == [], "a retry that waits its turn still blocks the lane"
         await connection.execute("UPDATE penstock.deferrals SET due_at = now()")
         again = await leased(connection, worker)

@@ -17,7 +17,7 @@ from penstock.db.pool import Connection, Pool
 from penstock.model import Again, Item, Outcome, OutcomeState
 from penstock.settle.buffer import SettleBuffer
 from tests.support.db import connected, one, pooled
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, make_batch
 
 LIMITS = SettleLimits(settle_max_rows=10, settle_interval_s=0.005)
 
@@ -31,7 +31,7 @@ async def leased(pool: Pool, count: int) -> AsyncIterator[tuple[Connection, UUID
     async with pool.connection() as connection:
         await make_batch(connection, [count])
         worker = uuid4()
-        (lease,) = await claims.claim(
+        (lease,) = await claim_due(
             connection, pool="test", wants={"model-0": count}, worker_id=worker, taper_floor=count
         )
         items = await claims.read_bodies(connection, lease, lease.ranges, max_rows=count, max_bytes=1 << 20)

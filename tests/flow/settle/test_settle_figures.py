@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
-from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.export.result_lines import Result, openai_line
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState, Usage
 from penstock.settle.write import Changes, Settled, settle
 from tests.support.db import one, with_connection
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, make_batch
 
 GOOD = Outcome(OutcomeState.COMPLETED, '{"a": "\u2028"}'.encode(), 200, "req_1", usage=Usage(10, 4, 20, 5))
 PLAIN = Outcome(OutcomeState.COMPLETED, b"1", 200)
@@ -26,7 +25,7 @@ _SUMS = (
 
 
 async def leased(connection: Connection, worker: UUID, count: int, route: str = "model-0") -> Lease:
-    (lease,) = await claims.claim(connection, pool="test", wants={route: count}, worker_id=worker, taper_floor=count)
+    (lease,) = await claim_due(connection, pool="test", wants={route: count}, worker_id=worker, taper_floor=count)
     return lease
 
 

@@ -20,7 +20,7 @@ from penstock.settle.write import Changes, settle
 from penstock.worker.heartbeat import Heartbeat
 from penstock.worker.worker import Worker
 from tests.support.db import connected, one, pooled, with_connection
-from tests.support.engine import make_batch, until
+from tests.support.engine import claim_due, make_batch, until
 from tests.support.wait import wait_until
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -40,7 +40,7 @@ async def registered(connection: Connection, now: datetime = NOW) -> UUID:
 
 
 async def take(connection: Connection, worker: UUID, want: int, now: datetime = NOW, **more: bool) -> list[Lease]:
-    return await claims.claim(
+    return await claim_due(
         connection, pool="test", wants={"model-0": want}, worker_id=worker, taper_floor=99, now=now, **more
     )
 
@@ -262,7 +262,7 @@ class TestWorker:
     def test_what_must_not_run_twice_fails_also_while_its_batch_is_paused(self, database_18: str) -> None:
         async def body(pool: Pool, connection: Connection) -> None:
             batch_id = await make_batch(connection, [4])
-            await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=uuid4(), taper_floor=4)
+            await claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=uuid4(), taper_floor=4)
             assert await pause_batch(connection, batch_id)
             called: list[int] = []
 

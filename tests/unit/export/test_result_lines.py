@@ -124,6 +124,7 @@ class TestAnthropic:
             (422, b'{"error":{"message":"bad","type":"BadRequestError"}}', "invalid_request_error: bad"),
             (529, b'{"error":"overloaded"}', "overloaded_error: told"),
             (500, b'"text"', "api_error: told"),
+            (503, None, "api_error: told"),
             (404, b'{"error":{"type":"not_found_error"}}', "not_found_error: told"),
             (404, b'{"error":{"type":["x"],"message":{}}}', "not_found_error: told"),
             (400, b'{"error":' + b"[" * 100_000, "invalid_request_error: told"),

@@ -318,16 +318,29 @@ def status_of(data: bytes, limits: WireLimits | None = None) -> int:
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n", 413),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+        (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET /a b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\n\r\na", 501),
         (b"POST / HTTP/1.1\r\nHost: x\r\nExpect: cake\r\nContent-Length: 1\r\n\r\n", 417),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc", 400),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n", 413),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n" + b"a" * 101, 413),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"x" * 2_000, 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"T: aaaa\r\n" * 100, 431),
     ],
 )
 def test_malformed_requests_are_named(data: bytes, status: int) -> None:
     assert status_of(data) == status
+
+
+def test_what_comes_before_a_malformed_request_is_served_first() -> None:
+    reader = RequestReader(WireLimits(header_max_bytes=256))
+    reader.feed(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20 + REQUEST + b"GET / HTTP/1.1\r\nA: " + b"a" * 600)
+    requests = [reader.next() for _ in range(21)]
+    assert [request and request.method for request in requests] == ["GET"] * 20 + ["POST"]
+    with pytest.raises(WireError) as failure:
+        reader.next()
+    assert failure.value.status == 431
 
 
 @given(st.binary(max_size=600))

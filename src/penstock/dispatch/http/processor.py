@@ -29,29 +29,12 @@ from penstock.dispatch.http.transport import (
 )
 from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, refuses
 from penstock.dispatch.slots import Slots
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
+from penstock.validators import checked_base, checked_headers, checked_value
 
 _log = logging.getLogger("penstock.dispatch")
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# Ours to set, or not to be set by anyone: they say where a message ends and whom it is for.
-_RESERVED_HEADERS = frozenset(
-    {
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "idempotency-key",
-        "keep-alive",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
 _UNSAFE_IN_PATH = re.compile(r"[\x00-\x20\x7f\\#]|(?:^|/)(?:\.|%2e){2}(?:/|\?|$)", re.IGNORECASE)
 _MIN_SECRET_CHARS = 8
 # Anthropic's calls name their version, and some servers look for the key in a header of its own.
@@ -85,7 +68,7 @@ class HttpProcessor:
         self._limits = dispatch
         self._retry = retry
         self._rng = rng or random.Random()  # noqa: S311 -- jitter
-        self.headers = checked_headers(api_key, extra_headers or {})
+        self.headers = _common_headers(api_key, extra_headers or {})
         self._extra_headers = extra_headers or {}
         self._own_headers: dict[str, str] = {}
         """What has changed since the transport was given its headers."""
@@ -173,7 +156,7 @@ class HttpProcessor:
         return {**headers, **self._message_headers} if path.endswith(_MESSAGES) else headers
 
     def _change_key(self, key: str | None) -> None:
-        self.headers = checked_headers(key, self._extra_headers)
+        self.headers = _common_headers(key, self._extra_headers)
         self._own_headers = {name: self.headers[name] for name in ("authorization",) if name in self.headers}
         self._message_headers = _anthropic_headers(key, self.headers)
         # Calls with the old one are still under way.
@@ -241,59 +224,18 @@ def join_url(base_url: str, path: str) -> str | None:
     return base_url + path
 
 
-def checked_base(base_url: str) -> str:
-    """The URL without a slash at its end; refused if it could not be called, or holds a secret."""
-    trimmed = base_url.strip().rstrip("/")
-    try:
-        parts = urlsplit(trimmed)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port
-    except ValueError:
-        valid = False
-    if not valid or re.search(r"[\x00-\x20]", trimmed):
-        raise UsageError(f"'{base_url}' is not an http:// or https:// URL", hint="Write it as https://host/v1")
-    if parts.username is not None or parts.password is not None:
-        raise UsageError(
-            "the base URL contains a user name or password",
-            hint="The key comes from the environment (--api-key-env) or a file (--api-key-file).",
-        )
-    if parts.query or parts.fragment:
-        raise UsageError(f"'{base_url}' has a query or a fragment", hint="Write it as https://host/v1")
-    return trimmed
-
-
-def checked_headers(api_key: str | None, extra: Mapping[str, str]) -> dict[str, str]:
+def _common_headers(api_key: str | None, extra: Mapping[str, str]) -> dict[str, str]:
     """The headers of every call; refused if one of them could not be sent."""
     headers = {"content-type": "application/json", "user-agent": f"penstock/{__version__}"}
     if api_key:
-        headers["authorization"] = f"Bearer {_checked_value('the API key', api_key)}"
-    for name, value in extra.items():
-        if not _HEADER_NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is not a header name")
-        if name.lower() in _RESERVED_HEADERS:
-            raise UsageError(f"the header {name} cannot be set", hint="Penstock or the connection sets it.")
-        headers[name.lower()] = _checked_value(f"the header {name}", value)
-    return headers
-
-
-def checked_key(key: str, place: str) -> str:
-    """An API key that can be sent; `place` is named if not, the key never."""
-    if not key or not key.isascii() or not key.isprintable():
-        raise UsageError(f"{place}: does not hold a usable API key", hint="A key is one line of plain text.")
-    return key
+        headers["authorization"] = f"Bearer {checked_value(api_key, 'the API key')}"
+    return headers | checked_headers(extra)
 
 
 def _anthropic_headers(api_key: str | None, headers: Mapping[str, str]) -> dict[str, str]:
     """What a call of the Messages API has on top, unless the operator set it."""
     added = {"anthropic-version": _ANTHROPIC_VERSION} | ({"x-api-key": api_key} if api_key else {})
     return {name: value for name, value in added.items() if name not in headers}
-
-
-def _checked_value(what: str, value: str) -> str:
-    # The value is not shown: it may be a secret.
-    if not value.isascii() or not value.isprintable():
-        raise UsageError(f"{what} contains a line break or another character that a header cannot hold")
-    return value
 
 
 def _secrets(api_key: str | None, extra: Mapping[str, str]) -> list[str]:
