@@ -51,11 +51,12 @@ class Bench:
         )
         return int(found)
 
+    @property
+    def sender(self) -> Sender:
+        return Sender(Policy(["127.0.0.0/8", "localhost"]), self.config.webhooks.webhook_timeout_s)
+
     async def deliver(self, **changes: Any) -> int:
-        sender = replace(
-            Sender(Policy(["127.0.0.0/8", "localhost"]), self.config.webhooks.webhook_timeout_s), **changes
-        )
-        return await deliver_due(self.pool, self.config, sender=sender)
+        return await deliver_due(self.pool, self.config, sender=replace(self.sender, **changes))
 
     async def row(self, delivery: int) -> dict[str, Any]:
         names = "attempts, status_code, error, delivered_at, given_up_at, due_at > now() AS later"
@@ -316,13 +317,14 @@ def test_what_a_dead_process_had_taken_comes_due_again(database: str) -> None:
     async def body(bench: Bench) -> None:
         async with receiving(Receiver()) as receiver:
             delivery = await bench.event(await bench.endpoint(receiver.url))
-            (lost,) = await webhooks._take(bench.pool, bench.config.webhooks, 10)
+            mail = webhooks.Webhooks(bench.pool, bench.config.webhooks, bench.sender)
+            (lost,) = await mail.take(10)
             assert await bench.deliver() == 0
             await bench.make_due()
             assert await bench.deliver() == 1
             row = await bench.row(delivery)
             assert (row["attempts"], row["status_code"]) == (2, 200)
-            await webhooks._record(bench.pool, bench.config.webhooks, lost, webhooks.Result(500, "late"), 1)
+            await mail.record(lost, rounds.Result(500, "late"), 1, final=False)
             assert await bench.row(delivery) == row
 
     on_bench(database, body)

@@ -1,5 +1,6 @@
 -- Webhook endpoints and the deliveries to them, which are written by the statement that ends a batch; and the answers of
 -- sessions on their way to sinks, which are derived from what is answered and marked to be told.
+-- A table's name is no parameter: what is done with deliveries of both kinds stands here once for each.
 
 -- name: create_endpoint_if_room
 -- A new endpoint, unless its owner has as many as anybody may have.
@@ -85,9 +86,9 @@ taken AS (
    WHERE id = ANY(ARRAY(SELECT id FROM due))
   RETURNING id, event_id, endpoint_id, type, batch_id, event_at, attempts
 )
-SELECT t.id, t.event_id, t.endpoint_id, t.type, t.batch_id, t.event_at, t.attempts, e.url, e.secret,
-       CASE WHEN e.previous_until > @now THEN e.previous_secret END,
-       extract(epoch FROM @now)::float8
+SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM @now)::float8,
+       t.endpoint_id, t.type, t.batch_id, e.url, e.secret,
+       CASE WHEN e.previous_until > @now THEN e.previous_secret END
   FROM taken t
   LEFT JOIN penstock.webhook_endpoints e ON e.id = t.endpoint_id
  ORDER BY t.id
@@ -216,8 +217,8 @@ taken AS (
    WHERE id = ANY (ARRAY(SELECT id FROM due))
   RETURNING id, sink, event_id, lane_id, request_id, session_key, event_at, attempts
 )
-SELECT t.id, t.sink, t.event_id, t.lane_id, t.request_id, t.session_key, t.event_at, t.attempts, e.source, e.event_id,
-       extract(epoch FROM @now)::float8
+SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM @now)::float8,
+       t.sink, t.lane_id, t.request_id, t.session_key, e.source, e.event_id
   FROM taken t
   LEFT JOIN LATERAL (
     SELECT source, event_id FROM penstock.incoming_events WHERE request_id = t.request_id LIMIT 1) AS e ON true

@@ -8,44 +8,111 @@ time-out, however much waits for it.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass
+from datetime import datetime
 from time import monotonic
-from typing import Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
+from uuid import UUID
 
 from penstock.backoff import doubled, jittered
 from penstock.config import WebhookLimits
+from penstock.db import sql
+from penstock.db.pool import Pool, borrowed
+
+_SQL = sql.load("penstock.deliver", "deliver.sql")
 
 _LOOK_AGAIN_S = 1.0
 
 
-class Delivery(Protocol):
-    """A message in our hands."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A delivery in our hands. A kind's own columns come after these."""
+
+    taken_at: float
+    """By this process's own clock, as is the next."""
+    start_before: float
+    """Later, somebody else may have it."""
+    id: int
+    event_id: UUID
+    event_at: datetime
+    attempt: int
+    taken_at_s: float
+    """When it was taken by the database's clock: receivers refuse messages whose time is far from theirs."""
 
     @property
-    def attempt(self) -> int: ...
+    def now_s(self) -> int:
+        return int(self.taken_at_s + monotonic() - self.taken_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a receiver did with a message: its status, or why there is none."""
+
+    status_code: int | None
+    error: str | None
 
     @property
-    def start_before(self) -> float:
-        """By this process's own clock: later, somebody else may have it."""
+    def delivered(self) -> bool:
+        return self.error is None
 
 
-D = TypeVar("D", bound=Delivery)
+D = TypeVar("D", bound=Taken)
 
 
-class Mail(Protocol[D]):
-    """One kind of deliveries."""
+class Mail(ABC, Generic[D]):
+    """One kind of deliveries: its table has statements of its own, which take the same values and have these names."""
 
+    take_if_due: ClassVar[str]
+    record_if_held: ClassVar[str]
+    put_back_if_held: ClassVar[str]
+
+    def __init__(self, database: Pool, limits: WebhookLimits) -> None:
+        self.database = database
+        self.limits = limits
+
+    @abstractmethod
     async def take(self, limit: int) -> list[D]:
         """At most so many that are due, so that nobody else takes them for a while."""
 
+    @abstractmethod
     def queue_of(self, delivery: D) -> Hashable: ...
 
+    @abstractmethod
     async def deliver(self, delivery: D, wait_s: float) -> bool:
         """Send it and record what came of it, due again after `wait_s` if it must be. Whether anybody answered."""
 
+    async def take_as(self, kind: type[D], values: dict[str, Any]) -> list[D]:
+        begun = monotonic()
+        values = {**values, "hold_s": hold(self.limits), "now": None}
+        async with borrowed(self.database) as connection:
+            cursor = await connection.execute(_SQL[self.take_if_due], values)
+            return [kind(begun, begun + start_within(self.limits), *row) for row in await cursor.fetchall()]
+
+    async def record(self, delivery: D, result: Result, wait_s: float, *, final: bool) -> None:
+        """What came of an attempt; after a `final` one there is no other."""
+        values = {
+            "id": delivery.id,
+            "attempt": delivery.attempt,
+            "delivered": result.delivered,
+            "final": final,
+            "status_code": result.status_code,
+            "error": result.error,
+            "wait_s": wait_s,
+            "give_up_s": self.limits.webhook_give_up_s,
+            "now": None,
+        }
+        async with borrowed(self.database) as connection:
+            await connection.execute(_SQL[self.record_if_held], values)
+
     async def put_back(self, deliveries: list[D], wait_s: float) -> None:
         """Due again, as if never taken."""
+        ids, attempts = [each.id for each in deliveries], [each.attempt for each in deliveries]
+        values = {"ids": ids, "attempts": attempts, "wait_s": wait_s, "now": None}
+        async with borrowed(self.database) as connection:
+            await connection.execute(_SQL[self.put_back_if_held], values)
 
 
 def start_within(limits: WebhookLimits) -> float:

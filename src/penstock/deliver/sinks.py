@@ -9,24 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from penstock import __version__
-from penstock.config import Config, WebhookLimits
+from penstock.config import Config
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection, Now, Pool, borrowed
 from penstock.deliver import signing
 from penstock.deliver.addresses import policy_for
-from penstock.deliver.rounds import deliver_all, hold, start_within
+from penstock.deliver.rounds import Mail, Result, Taken, deliver_all
 from penstock.deliver.sink_config import ASKED, Sink
-from penstock.deliver.webhooks import Result, Sender
+from penstock.deliver.webhooks import Sender
 from penstock.model import public_id
 from penstock.sessions.cloudevents import Event, rfc3339, write
 
@@ -57,28 +55,13 @@ Describe = Callable[[Connection, str, UUID], Awaitable[Told | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A delivery in our hands."""
-
-    taken_at: float
-    """By this process's own clock, as is the next."""
-    start_before: float
-    id: int
+class TakenAnswer(Taken):
     sink: str
-    event_id: UUID
     lane_id: int
     request_id: UUID
     session_key: str
-    event_at: datetime
-    attempt: int
     cause_source: str | None
     cause_id: str | None
-    taken_at_s: float
-    """The same moment by the database's clock: receivers refuse messages whose time is far from theirs."""
-
-    @property
-    def now_s(self) -> int:
-        return int(self.taken_at_s + monotonic() - self.taken_at)
 
 
 def sender_for(config: Config) -> Sender:
@@ -147,41 +130,36 @@ async def forget_old(database: Pool, config: Config, *, now: Now = None) -> int:
         return deliveries.rowcount + known.rowcount
 
 
-class _Answers:
+class _Answers(Mail[TakenAnswer]):
     """What a round does with them."""
 
+    take_if_due = "take_sink_deliveries_if_due"
+    record_if_held = "record_sink_delivery_if_held"
+    put_back_if_held = "put_back_sink_deliveries_if_held"
+
     def __init__(self, database: Pool, config: Config, describe: Describe, sender: Sender) -> None:
-        self._database = database
-        self._limits: WebhookLimits = config.webhooks
+        super().__init__(database, config.webhooks)
         self._sinks = {sink.name: sink for sink in config.sinks}
         self._source = config.public_url or _NO_SOURCE
         self._describe = describe
         self._sender = sender
 
-    async def take(self, limit: int) -> list[Taken]:
-        begun = monotonic()
-        values = {
-            "sinks": list(self._sinks),
-            "most": max(1, limit // max(1, len(self._sinks))),
-            "hold_s": hold(self._limits),
-            "now": None,
-        }
-        async with borrowed(self._database) as connection:
-            cursor = await connection.execute(_SQL["take_sink_deliveries_if_due"], values)
-            return [Taken(begun, begun + start_within(self._limits), *row) for row in await cursor.fetchall()]
+    async def take(self, limit: int) -> list[TakenAnswer]:
+        values = {"sinks": list(self._sinks), "most": max(1, limit // max(1, len(self._sinks)))}
+        return await self.take_as(TakenAnswer, values)
 
-    def queue_of(self, delivery: Taken) -> tuple[str, int]:
+    def queue_of(self, delivery: TakenAnswer) -> tuple[str, int]:
         return delivery.sink, delivery.lane_id % _QUEUES
 
-    async def deliver(self, delivery: Taken, wait_s: float) -> bool:
-        async with borrowed(self._database) as connection:
+    async def deliver(self, delivery: TakenAnswer, wait_s: float) -> bool:
+        async with borrowed(self.database) as connection:
             told = await self._describe(connection, delivery.session_key, delivery.request_id)
         gone = told is None
         result = Result(None, "the request was deleted") if told is None else await self._send(delivery, told)
-        await self._record(delivery, result, wait_s, final=gone)
+        await self.record(delivery, result, wait_s, final=gone)
         return gone or result.status_code is not None
 
-    async def _send(self, delivery: Taken, told: Told) -> Result:
+    async def _send(self, delivery: TakenAnswer, told: Told) -> Result:
         sink = self._sinks[delivery.sink]
         message_id = public_id("event", delivery.event_id)
         headers, body = write(self._event(sink, message_id, delivery, told), sink.mode)
@@ -189,7 +167,7 @@ class _Answers:
         headers |= signing.headers(message_id, delivery.now_s, body, [_secret(sink)])
         return await self._sender.send(sink.url, headers, body)
 
-    def _event(self, sink: Sink, message_id: str, delivery: Taken, told: Told) -> Event:
+    def _event(self, sink: Sink, message_id: str, delivery: TakenAnswer, told: Told) -> Event:
         causes = {"causeid": delivery.cause_id, "causesource": delivery.cause_source}
         return Event(
             message_id,
@@ -201,31 +179,6 @@ class _Answers:
             data=told.content,
             extensions={name: value for name, value in causes.items() if value is not None},
         )
-
-    async def _record(self, delivery: Taken, result: Result, wait_s: float, *, final: bool) -> None:
-        values = {
-            "id": delivery.id,
-            "attempt": delivery.attempt,
-            "delivered": result.delivered,
-            "final": final,
-            "status_code": result.status_code,
-            "error": result.error,
-            "wait_s": wait_s,
-            "give_up_s": self._limits.webhook_give_up_s,
-            "now": None,
-        }
-        async with borrowed(self._database) as connection:
-            await connection.execute(_SQL["record_sink_delivery_if_held"], values)
-
-    async def put_back(self, deliveries: list[Taken], wait_s: float) -> None:
-        values = {
-            "ids": [delivery.id for delivery in deliveries],
-            "attempts": [delivery.attempt for delivery in deliveries],
-            "wait_s": wait_s,
-            "now": None,
-        }
-        async with borrowed(self._database) as connection:
-            await connection.execute(_SQL["put_back_sink_deliveries_if_held"], values)
 
 
 @cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from datetime import datetime
 from time import monotonic
 from uuid import UUID
 
@@ -21,7 +20,7 @@ from penstock.db.pool import Pool, borrowed
 from penstock.deliver import signing
 from penstock.deliver.addresses import AddressRefused, Policy, parse_url, policy_for
 from penstock.deliver.post import PostError, post
-from penstock.deliver.rounds import deliver_all, hold, start_within
+from penstock.deliver.rounds import Mail, Result, Taken, deliver_all
 from penstock.model import new_id, public_id
 
 _SQL = sql.load("penstock.deliver", "deliver.sql")
@@ -30,41 +29,14 @@ _FORGET_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A delivery in our hands."""
-
-    taken_at: float
-    """By this process's own clock, as is the next."""
-    start_before: float
-    id: int
-    event_id: UUID
+class TakenWebhook(Taken):
     endpoint_id: UUID
     type: str
     batch_id: UUID | None
-    event_at: datetime
-    attempt: int
     url: str | None
     """None once the endpoint was deleted."""
     secret: bytes | None
     previous_secret: bytes | None
-    taken_at_s: float
-    """The same moment by the database's clock: receivers refuse messages whose time is far from theirs."""
-
-    @property
-    def now_s(self) -> int:
-        return int(self.taken_at_s + monotonic() - self.taken_at)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a receiver did with a message: its status, or why there is none."""
-
-    status_code: int | None
-    error: str | None
-
-    @property
-    def delivered(self) -> bool:
-        return self.error is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,42 +75,33 @@ async def deliver_due(database: Pool, config: Config, *, sender: Sender | None =
     nobody else. The first message that does not arrive sends the endpoint's others back unsent, so that a dead
     receiver costs one time-out, however much waits for it.
     """
-    return await deliver_all(_Webhooks(database, config.webhooks, sender or sender_for(config)), config.webhooks)
+    return await deliver_all(Webhooks(database, config.webhooks, sender or sender_for(config)), config.webhooks)
 
 
-class _Webhooks:
+class Webhooks(Mail[TakenWebhook]):
     """What a round does with webhooks."""
 
+    take_if_due = "take_deliveries_if_due"
+    record_if_held = "record_delivery_if_held"
+    put_back_if_held = "put_back_deliveries_if_held"
+
     def __init__(self, database: Pool, limits: WebhookLimits, sender: Sender) -> None:
-        self._database = database
-        self._limits = limits
+        super().__init__(database, limits)
         self._sender = sender
 
-    async def take(self, limit: int) -> list[Taken]:
-        return await _take(self._database, self._limits, limit)
+    async def take(self, limit: int) -> list[TakenWebhook]:
+        return await self.take_as(TakenWebhook, {"limit": limit})
 
-    def queue_of(self, delivery: Taken) -> UUID:
+    def queue_of(self, delivery: TakenWebhook) -> UUID:
         return delivery.endpoint_id
 
-    async def deliver(self, delivery: Taken, wait_s: float) -> bool:
+    async def deliver(self, delivery: TakenWebhook, wait_s: float) -> bool:
         result = await _attempt(self._sender, delivery)
-        await _record(self._database, self._limits, delivery, result, wait_s)
+        await self.record(delivery, result, wait_s, final=delivery.url is None)
         return result.status_code is not None
 
-    async def put_back(self, deliveries: list[Taken], wait_s: float) -> None:
-        await _put_back(self._database, deliveries, wait_s)
 
-
-async def _take(database: Pool, limits: WebhookLimits, limit: int) -> list[Taken]:
-    start_within_s = start_within(limits)
-    begun = monotonic()
-    async with borrowed(database) as connection:
-        values = {"limit": limit, "hold_s": hold(limits), "now": None}
-        cursor = await connection.execute(_SQL["take_deliveries_if_due"], values)
-        return [Taken(begun, begun + start_within_s, *row) for row in await cursor.fetchall()]
-
-
-async def _attempt(sender: Sender, delivery: Taken) -> Result:
+async def _attempt(sender: Sender, delivery: TakenWebhook) -> Result:
     if delivery.url is None or delivery.secret is None:
         return Result(None, "the endpoint was deleted")
     about = public_id("batch", delivery.batch_id or UUID(int=0))
@@ -157,33 +120,6 @@ def _event(message_id: str, type_: str, created_at: int, about: str) -> bytes:
 def _headers(message_id: str, at_s: int, body: bytes, keys: list[bytes]) -> dict[str, str]:
     fixed = {"content-type": "application/json", "user-agent": f"penstock/{__version__}"}
     return fixed | signing.headers(message_id, at_s, body, keys)
-
-
-async def _record(database: Pool, limits: WebhookLimits, delivery: Taken, result: Result, wait_s: float) -> None:
-    values = {
-        "id": delivery.id,
-        "attempt": delivery.attempt,
-        "delivered": result.delivered,
-        "final": delivery.url is None,
-        "status_code": result.status_code,
-        "error": result.error,
-        "wait_s": wait_s,
-        "give_up_s": limits.webhook_give_up_s,
-        "now": None,
-    }
-    async with borrowed(database) as connection:
-        await connection.execute(_SQL["record_delivery_if_held"], values)
-
-
-async def _put_back(database: Pool, queue: list[Taken], wait_s: float) -> None:
-    values = {
-        "ids": [delivery.id for delivery in queue],
-        "attempts": [delivery.attempt for delivery in queue],
-        "wait_s": wait_s,
-        "now": None,
-    }
-    async with borrowed(database) as connection:
-        await connection.execute(_SQL["put_back_deliveries_if_held"], values)
 
 
 async def send_sample(database: Pool, sender: Sender, endpoint_id: UUID, url: str, type_: str) -> Result:
