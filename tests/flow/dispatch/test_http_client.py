@@ -1,4 +1,4 @@
-"""The HTTP client of plain http:// base URLs against real sockets, on both event loops."""
+"""The HTTP client against real sockets, plain and over TLS, on both event loops."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +19,11 @@ import uvloop
 from penstock.config import KIB, MIB, DispatchLimits
 from penstock.dispatch.http import client as http_client
 from penstock.dispatch.http.answer import Answer
-from penstock.dispatch.http.client import HttpClient
-from penstock.dispatch.http.transport import OpenAnswer, TransportError
+from penstock.dispatch.http.client import HttpClient, OpenAnswer
+from penstock.dispatch.http.connect import ConnectOptions
+from penstock.dispatch.http.errors import TransportError
 from tests.support import hostile
+from tests.support.certificates import authority, local_tls
 from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, answer, message, raw
 
 LIMITS = DispatchLimits(
@@ -31,10 +34,20 @@ SOON_S = 3.0
 
 Scenario = Callable[[], Coroutine[Any, Any, None]]
 Run = Callable[[Scenario], None]
+LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
+
+_scheme = ContextVar("scheme", default="http")
 
 
-@pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
+@pytest.fixture(params=["http", "https"])
+def scheme(request: pytest.FixtureRequest) -> Iterator[str]:
+    token = _scheme.set(request.param)
+    yield request.param
+    _scheme.reset(token)
+
+
+@pytest.fixture(params=LOOPS.values(), ids=LOOPS)
+def run(request: pytest.FixtureRequest, scheme: str) -> Run:  # noqa: ARG001
     """To the end, in time, and without a fault that only the loop sees."""
 
     def run_scenario(scenario: Scenario) -> None:
@@ -100,12 +113,17 @@ class Ground:
 async def ground(
     script: Script, limits: DispatchLimits = LIMITS, headers: Mapping[str, str] | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Ground]:
-    client = HttpClient(limits, headers or {})
-    async with Upstream({"/v1/bad": script}, host=host) as upstream:
+    tls = local_tls() if _scheme.get() == "https" else None
+    client = new_client(limits, headers)
+    async with Upstream({"/v1/bad": script}, host=host, tls=tls) as upstream:
         try:
             yield Ground(upstream, client)
         finally:
             await client.close()
+
+
+def new_client(limits: DispatchLimits = LIMITS, headers: Mapping[str, str] | None = None) -> HttpClient:
+    return HttpClient(limits, headers or {}, ConnectOptions(ca_file=str(authority().file)))
 
 
 async def next_piece(pieces: AsyncIterator[bytes]) -> bytes:
@@ -582,7 +600,7 @@ def test_a_connection_closed_by_the_upstream_is_not_used_again(run: Run) -> None
         async def over(exchange: Exchange) -> None:
             await exchange.send(message(200, b"{}"))
             await answered.wait()
-            exchange.writer.write_eof()
+            exchange.end()
             await exchange.client_leaves()
 
         answered = asyncio.Event()
@@ -624,9 +642,9 @@ def test_a_cancelled_call_closes_its_connection_at_once(run: Run) -> None:
 
 def test_the_attempts_time_includes_connecting(run: Run) -> None:
     async def scenario() -> None:
-        client = HttpClient(replace(LIMITS, attempt_timeout_s=0.1, connect_timeout_s=1), {})
+        client = new_client(replace(LIMITS, attempt_timeout_s=0.1, connect_timeout_s=1))
         with hostile.full_backlog() as port:
-            url = f"http://127.0.0.1:{port}/v1/bad"
+            url = f"{_scheme.get()}://127.0.0.1:{port}/v1/bad"
             with pytest.raises(TransportError) as caught:
                 await client.request("POST", url, {}, b"{}")
             assert caught.value.code == "request_timeout"
@@ -807,7 +825,7 @@ def test_an_answer_in_the_moment_when_the_time_is_up_is_a_timeout(run: Run) -> N
         async with ground(hostile.silence) as act:
             asking = asyncio.create_task(act.fails())
             await act.asked()
-            (line,) = act.client._lines
+            (line,) = act.client._connections
             act.client._first_byte.limit_s = 0
             act.client._first_byte._check()
             line.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
