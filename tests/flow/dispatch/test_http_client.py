@@ -7,14 +7,12 @@ import gzip
 import time
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import uvloop
 
 from penstock.config import KIB, MIB, DispatchLimits
 from penstock.dispatch.http import client as http_client
@@ -25,16 +23,13 @@ from penstock.dispatch.http.errors import TransportError
 from tests.support import hostile
 from tests.support.certificates import authority, local_tls
 from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, answer, message, raw
+from tests.support.loops import LOOPS, Run, runner_on
 
 LIMITS = DispatchLimits(
     connect_timeout_s=5, first_byte_timeout_s=10, idle_timeout_s=10, attempt_timeout_s=10, max_response_bytes=MIB
 )
 SOON_S = 3.0
 """Less than any of the limits, and than a wait for them."""
-
-Scenario = Callable[[], Coroutine[Any, Any, None]]
-Run = Callable[[Scenario], None]
-LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 
 _scheme = ContextVar("scheme", default="http")
 
@@ -46,23 +41,9 @@ def scheme(request: pytest.FixtureRequest) -> Iterator[str]:
     _scheme.reset(token)
 
 
-@pytest.fixture(params=LOOPS.values(), ids=LOOPS)
+@pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest, scheme: str) -> Run:  # noqa: ARG001
-    """To the end, in time, and without a fault that only the loop sees."""
-
-    def run_scenario(scenario: Scenario) -> None:
-        unseen: list[dict[str, Any]] = []
-
-        async def bounded() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-            async with asyncio.timeout(15):
-                await scenario()
-
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(bounded())
-        assert unseen == []
-
-    return run_scenario
+    return runner_on(request.param)
 
 
 class Ground:
@@ -76,8 +57,8 @@ class Ground:
     async def ask(self, path: str = "/bad", headers: Mapping[str, str] | None = None, body: bytes = b"{}") -> Answer:
         return await self.client.request("POST", self.upstream.base_url + path, headers or {}, body)
 
-    def open(self, headers: Mapping[str, str] | None = None) -> OpenAnswer:
-        return self.client.open("POST", f"{self.upstream.base_url}/bad", headers or {}, b"{}")
+    def open(self, headers: Mapping[str, str] | None = None, body: bytes | AsyncIterator[bytes] = b"{}") -> OpenAnswer:
+        return self.client.open("POST", f"{self.upstream.base_url}/bad", headers or {}, body)
 
     async def fails(self) -> str:
         """How a call ends."""
@@ -260,6 +241,170 @@ def test_ipv6(run: Run) -> None:
             assert (await at.ask()).body == GOOD_BODY
             assert at.upstream.received[0].headers["host"] == f"[::1]:{at.upstream.port}"
             assert await at.next_connection() == 1
+
+    run(scenario)
+
+
+# -- bodies that are sent as they are read
+
+
+async def pieces(*content: bytes) -> AsyncIterator[bytes]:
+    for piece in content:
+        yield piece
+
+
+STREAMED = (b"one", b"", b"two" * 100_000, b"3")
+
+
+def test_a_streamed_body_of_known_length_keeps_its_connection(run: Run) -> None:
+    async def scenario() -> None:
+        whole = b"".join(STREAMED)
+        async with ground(answer(200)) as at:
+            async with at.open({"Content-Length": str(len(whole))}, pieces(*STREAMED)) as opened:
+                assert await opened.read() == GOOD_BODY
+            (request,) = at.upstream.received
+            assert (request.body, request.header_names.count("content-length")) == (whole, 1)
+            assert "transfer-encoding" not in request.headers
+            assert await at.next_connection() == 1
+
+    run(scenario)
+
+
+def test_a_streamed_body_of_unknown_length_is_sent_in_chunks(run: Run) -> None:
+    async def scenario() -> None:
+        chunks = b"3\r\none\r\n493e0\r\n" + STREAMED[2] + b"\r\n1\r\n3\r\n0\r\n\r\n"
+        received = []
+
+        async def take(exchange: Exchange) -> None:
+            assert exchange.request.headers["transfer-encoding"] == "chunked"
+            assert "content-length" not in exchange.request.headers
+            received.append(await exchange.reader.readexactly(len(chunks)))
+            await exchange.send(message(200, GOOD_BODY))
+
+        async with ground(answer(200)) as at:
+            at.upstream.hasty = {"/v1/bad": take}
+            async with at.open({}, pieces(*STREAMED)) as opened:
+                assert await opened.read() == GOOD_BODY
+            assert received == [chunks]
+
+    run(scenario)
+
+
+def test_a_body_waits_for_an_upstream_that_lags(run: Run) -> None:
+    total, block = 48 * MIB, bytes(64 * KIB)
+
+    async def scenario() -> None:
+        read = 0
+        begun, going_on = asyncio.Event(), asyncio.Event()
+
+        async def much() -> AsyncIterator[bytes]:
+            nonlocal read
+            while read < total:
+                read += len(block)
+                yield block
+
+        async def late(exchange: Exchange) -> None:
+            begun.set()
+            await going_on.wait()
+            left = total
+            while left:
+                left -= len(await exchange.reader.read(MIB))
+            await exchange.send(message(200, GOOD_BODY))
+
+        async with ground(answer(200)) as at:
+            at.upstream.hasty = {"/v1/bad": late}
+            with most_allocated() as allocated_mib:
+                opening = at.open({"content-length": str(total)}, much())
+                asking = asyncio.create_task(opening.__aenter__())
+                await begun.wait()
+                for _ in range(100):  # enough turns of the loop for all of it, if nobody held it back
+                    await at.next_connection()
+                assert read < total
+                going_on.set()
+                await asking
+                assert await opening.read() == GOOD_BODY
+                await opening.__aexit__(None, None, None)
+            assert read == total
+            assert allocated_mib() < 8
+
+    run(scenario)
+
+
+def test_an_early_answer_ends_a_body_without_end(run: Run) -> None:
+    async def scenario() -> None:
+        ended = asyncio.Event()
+
+        async def endless() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(64 * KIB)
+                    await asyncio.sleep(0)
+            finally:
+                ended.set()
+
+        async def refuse(exchange: Exchange) -> None:
+            await exchange.send(message(413, b"too much"))
+            await exchange.client_leaves()
+
+        async with ground(answer(200)) as at:
+            at.upstream.hasty = {"/v1/bad": refuse}
+            async with at.open({}, endless()) as opened:
+                assert (opened.status, await opened.read()) == (413, b"too much")
+            async with asyncio.timeout(SOON_S):
+                await ended.wait()
+            await at.left()
+            assert await at.next_connection() == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("promised", ["2", "4"])
+def test_a_body_of_another_length_than_was_promised_is_not_sent_whole(run: Run, promised: str) -> None:
+    async def scenario() -> None:
+        async with ground(answer(200)) as at:
+            with pytest.raises(TransportError) as caught:
+                async with at.open({"content-length": promised}, pieces(b"o", b"ne")):
+                    pass
+            assert caught.value.code == "invalid_request"
+            await at.left()
+            assert at.upstream.received == []
+
+    run(scenario)
+
+
+def test_a_body_that_cannot_be_read_is_the_callers_error(run: Run) -> None:
+    async def scenario() -> None:
+        async def broken() -> AsyncIterator[bytes]:
+            yield b"one"
+            raise ZeroDivisionError
+
+        async with ground(answer(200)) as at:
+            with pytest.raises(ZeroDivisionError):
+                async with at.open({}, broken()):
+                    pass
+            await at.left()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["as it is read", "whole"])
+def test_an_upstream_that_reads_no_more_is_silent(run: Run, streamed: bool) -> None:
+    async def scenario() -> None:
+        async def deaf(_: Exchange) -> None:
+            await over.wait()
+
+        over = asyncio.Event()
+        body = bytes(32 * MIB)
+        async with ground(answer(200), replace(LIMITS, first_byte_timeout_s=0.2)) as at:
+            at.upstream.hasty = {"/v1/bad": deaf}
+            sent = (
+                at.open({}, pieces(body[: 16 * MIB], body[16 * MIB :])).__aenter__() if streamed else at.ask(body=body)
+            )
+            with pytest.raises(TransportError) as caught:
+                await sent
+            assert caught.value.code == "first_byte_timeout"
+            over.set()
+            await at.left()
 
     run(scenario)
 

@@ -8,13 +8,12 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.http.client import HttpClient
@@ -27,6 +26,7 @@ from tests.support import hostile
 from tests.support.certificates import Authority, authority, local_tls, make_certificate, server_tls
 from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, message
 from tests.support.items import make_item
+from tests.support.loops import LOOPS, Run, runner_on
 from tests.support.tcp_server import TcpServer
 
 LIMITS = DispatchLimits(connect_timeout_s=10, first_byte_timeout_s=10, idle_timeout_s=10, attempt_timeout_s=10)
@@ -34,24 +34,10 @@ SOON_S = 3.0
 TRUSTING = ConnectOptions(ca_file=str(authority().file))
 BAD = "/v1/bad"
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
-
-@pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
-    def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
-        unseen: list[dict[str, Any]] = []
-
-        async def bounded() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-            async with asyncio.timeout(30):
-                await scenario
-
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(bounded())
-        assert unseen == []
-
-    return run_scenario
+    return runner_on(request.param)
 
 
 @contextlib.asynccontextmanager
@@ -86,7 +72,7 @@ def test_an_authority_that_nobody_named_is_not_trusted(run: Run) -> None:
             assert "ca_file" in str(error)
             assert upstream.received == []
 
-    run(scenario())
+    run(scenario)
 
 
 def test_a_certificate_signed_by_itself_is_trusted_only_if_named(run: Run, tmp_path: Path) -> None:
@@ -101,7 +87,7 @@ def test_a_certificate_signed_by_itself_is_trusted_only_if_named(run: Run, tmp_p
             async with opened(ConnectOptions(ca_file=str(certificate))) as client:
                 assert (await client.request("POST", url, {}, b"{}")).body == GOOD_BODY
 
-    run(scenario())
+    run(scenario)
 
 
 def test_a_ca_file_is_trusted_in_place_of_the_systems(run: Run, tmp_path: Path) -> None:
@@ -112,7 +98,7 @@ def test_a_ca_file_is_trusted_in_place_of_the_systems(run: Run, tmp_path: Path) 
         async with Upstream(tls=local_tls()) as upstream, opened(options) as client:
             assert (await fails(client, f"{upstream.base_url}/x")).code == "tls_certificate_untrusted"
 
-    run(scenario())
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +114,7 @@ def test_a_certificate_for_another_host_is_refused(run: Run, names: list[str], h
             assert "base_url must name the host" in str(error)
             assert upstream.received == []
 
-    run(scenario())
+    run(scenario)
 
 
 def test_a_certificate_that_has_expired_is_refused(run: Run) -> None:
@@ -140,7 +126,7 @@ def test_a_certificate_that_has_expired_is_refused(run: Run) -> None:
             assert "clock" in str(error)
             assert upstream.received == []
 
-    run(scenario())
+    run(scenario)
 
 
 @pytest.mark.parametrize(("host", "told"), [("localhost", "localhost"), ("127.0.0.1", None), ("[::1]", None)])
@@ -160,7 +146,7 @@ def test_the_host_is_named_and_http_1_1_is_asked_for(run: Run, host: str, told: 
             assert upstream.received[0].headers["host"] == f"{host}:{upstream.port}"
         assert (names, spoken) == ([told], ["http/1.1"])
 
-    run(scenario())
+    run(scenario)
 
 
 # -- whom it shows itself to
@@ -168,7 +154,7 @@ def test_the_host_is_named_and_http_1_1_is_asked_for(run: Run, host: str, told: 
 
 @contextlib.contextmanager
 def strict_server(version: ssl.TLSVersion) -> Iterator[tuple[int, list[Any]]]:
-    """Wants certificates: (port, subjects of its clients). OpenSSL alone: asyncio's servers do not say what they miss."""
+    """Wants certificates: (port, subjects of its clients). OpenSSL's own: asyncio's do not say what is wrong."""
     tls = server_tls(*authority().issue("strict"))
     tls.verify_mode = ssl.CERT_REQUIRED
     tls.load_verify_locations(authority().file)
@@ -217,7 +203,7 @@ def test_a_client_certificate_is_shown(run: Run, version: ssl.TLSVersion, tmp_pa
                 assert answer.body == GOOD_BODY
 
     with strict_server(version) as (port, subjects):
-        run(scenario())
+        run(scenario)
     assert subjects == [((("commonName", "the client"),),)] * 2
 
 
@@ -232,7 +218,7 @@ def test_a_client_certificate_that_is_missing_is_asked_for(run: Run, version: ss
         assert ("client_cert_file" if new else "client certificate") in str(error)
 
     with strict_server(version) as (port, subjects):
-        run(scenario())
+        run(scenario)
     assert subjects == []
 
 
@@ -249,7 +235,7 @@ def test_a_client_certificate_of_another_authority_is_refused(
         assert "client_cert_file" in str(error)
 
     with strict_server(version) as (port, _):
-        run(scenario())
+        run(scenario)
 
 
 # -- no TLS at all
@@ -269,7 +255,7 @@ def test_a_server_without_tls_is_said_to_be_one(run: Run) -> None:
             with pytest.raises(TransportError):
                 await client.request("POST", f"http://127.0.0.1:{upstream.port}/v1/x", {}, b"{}")
 
-    run(scenario())
+    run(scenario)
 
 
 def test_a_handshake_that_breaks_off(run: Run) -> None:
@@ -280,7 +266,7 @@ def test_a_handshake_that_breaks_off(run: Run) -> None:
         async with TcpServer(leave) as server, opened() as client:
             assert (await fails(client, f"https://127.0.0.1:{server.port}/")).code == "tls_failed"
 
-    run(scenario())
+    run(scenario)
 
 
 # -- time
@@ -304,7 +290,7 @@ def test_a_handshake_without_end_is_ended_by_the_time_to_connect(run: Run) -> No
             async with asyncio.timeout(SOON_S):
                 await left.wait()
 
-    run(scenario())
+    run(scenario)
 
 
 def test_a_slow_handshake_is_waited_for(run: Run) -> None:
@@ -328,7 +314,7 @@ def test_a_slow_handshake_is_waited_for(run: Run) -> None:
             released.set()
             assert (await calling).body == GOOD_BODY
 
-    run(scenario())
+    run(scenario)
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -354,7 +340,7 @@ def test_a_call_cancelled_in_the_handshake_closes_its_connection_at_once(run: Ru
             async with asyncio.timeout(SOON_S):
                 await left.wait()
 
-    run(scenario())
+    run(scenario)
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "as it comes"])
@@ -383,7 +369,7 @@ def test_a_cancelled_call_closes_its_connection_within_a_few_turns_of_the_loop(r
             async with asyncio.timeout(1):
                 await left.wait()
 
-    run(scenario())
+    run(scenario)
 
 
 # -- where an answer ends
@@ -411,7 +397,7 @@ def test_an_answer_without_an_end_of_tls_is_not_whole(run: Run, sent: bytes) -> 
         async with Upstream({BAD: breaks_off(sent)}, tls=local_tls()) as upstream, opened() as client:
             assert (await fails(client, f"https://127.0.0.1:{upstream.port}{BAD}")).code == "connection_reset"
 
-    run(scenario())
+    run(scenario)
 
 
 def test_an_answer_of_known_length_needs_no_end_of_tls(run: Run) -> None:
@@ -424,7 +410,7 @@ def test_an_answer_of_known_length_needs_no_end_of_tls(run: Run) -> None:
             async with opened() as client, client.open("POST", url, {}, b"{}") as answer:
                 assert await answer.read() == GOOD_BODY
 
-    run(scenario())
+    run(scenario)
 
 
 def test_a_large_answer_is_read_to_its_end_by_a_reader_that_lags(run: Run) -> None:
@@ -442,7 +428,7 @@ def test_a_large_answer_is_read_to_its_end_by_a_reader_that_lags(run: Run) -> No
                 await client.request("POST", f"{upstream.base_url}/good", {}, b"{}")
             assert await answer.read() == body
 
-    run(scenario())
+    run(scenario)
 
 
 # -- what becomes of the item
