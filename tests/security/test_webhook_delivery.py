@@ -23,8 +23,9 @@ from penstock.deliver.addresses import Policy
 from penstock.deliver.endpoints import WebhookEndpoint
 from penstock.deliver.webhooks import Sender, deliver_due
 from penstock.model import public_id
+from tests.support.certificates import make_certificate
 from tests.support.db import connected, one, pooled
-from tests.support.receiver import OK, Message, Receiver, make_certificate, receiving, status
+from tests.support.receiver import OK, Message, Receiver, receiving, status
 
 CLIENT = openai.OpenAI(api_key="none", base_url="http://127.0.0.1:1/v1")
 

@@ -14,11 +14,15 @@ ROOT = Path(penstock.__file__).parent
 REPOSITORY = ROOT.parent.parent
 MODULES = sorted(ROOT.rglob("*.py"))
 STAGES = {"intake", "batches", "sessions", "claim", "dispatch", "settle", "export", "erase", "deliver"}
-# Wire formats are written in one place and needed in two; a deletion ends batches as everything else does.
+# Wire formats, and how to speak HTTP, are written in one place and needed in two; a deletion ends batches as
+# everything else does.
 SHARED = {
     "settle": {"penstock.export.result_lines"},
     "batches": {"penstock.export.result_lines"},
-    "deliver": {"penstock.sessions.cloudevents"},
+    "deliver": {
+        "penstock.sessions.cloudevents",
+        *(f"penstock.dispatch.http.{name}" for name in ("connect", "connection", "countdown", "errors", "tls")),
+    },
     "erase": {"penstock.batches.finish"},
 }
 MAX_LINES = 450

@@ -26,9 +26,10 @@ from penstock.api.multipart import invalid
 from penstock.api.sessions import SubmitQuery, give_up, still_waiting, wait
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Asked, Submission, checked_key, read_asked, submit
 from penstock.config import Config
+from penstock.dispatch.http.client import OpenAnswer
+from penstock.dispatch.http.errors import TransportError
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import EVENT_STREAM, StoredStream
-from penstock.dispatch.http.transport import OpenAnswer, TransportError
 from penstock.dispatch.providers import Provider
 from penstock.errors import PenstockError
 from penstock.server.waiters import Waiter

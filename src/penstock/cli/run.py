@@ -32,6 +32,8 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable of the key.  [default: OPENAI_API_KEY]")
 @click.option("--api-key-file", metavar="PATH", help="File that holds the key.")
+@click.option("--ca-file", metavar="PATH", help="Certificates to trust instead of the system's (PEM).")
+@click.option("--proxy", metavar="URL", help="HTTP proxy to reach the endpoint by.")
 @click.option(
     "--deadline",
     metavar="TIME",
@@ -51,6 +53,8 @@ def run(
     workers: int,
     api_key_env: str | None,
     api_key_file: str | None,
+    ca_file: str | None,
+    proxy: str | None,
     deadline: timedelta | None,
     start_anew: bool,
     as_json: bool,
@@ -74,7 +78,7 @@ def run(
 
     try:
         config = load_config(database_url, data_dir, toml_path, settings, concurrency=concurrency)
-        target = make_target(base_url, processor, api_key_env, api_key_file)
+        target = make_target(base_url, processor, api_key_env, api_key_file, ca_file, proxy)
     except PenstockError as error:
         report(error, as_json=as_json)
         raise SystemExit(error.exit_code) from error

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--base-url and its key: one provider for every model."""
+    """--base-url, its key and the way there: one provider for every model."""
     for option in reversed(
         (
             click.option("--base-url", metavar="URL", help="Endpoint that serves every model, in place of providers."),
             click.option("--api-key-env", metavar="NAME", help="Variable that holds the endpoint's key."),
             click.option("--api-key-file", metavar="FILE", help="File that holds the endpoint's key."),
+            click.option("--ca-file", metavar="FILE", help="Certificates to trust instead of the system's (PEM)."),
+            click.option("--proxy", metavar="URL", help="HTTP proxy to reach the endpoint by."),
         )
     ):
         command = option(command)
@@ -31,11 +33,19 @@ def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen_providers(
-    config: Config, base_url: str | None, api_key_env: str | None, api_key_file: str | None
+    config: Config,
+    base_url: str | None,
+    api_key_env: str | None,
+    api_key_file: str | None,
+    ca_file: str | None,
+    proxy: str | None,
 ) -> tuple[Provider, ...]:
-    """The providers of the file or of the command line, with keys that can be read."""
+    """The providers of the file or of the command line, with keys and certificates that can be read."""
+    from penstock.dispatch.http.connect import ConnectOptions
     from penstock.dispatch.providers import single
+    from penstock.dispatch.target import check_connect_flags
 
+    check_connect_flags(base_url, ca_file, proxy)
     if base_url is None:
         if api_key_env or api_key_file:
             raise UsageError("a key without --base-url", hint="Providers in penstock.toml name their own keys.")
@@ -52,9 +62,10 @@ def chosen_providers(
     else:
         if api_key_env and api_key_file:
             raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
-        providers = (single(base_url, api_key_env, api_key_file),)
+        options = ConnectOptions(ca_file=ca_file, proxy=proxy)
+        providers = (single(base_url, api_key_env, api_key_file, options),)
     for provider in providers:
-        provider.api_key()
+        provider.check()
     return providers
 
 
@@ -72,6 +83,8 @@ def serve(
     base_url: str | None,
     api_key_env: str | None,
     api_key_file: str | None,
+    ca_file: str | None,
+    proxy: str | None,
     host: str,
     port: int,
     workers: int,
@@ -92,7 +105,7 @@ def serve(
     from penstock.server.serve import serve as run
 
     config = load_config(database_url, data_dir, toml_path, settings, root_path=root_path, public_url=public_url)
-    providers = chosen_providers(config, base_url, api_key_env, api_key_file)
+    providers = chosen_providers(config, base_url, api_key_env, api_key_file, ca_file, proxy)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer
     log_level = logging.WARNING if quiet else logging.INFO

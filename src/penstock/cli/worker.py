@@ -20,6 +20,8 @@ def worker(
     base_url: str | None,
     api_key_env: str | None,
     api_key_file: str | None,
+    ca_file: str | None,
+    proxy: str | None,
     workers: int,
     quiet: bool,
     database_url: str | None,
@@ -31,5 +33,5 @@ def worker(
     from penstock.server.serve import work
 
     config = load_config(database_url, data_dir, toml_path, settings)
-    providers = chosen_providers(config, base_url, api_key_env, api_key_file)
+    providers = chosen_providers(config, base_url, api_key_env, api_key_file, ca_file, proxy)
     work(config, providers, workers, log_level=logging.WARNING if quiet else logging.INFO)

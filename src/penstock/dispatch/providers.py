@@ -22,6 +22,7 @@ from typing import Any
 
 from penstock.config import Config, DispatchLimits, RetryLimits
 from penstock.config_tables import TableEntry, read_entries
+from penstock.dispatch.http.connect import ConnectOptions, Proxy, uses_tls
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import Streams
 from penstock.errors import PenstockError, UsageError
@@ -34,7 +35,11 @@ SESSION_POOL = "session"
 DEFAULT_NAME = "default"
 _DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "attempt_timeout_s")
-_FIELDS = ("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers", *_TIMEOUTS)
+_TLS_FILES = ("ca_file", "client_cert_file", "client_key_file")
+_FIELDS = (
+    *("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers"),
+    *(*_TLS_FILES, "proxy", *_TIMEOUTS),
+)
 _MAX_CONCURRENCY = 100_000
 # One in so many of a provider's calls is kept for sessions whose callers wait in the server's own process.
 _SESSION_PART = 4
@@ -53,6 +58,7 @@ class Provider:
     max_concurrency: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeouts: Mapping[str, float] = field(default_factory=dict)
+    options: ConnectOptions = field(default_factory=ConnectOptions)
 
     @property
     def pool(self) -> str:
@@ -77,6 +83,15 @@ class Provider:
         what = f"provider '{self.name}': the variable {self.api_key_env} (api_key_env)"
         return checked_key(read_secret_variable(self.api_key_env, what), f"provider '{self.name}': {self.api_key_env}")
 
+    def check(self) -> None:
+        """Fail now, if its key or one of its files cannot be used, rather than at the first call."""
+        self.api_key()
+        try:
+            if uses_tls(self.base_url):
+                self.options.tls()
+        except UsageError as error:
+            raise UsageError(f"provider '{self.name}': {error.message}", hint=error.hint) from None
+
     def processor(
         self, dispatch: DispatchLimits, retry: RetryLimits, share: int, *, streams: Streams | None = None
     ) -> HttpProcessor:
@@ -88,6 +103,7 @@ class Provider:
             self.limits(dispatch, share),
             retry,
             self.headers,
+            options=self.options,
             name=self.name,
             current_key=key if self.api_key_file is not None else None,
             streams=streams,
@@ -113,7 +129,7 @@ class Provider:
     def as_dict(self) -> dict[str, Any]:
         """As in the file: `parse([provider.as_dict()], ...)` gives it again."""
         told = dataclasses.asdict(self)
-        told.update(told.pop("timeouts"), models=list(self.models))
+        told.update(told.pop("timeouts"), **told.pop("options"), models=list(self.models))
         return {name: value for name, value in told.items() if value is not None}
 
 
@@ -213,11 +229,16 @@ class Providers:
         return max((provider.timeouts.get("attempt_timeout_s", 0.0) for provider in self._all), default=0.0)
 
 
-def single(base_url: str, api_key_env: str | None, api_key_file: str | None = None) -> Provider:
+def single(
+    base_url: str,
+    api_key_env: str | None,
+    api_key_file: str | None = None,
+    options: ConnectOptions = ConnectOptions(),  # noqa: B008 -- frozen
+) -> Provider:
     """`--base-url URL`: one provider for every model."""
     if api_key_env is None and api_key_file is None and os.environ.get(_DEFAULT_KEY_VARIABLE, "").strip():
         api_key_env = _DEFAULT_KEY_VARIABLE
-    return Provider(DEFAULT_NAME, checked_base(base_url), ("*",), api_key_env, api_key_file)
+    return Provider(DEFAULT_NAME, checked_base(base_url), ("*",), api_key_env, api_key_file, options=options)
 
 
 def parse(entries: Any, file: str) -> tuple[Provider, ...]:
@@ -235,15 +256,17 @@ class _Entry(TableEntry):
         env, file = self.text("api_key_env"), self.text("api_key_file")
         if env and file:
             raise self.wrong("api_key_file", "api_key_env is given too", "Give one of them.")
+        base_url = self._checked("base_url", lambda: checked_base(self.text("base_url", required=True)))
         return Provider(
             name,
-            self._checked("base_url", lambda: checked_base(self.text("base_url", required=True))),
+            base_url,
             self._models(),
             env or None,
             file or None,
             self._concurrency(),
             self._headers(),
             self._timeouts(),
+            self._options(base_url),
         )
 
     def _checked(self, name: str, check: Any) -> Any:
@@ -277,6 +300,18 @@ class _Entry(TableEntry):
             raise self.wrong("headers", "is not a table of texts", 'For example headers = { "x-team" = "search" }.')
         self._checked("headers", lambda: checked_headers(headers))
         return headers
+
+    def _options(self, base_url: str) -> ConnectOptions:
+        files = {name: self.text(name) or None for name in _TLS_FILES}
+        if files["client_key_file"] and not files["client_cert_file"]:
+            raise self.wrong("client_key_file", "client_cert_file is missing", "A key belongs to a certificate.")
+        for name, path in files.items():
+            if path and not uses_tls(base_url):
+                raise self.wrong(name, "base_url is http://, where no certificate is shown", "Is it https://?")
+        proxy = self.text("proxy") or None
+        if proxy is not None:
+            self._checked("proxy", lambda: Proxy.parse(proxy))
+        return ConnectOptions(**files, proxy=proxy)
 
     def _timeouts(self) -> dict[str, float]:
         known = {entry.name: entry.metadata for entry in dataclasses.fields(DispatchLimits)}

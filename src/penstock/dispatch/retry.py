@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from penstock.backoff import doubled, jittered
 from penstock.config import RetryLimits
 from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
+from penstock.dispatch.http.errors import NEVER_SENT
 from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
 
 # Not admitted: the upstream did no work, so the item is not charged with an attempt.
@@ -30,9 +31,6 @@ _QUOTA_CODES = frozenset(
         "enforced_spend_limit_reached",
     }
 )
-# A connection that was never made says nothing about the item, and a restart of the upstream must
-# not fail every item that meets it.
-_NEVER_SENT = frozenset({"connect_failed", "connect_timeout"})
 _PERMANENT = frozenset({"response_too_large", "invalid_request"})
 
 
@@ -175,7 +173,9 @@ def judge_failure(
     refusing_s: float = 0.0,
 ) -> Verdict:
     """The verdict on an attempt without a whole answer."""
-    if failure.code in _NEVER_SENT:
+    if failure.code in NEVER_SENT:
+        # A connection that was never made says nothing about the item, and a restart of the upstream must not fail
+        # every item that meets it.
         gate_s = route_rest_s(refusing_s, limits)
         delay_s = gate_s + refused_backoff_s(refusing_s, limits, rng)
         return Again(failure.code, failure.message, delay_s, False, duration_ms=failure.duration_ms, gate_s=gate_s)
@@ -205,4 +205,4 @@ def judge_timeout(timeout_s: float, attempt: int, limits: RetryLimits, rng: rand
 
 def refuses(code_or_status: str | int | None) -> bool:
     """Whether this status or failure code means the item was not admitted, and so not charged."""
-    return code_or_status in _NOT_ADMITTED or code_or_status in _NEVER_SENT
+    return code_or_status in _NOT_ADMITTED or code_or_status in NEVER_SENT

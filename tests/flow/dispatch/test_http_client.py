@@ -1,4 +1,4 @@
-"""The HTTP client of plain http:// base URLs against real sockets, on both event loops."""
+"""The HTTP client against real sockets, plain and over TLS, on both event loops."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import gzip
 import time
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import uvloop
 
 from penstock.config import KIB, MIB, DispatchLimits
 from penstock.dispatch.http import client as http_client
 from penstock.dispatch.http.answer import Answer
-from penstock.dispatch.http.client import HttpClient
-from penstock.dispatch.http.transport import OpenAnswer, TransportError
+from penstock.dispatch.http.client import HttpClient, OpenAnswer
+from penstock.dispatch.http.connect import ConnectOptions
+from penstock.dispatch.http.errors import TransportError
 from tests.support import hostile
+from tests.support.certificates import authority, local_tls
 from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, answer, message, raw
+from tests.support.loops import LOOPS, Run, runner_on
 
 LIMITS = DispatchLimits(
     connect_timeout_s=5, first_byte_timeout_s=10, idle_timeout_s=10, attempt_timeout_s=10, max_response_bytes=MIB
@@ -29,27 +31,19 @@ LIMITS = DispatchLimits(
 SOON_S = 3.0
 """Less than any of the limits, and than a wait for them."""
 
-Scenario = Callable[[], Coroutine[Any, Any, None]]
-Run = Callable[[Scenario], None]
+_scheme = ContextVar("scheme", default="http")
 
 
-@pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """To the end, in time, and without a fault that only the loop sees."""
+@pytest.fixture(params=["http", "https"])
+def scheme(request: pytest.FixtureRequest) -> Iterator[str]:
+    token = _scheme.set(request.param)
+    yield request.param
+    _scheme.reset(token)
 
-    def run_scenario(scenario: Scenario) -> None:
-        unseen: list[dict[str, Any]] = []
 
-        async def bounded() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-            async with asyncio.timeout(15):
-                await scenario()
-
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(bounded())
-        assert unseen == []
-
-    return run_scenario
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest, scheme: str) -> Run:  # noqa: ARG001
+    return runner_on(request.param)
 
 
 class Ground:
@@ -63,8 +57,8 @@ class Ground:
     async def ask(self, path: str = "/bad", headers: Mapping[str, str] | None = None, body: bytes = b"{}") -> Answer:
         return await self.client.request("POST", self.upstream.base_url + path, headers or {}, body)
 
-    def open(self, headers: Mapping[str, str] | None = None) -> OpenAnswer:
-        return self.client.open("POST", f"{self.upstream.base_url}/bad", headers or {}, b"{}")
+    def open(self, headers: Mapping[str, str] | None = None, body: bytes | AsyncIterator[bytes] = b"{}") -> OpenAnswer:
+        return self.client.open("POST", f"{self.upstream.base_url}/bad", headers or {}, body)
 
     async def fails(self) -> str:
         """How a call ends."""
@@ -100,12 +94,17 @@ class Ground:
 async def ground(
     script: Script, limits: DispatchLimits = LIMITS, headers: Mapping[str, str] | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Ground]:
-    client = HttpClient(limits, headers or {})
-    async with Upstream({"/v1/bad": script}, host=host) as upstream:
+    tls = local_tls() if _scheme.get() == "https" else None
+    client = new_client(limits, headers)
+    async with Upstream({"/v1/bad": script}, host=host, tls=tls) as upstream:
         try:
             yield Ground(upstream, client)
         finally:
             await client.close()
+
+
+def new_client(limits: DispatchLimits = LIMITS, headers: Mapping[str, str] | None = None) -> HttpClient:
+    return HttpClient(limits, headers or {}, ConnectOptions(ca_file=str(authority().file)))
 
 
 async def next_piece(pieces: AsyncIterator[bytes]) -> bytes:
@@ -242,6 +241,170 @@ def test_ipv6(run: Run) -> None:
             assert (await at.ask()).body == GOOD_BODY
             assert at.upstream.received[0].headers["host"] == f"[::1]:{at.upstream.port}"
             assert await at.next_connection() == 1
+
+    run(scenario)
+
+
+# -- bodies that are sent as they are read
+
+
+async def pieces(*content: bytes) -> AsyncIterator[bytes]:
+    for piece in content:
+        yield piece
+
+
+STREAMED = (b"one", b"", b"two" * 100_000, b"3")
+
+
+def test_a_streamed_body_of_known_length_keeps_its_connection(run: Run) -> None:
+    async def scenario() -> None:
+        whole = b"".join(STREAMED)
+        async with ground(answer(200)) as at:
+            async with at.open({"Content-Length": str(len(whole))}, pieces(*STREAMED)) as opened:
+                assert await opened.read() == GOOD_BODY
+            (request,) = at.upstream.received
+            assert (request.body, request.header_names.count("content-length")) == (whole, 1)
+            assert "transfer-encoding" not in request.headers
+            assert await at.next_connection() == 1
+
+    run(scenario)
+
+
+def test_a_streamed_body_of_unknown_length_is_sent_in_chunks(run: Run) -> None:
+    async def scenario() -> None:
+        chunks = b"3\r\none\r\n493e0\r\n" + STREAMED[2] + b"\r\n1\r\n3\r\n0\r\n\r\n"
+        received = []
+
+        async def take(exchange: Exchange) -> None:
+            assert exchange.request.headers["transfer-encoding"] == "chunked"
+            assert "content-length" not in exchange.request.headers
+            received.append(await exchange.reader.readexactly(len(chunks)))
+            await exchange.send(message(200, GOOD_BODY))
+
+        async with ground(answer(200)) as at:
+            at.upstream.hasty = {"/v1/bad": take}
+            async with at.open({}, pieces(*STREAMED)) as opened:
+                assert await opened.read() == GOOD_BODY
+            assert received == [chunks]
+
+    run(scenario)
+
+
+def test_a_body_waits_for_an_upstream_that_lags(run: Run) -> None:
+    total, block = 48 * MIB, bytes(64 * KIB)
+
+    async def scenario() -> None:
+        read = 0
+        begun, going_on = asyncio.Event(), asyncio.Event()
+
+        async def much() -> AsyncIterator[bytes]:
+            nonlocal read
+            while read < total:
+                read += len(block)
+                yield block
+
+        async def late(exchange: Exchange) -> None:
+            begun.set()
+            await going_on.wait()
+            left = total
+            while left:
+                left -= len(await exchange.reader.read(MIB))
+            await exchange.send(message(200, GOOD_BODY))
+
+        async with ground(answer(200)) as at:
+            at.upstream.hasty = {"/v1/bad": late}
+            with most_allocated() as allocated_mib:
+                opening = at.open({"content-length": str(total)}, much())
+                asking = asyncio.create_task(opening.__aenter__())
+                await begun.wait()
+                for _ in range(100):  # enough turns of the loop for all of it, if nobody held it back
+                    await at.next_connection()
+                assert read < total
+                going_on.set()
+                await asking
+                assert await opening.read() == GOOD_BODY
+                await opening.__aexit__(None, None, None)
+            assert read == total
+            assert allocated_mib() < 8
+
+    run(scenario)
+
+
+def test_an_early_answer_ends_a_body_without_end(run: Run) -> None:
+    async def scenario() -> None:
+        ended = asyncio.Event()
+
+        async def endless() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(64 * KIB)
+                    await asyncio.sleep(0)
+            finally:
+                ended.set()
+
+        async def refuse(exchange: Exchange) -> None:
+            await exchange.send(message(413, b"too much"))
+            await exchange.client_leaves()
+
+        async with ground(answer(200)) as at:
+            at.upstream.hasty = {"/v1/bad": refuse}
+            async with at.open({}, endless()) as opened:
+                assert (opened.status, await opened.read()) == (413, b"too much")
+            async with asyncio.timeout(SOON_S):
+                await ended.wait()
+            await at.left()
+            assert await at.next_connection() == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("promised", ["2", "4"])
+def test_a_body_of_another_length_than_was_promised_is_not_sent_whole(run: Run, promised: str) -> None:
+    async def scenario() -> None:
+        async with ground(answer(200)) as at:
+            with pytest.raises(TransportError) as caught:
+                async with at.open({"content-length": promised}, pieces(b"o", b"ne")):
+                    pass
+            assert caught.value.code == "invalid_request"
+            await at.left()
+            assert at.upstream.received == []
+
+    run(scenario)
+
+
+def test_a_body_that_cannot_be_read_is_the_callers_error(run: Run) -> None:
+    async def scenario() -> None:
+        async def broken() -> AsyncIterator[bytes]:
+            yield b"one"
+            raise ZeroDivisionError
+
+        async with ground(answer(200)) as at:
+            with pytest.raises(ZeroDivisionError):
+                async with at.open({}, broken()):
+                    pass
+            await at.left()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["as it is read", "whole"])
+def test_an_upstream_that_reads_no_more_is_silent(run: Run, streamed: bool) -> None:
+    async def scenario() -> None:
+        async def deaf(_: Exchange) -> None:
+            await over.wait()
+
+        over = asyncio.Event()
+        body = bytes(32 * MIB)
+        async with ground(answer(200), replace(LIMITS, first_byte_timeout_s=0.2)) as at:
+            at.upstream.hasty = {"/v1/bad": deaf}
+            sent = (
+                at.open({}, pieces(body[: 16 * MIB], body[16 * MIB :])).__aenter__() if streamed else at.ask(body=body)
+            )
+            with pytest.raises(TransportError) as caught:
+                await sent
+            assert caught.value.code == "first_byte_timeout"
+            over.set()
+            await at.left()
 
     run(scenario)
 
@@ -582,7 +745,7 @@ def test_a_connection_closed_by_the_upstream_is_not_used_again(run: Run) -> None
         async def over(exchange: Exchange) -> None:
             await exchange.send(message(200, b"{}"))
             await answered.wait()
-            exchange.writer.write_eof()
+            exchange.end()
             await exchange.client_leaves()
 
         answered = asyncio.Event()
@@ -624,9 +787,9 @@ def test_a_cancelled_call_closes_its_connection_at_once(run: Run) -> None:
 
 def test_the_attempts_time_includes_connecting(run: Run) -> None:
     async def scenario() -> None:
-        client = HttpClient(replace(LIMITS, attempt_timeout_s=0.1, connect_timeout_s=1), {})
+        client = new_client(replace(LIMITS, attempt_timeout_s=0.1, connect_timeout_s=1))
         with hostile.full_backlog() as port:
-            url = f"http://127.0.0.1:{port}/v1/bad"
+            url = f"{_scheme.get()}://127.0.0.1:{port}/v1/bad"
             with pytest.raises(TransportError) as caught:
                 await client.request("POST", url, {}, b"{}")
             assert caught.value.code == "request_timeout"
@@ -807,7 +970,7 @@ def test_an_answer_in_the_moment_when_the_time_is_up_is_a_timeout(run: Run) -> N
         async with ground(hostile.silence) as act:
             asking = asyncio.create_task(act.fails())
             await act.asked()
-            (line,) = act.client._lines
+            (line,) = act.client._connections
             act.client._first_byte.limit_s = 0
             act.client._first_byte._check()
             line.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")

@@ -20,11 +20,12 @@ import pytest
 from penstock import __version__
 from penstock.config import KIB, MIB, DispatchLimits, RetryLimits
 from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.connect import ConnectOptions
 from penstock.dispatch.http.processor import HttpProcessor
-from penstock.dispatch.http.transport import PyreqwestTransport, Transport
 from penstock.errors import PenstockError, UsageError
 from penstock.model import Again, Halt, Item, Outcome, OutcomeState, Verdict
 from tests.support import hostile
+from tests.support.certificates import authority, local_tls
 from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, answer
 from tests.support.items import make_item
 
@@ -35,7 +36,7 @@ LIMITS = DispatchLimits(
     attempt_timeout_s=0.8,
     max_response_bytes=1024 * 1024,
 )
-PATIENT = replace(LIMITS, first_byte_timeout_s=20, idle_timeout_s=20, attempt_timeout_s=20)
+PATIENT = replace(LIMITS, connect_timeout_s=20, first_byte_timeout_s=20, idle_timeout_s=20, attempt_timeout_s=20)
 TIMES = {
     "first_byte_timeout": "first_byte_timeout_s",
     "idle_timeout": "idle_timeout_s",
@@ -43,26 +44,28 @@ TIMES = {
 }
 BAD = "/v1/bad"
 
-Client = Callable[[DispatchLimits, Mapping[str, str]], Transport]
-CLIENTS: dict[str, Client] = {"direct": HttpClient, "reqwest": PyreqwestTransport}
-if os.environ.get("PENSTOCK_TEST_TRANSPORT") == "aiohttp":
+CLIENT: type[HttpClient] = HttpClient
+if os.environ.get("PENSTOCK_TEST_CLIENT") == "aiohttp":
     # The client that was not chosen, to see which faults it survives.
-    from bench.aiohttp_transport import AiohttpTransport
+    from bench.aiohttp_client import AiohttpClient
 
-    CLIENTS["aiohttp"] = AiohttpTransport
+    CLIENT = AiohttpClient
 
-_client: ContextVar[Client] = ContextVar("client", default=HttpClient)
+_scheme = ContextVar("scheme", default="http")
 
 
-class OnEachClient:
+class OnEachScheme:
     """Tests that make calls."""
 
-    @pytest.fixture(autouse=True, params=CLIENTS)
-    def client(self, request: pytest.FixtureRequest) -> Iterator[str]:
-        name: str = request.param
-        token = _client.set(CLIENTS[name])
-        yield name
-        _client.reset(token)
+    @pytest.fixture(autouse=True, params=["http", "https"])
+    def scheme(self, request: pytest.FixtureRequest) -> Iterator[str]:
+        token = _scheme.set(request.param)
+        yield request.param
+        _scheme.reset(token)
+
+
+def serving(scripts: Mapping[str, Script] | None = None) -> Upstream:
+    return Upstream(scripts or {}, tls=local_tls() if _scheme.get() == "https" else None)
 
 
 def processor(
@@ -79,8 +82,9 @@ def processor(
         limits,
         RetryLimits(),
         headers,
+        options=ConnectOptions(ca_file=str(authority().file)),
         current_key=current_key,
-        transport=_client.get(),
+        client=CLIENT,
         rng=random.Random(1),
     )
 
@@ -96,7 +100,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 async def ask(script: Script, limits: DispatchLimits = PATIENT, attempt: int = 1) -> Verdict:
     """The verdict on one call to a script, and the proof that neighbours were served meanwhile."""
     async with (
-        Upstream({BAD: script}) as upstream,
+        serving({BAD: script}) as upstream,
         processor(upstream.base_url, limits) as http,
         processor(upstream.base_url, PATIENT) as neighbour,
     ):
@@ -113,12 +117,12 @@ def assert_completed(verdict: Verdict, body: bytes = GOOD_BODY) -> None:
     assert (verdict.state, verdict.body, verdict.status_code) == (OutcomeState.COMPLETED, body, 200)
 
 
-class TestTheRequest(OnEachClient):
+class TestTheRequest(OnEachScheme):
     def test_carries_the_bytes_and_the_headers(self) -> None:
         async def scenario() -> None:
             raw = b'{"model":  "m", "n": 1.0, "text": "\\u00e9"}'
             async with (
-                Upstream() as upstream,
+                serving() as upstream,
                 processor(upstream.base_url, key="sk-secret-key", headers={"X-Team": "blue"}) as http,
             ):
                 verdict = await http.call(make_item(raw))
@@ -144,7 +148,7 @@ class TestTheRequest(OnEachClient):
 
     def test_without_a_key_sends_no_authorization(self) -> None:
         async def scenario() -> None:
-            async with Upstream() as upstream, processor(upstream.base_url) as http:
+            async with serving() as upstream, processor(upstream.base_url) as http:
                 await http.call(make_item())
                 assert "authorization" not in upstream.received[0].headers
 
@@ -154,7 +158,7 @@ class TestTheRequest(OnEachClient):
         async def scenario() -> None:
             keys = iter(["sk-first-key", "sk-second-key"])
             async with (
-                Upstream() as upstream,
+                serving() as upstream,
                 processor(upstream.base_url, key="sk-first-key", current_key=lambda: next(keys)) as http,
             ):
                 for bearer in ("Bearer sk-first-key", "Bearer sk-second-key"):
@@ -167,7 +171,7 @@ class TestTheRequest(OnEachClient):
 
     def test_reuses_its_connection(self) -> None:
         async def scenario() -> None:
-            async with Upstream() as upstream, processor(upstream.base_url) as http:
+            async with serving() as upstream, processor(upstream.base_url) as http:
                 for _ in range(20):
                     assert_completed(await http.call(make_item()))
                 assert upstream.connections == 1
@@ -182,7 +186,7 @@ class TestTheRequest(OnEachClient):
                 await arrived.wait()
                 await hostile.good(exchange)
 
-            async with Upstream({BAD: meet}) as upstream, processor(upstream.base_url, PATIENT) as http:
+            async with serving({BAD: meet}) as upstream, processor(upstream.base_url, PATIENT) as http:
                 calls = (http.call(make_item(url=BAD, line=line)) for line in range(300))
                 for verdict in await asyncio.gather(*calls):
                     assert_completed(verdict)
@@ -192,7 +196,7 @@ class TestTheRequest(OnEachClient):
     def test_keeps_no_cookie(self) -> None:
         async def scenario() -> None:
             baked = answer(200, headers={"Set-Cookie": "session=1; Path=/"})
-            async with Upstream({BAD: baked}) as upstream, processor(upstream.base_url) as http:
+            async with serving({BAD: baked}) as upstream, processor(upstream.base_url) as http:
                 await http.call(make_item(url=BAD))
                 await http.call(make_item(url=BAD))
                 assert "cookie" not in upstream.received[1].headers
@@ -202,7 +206,7 @@ class TestTheRequest(OnEachClient):
     @pytest.mark.parametrize("url", ["https://evil.example/v1/x", "//evil/x", "v1/x", "/v1/../admin", "/v1/a b", ""])
     def test_a_url_that_leaves_the_base_is_never_sent(self, url: str) -> None:
         async def scenario() -> None:
-            async with Upstream() as upstream, processor(upstream.base_url) as http:
+            async with serving() as upstream, processor(upstream.base_url) as http:
                 verdict = await http.call(make_item(url=url))
                 assert isinstance(verdict, Outcome)
                 assert (verdict.state, verdict.error_code) == (OutcomeState.FAILED, "invalid_request")
@@ -211,7 +215,7 @@ class TestTheRequest(OnEachClient):
         run(scenario())
 
 
-class TestAnswers(OnEachClient):
+class TestAnswers(OnEachScheme):
     def test_the_upstreams_error_is_kept(self) -> None:
         body = b'{"error": {"message": "no such\\nmodel", "code": "model_not_found"}}'
         verdict = asyncio.run(ask(answer(404, body)))
@@ -230,7 +234,7 @@ class TestAnswers(OnEachClient):
         async def scenario() -> None:
             body = b'{"error": {"message": "Incorrect API key: sk-secret-key", "code": "invalid_api_key"}}'
             async with (
-                Upstream({BAD: answer(401, body)}) as upstream,
+                serving({BAD: answer(401, body)}) as upstream,
                 processor(upstream.base_url, key="sk-secret-key") as http,
             ):
                 verdict = await http.call(make_item(url=BAD))
@@ -246,7 +250,7 @@ class TestAnswers(OnEachClient):
 
         async def scenario() -> None:
             async with (
-                Upstream({BAD: answer(status, b"not JSON, but sk-secret-key")}) as upstream,
+                serving({BAD: answer(status, b"not JSON, but sk-secret-key")}) as upstream,
                 processor(upstream.base_url, key="sk-secret-key") as http,
             ):
                 verdict = await http.call(make_item(url=BAD, attempt=RetryLimits().max_attempts))
@@ -276,7 +280,7 @@ class TestAnswers(OnEachClient):
         assert_completed(asyncio.run(ask(hostile.longer_than_promised)), b"{}")
 
 
-class TestBadUpstreams(OnEachClient):
+class TestBadUpstreams(OnEachScheme):
     @pytest.mark.parametrize(
         ("script", "codes"),
         [
@@ -322,7 +326,7 @@ class TestBadUpstreams(OnEachClient):
     def test_an_answer_without_end_takes_bounded_memory(self, script: Script, cap: int) -> None:
         async def scenario() -> None:
             limits = replace(PATIENT, max_response_bytes=cap)
-            async with Upstream({BAD: script}) as upstream, processor(upstream.base_url, limits) as http:
+            async with serving({BAD: script}) as upstream, processor(upstream.base_url, limits) as http:
                 await http.call(make_item())
                 with most_memory() as grown_mib:
                     verdict = await http.call(make_item(url=BAD))
@@ -337,17 +341,15 @@ class TestBadUpstreams(OnEachClient):
 
     def test_a_call_that_ran_out_of_time_frees_its_connection(self) -> None:
         async def scenario() -> None:
-            async with Upstream({BAD: hostile.silence}) as upstream, processor(upstream.base_url, LIMITS) as http:
+            async with serving({BAD: hostile.silence}) as upstream, processor(upstream.base_url, LIMITS) as http:
                 await http.call(make_item(url=BAD))
                 await upstream.until(lambda: upstream.open_connections == 0)
 
         run(scenario())
 
-    def test_a_cancelled_call_frees_its_connection(self, client: str) -> None:
+    def test_a_cancelled_call_frees_its_connection_at_once(self) -> None:
         async def scenario() -> None:
-            # reqwest ends it only when its time is up, the others at once.
-            limits = LIMITS if client == "reqwest" else PATIENT
-            async with Upstream({BAD: hostile.silence}) as upstream, processor(upstream.base_url, limits) as http:
+            async with serving({BAD: hostile.silence}) as upstream, processor(upstream.base_url, PATIENT) as http:
                 call = asyncio.create_task(http.call(make_item(url=BAD)))
                 await upstream.until(lambda: len(upstream.received) == 1)
                 call.cancel()
@@ -366,7 +368,7 @@ class TestBadUpstreams(OnEachClient):
                 else:
                     await hostile.good(exchange)
 
-            async with Upstream({BAD: once}) as upstream, processor(upstream.base_url) as http:
+            async with serving({BAD: once}) as upstream, processor(upstream.base_url) as http:
                 assert_completed(await http.call(make_item(url=BAD)))
                 stale = await http.call(make_item(url=BAD))
                 assert isinstance(stale, Again)
@@ -376,15 +378,15 @@ class TestBadUpstreams(OnEachClient):
         run(scenario())
 
 
-class TestElsewhere(OnEachClient):
+class TestElsewhere(OnEachScheme):
     @pytest.mark.parametrize("status", [301, 302, 307, 308])
     def test_a_redirect_is_stored_and_no_secret_travels(self, status: int) -> None:
         async def scenario() -> None:
-            async with Upstream() as other:
+            async with serving() as other:
                 away = answer(status, b"", {"Location": f"{other.base_url}/x"})
                 headers = {"X-Api-Key": "very-secret-key"}
                 async with (
-                    Upstream({BAD: away}) as upstream,
+                    serving({BAD: away}) as upstream,
                     processor(upstream.base_url, key="sk-secret", headers=headers) as http,
                 ):
                     verdict = await http.call(make_item(url=BAD))
@@ -398,8 +400,8 @@ class TestElsewhere(OnEachClient):
 
     def test_the_environments_proxy_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def scenario() -> None:
-            async with Upstream() as proxy, Upstream() as upstream:
-                for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            async with serving() as proxy, serving() as upstream:
+                for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
                     monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
                 async with processor(upstream.base_url) as http:
                     assert_completed(await http.call(make_item()))
@@ -408,14 +410,14 @@ class TestElsewhere(OnEachClient):
         run(scenario())
 
 
-class TestUnreachable(OnEachClient):
+class TestUnreachable(OnEachScheme):
     def test_a_refused_connection_charges_no_attempt(self) -> None:
         async def scenario() -> None:
-            async with processor(f"http://127.0.0.1:{closed_port()}/v1") as http:
+            async with processor(f"{_scheme.get()}://127.0.0.1:{closed_port()}/v1") as http:
                 verdict = await http.call(make_item(attempt=RetryLimits().max_attempts))
                 assert isinstance(verdict, Again)
                 assert (verdict.error_code, verdict.counts) == ("connect_failed", False)
-                with pytest.raises(PenstockError, match=r"nothing answers at http://127.0.0.1") as caught:
+                with pytest.raises(PenstockError, match=r"nothing answers at https?://127.0.0.1") as caught:
                     await http.probe()
                 assert caught.value.hint
 
@@ -423,7 +425,7 @@ class TestUnreachable(OnEachClient):
 
     def test_a_name_that_does_not_resolve(self) -> None:
         async def scenario() -> None:
-            async with processor("http://no-such-host.invalid/v1", PATIENT) as http:
+            async with processor(f"{_scheme.get()}://no-such-host.invalid/v1", PATIENT) as http:
                 verdict = await http.call(make_item())
                 assert isinstance(verdict, Again)
                 assert verdict.error_code == "connect_failed"
@@ -436,7 +438,7 @@ class TestUnreachable(OnEachClient):
         async def scenario() -> None:
             limits = replace(PATIENT, connect_timeout_s=0.3)
             with hostile.full_backlog() as port:
-                async with processor(f"http://127.0.0.1:{port}/v1", limits) as http:
+                async with processor(f"{_scheme.get()}://127.0.0.1:{port}/v1", limits) as http:
                     verdict = await http.call(make_item())
                     assert isinstance(verdict, Again)
                     assert (verdict.error_code, verdict.counts) == ("connect_timeout", False)
@@ -446,7 +448,7 @@ class TestUnreachable(OnEachClient):
     @pytest.mark.parametrize("script", [answer(404), answer(500), hostile.silence])
     def test_any_answer_and_even_silence_is_reachable(self, script: Script) -> None:
         async def scenario() -> None:
-            async with Upstream({"/v1/models": script}) as upstream, processor(upstream.base_url, LIMITS) as http:
+            async with serving({"/v1/models": script}) as upstream, processor(upstream.base_url, LIMITS) as http:
                 await http.probe()
 
         run(scenario())
@@ -454,7 +456,7 @@ class TestUnreachable(OnEachClient):
     def test_what_is_not_http_is_reported(self) -> None:
         async def scenario() -> None:
             scripts = {"/v1/models": hostile.garbage_status_line}
-            async with Upstream(scripts) as upstream, processor(upstream.base_url) as http:
+            async with serving(scripts) as upstream, processor(upstream.base_url) as http:
                 with pytest.raises(PenstockError, match="does not speak HTTP"):
                     await http.probe()
 
@@ -492,11 +494,11 @@ class TestSettings:
         assert "sk-secret" not in str(caught.value)
 
 
-class TestThroughTheDispatcher(OnEachClient):
+class TestThroughTheDispatcher(OnEachScheme):
     def test_aborted_calls_give_their_items_back(self) -> None:
         async def scenario() -> None:
             results: list[Item] = []
-            async with Upstream({BAD: hostile.silence}) as upstream, processor(upstream.base_url, PATIENT) as http:
+            async with serving({BAD: hostile.silence}) as upstream, processor(upstream.base_url, PATIENT) as http:
                 dispatcher = http.dispatcher()
                 await dispatcher.start(lambda item, _: results.append(item))
                 stuck = [make_item(url=BAD, line=line) for line in range(5)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.support.receiver import make_certificate
+from tests.support.certificates import make_certificate
 from tests.support.tcp_server import LoopThread, TcpServer, reset
 
 LARGE = b"x" * 50_000_000

@@ -5,6 +5,7 @@ import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 from uuid import UUID
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from penstock import config
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.http.answer import Answer
+from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.connect import ConnectOptions
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.providers import KeyInUse, Provider, Providers, name_in, parse, single
 from penstock.errors import UsageError
@@ -32,6 +35,10 @@ headers = { "x-team" = "search" }
 name = "rest"
 base_url = "https://api.example.org/v1"
 models = ["*"]
+ca_file = "/etc/ca.pem"
+client_cert_file = "/etc/client.pem"
+client_key_file = "/etc/client.key"
+proxy = "http://user:pass-word@proxy:3128"
 """
 
 
@@ -93,6 +100,21 @@ def test_the_configuration_file_holds_providers_beside_settings(tmp_path: Path) 
             'name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\napi_key_env = "A"\napi_key_file = "b"',
             "api_key_file: api_key_env is given too",
         ),
+        *(
+            (f'name = "a"\nbase_url = "https://x/v1"\nmodels = ["*"]\n{setting}', words)
+            for setting, words in (
+                ("ca_file = 3", "entry 1 (a): ca_file: is not text"),
+                ('client_key_file = "k"', "entry 1 (a): client_key_file: client_cert_file is missing"),
+                ('proxy = "proxy:3128"', "entry 1 (a): proxy: the proxy's URL is not http://host:port"),
+                ('proxy = "socks5://proxy"', "entry 1 (a): proxy: the proxy's URL is not http://host:port"),
+                ('proxy = ["http://proxy"]', "entry 1 (a): proxy: is not text"),
+            )
+        ),
+        ('name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\nca_file = "f"', "(a): ca_file: base_url is http://"),
+        (
+            'name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\nclient_cert_file = "f"',
+            "(a): client_cert_file: base_url is http://",
+        ),
     ],
 )
 def test_errors_name_file_entry_and_field(entry: str, words: str) -> None:
@@ -122,6 +144,24 @@ def test_a_secret_header_is_not_shown() -> None:
     )
 
 
+def test_how_a_provider_is_reached() -> None:
+    local, rest = parsed(WHOLE)
+    assert local.options == ConnectOptions()
+    assert rest.options == ConnectOptions(
+        "/etc/ca.pem", "/etc/client.pem", "/etc/client.key", "http://user:pass-word@proxy:3128"
+    )
+    assert "pass-word" not in repr(rest)
+
+
+def test_files_of_a_provider_are_checked_before_the_first_call(tmp_path: Path) -> None:
+    missing = tmp_path / "ca.pem"
+    provider = Provider("main", "https://x/v1", ("*",), options=ConnectOptions(ca_file=str(missing)))
+    with pytest.raises(UsageError) as caught:
+        provider.check()
+    assert caught.value.message == f"provider 'main': {missing} cannot be read: No such file or directory (ca_file)"
+    assert caught.value.hint
+
+
 def test_a_key_that_is_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = parsed(WHOLE)[0]
     monkeypatch.delenv("LOCAL_KEY", raising=False)
@@ -149,43 +189,39 @@ def test_a_base_url_alone_serves_every_model(monkeypatch: pytest.MonkeyPatch) ->
     assert provider.pool == "serve:default"
 
 
-class _Recorder:
+class _Recorder(HttpClient):
     """Answers everything, and keeps what was sent."""
 
-    def __init__(self, _: DispatchLimits, default_headers: Mapping[str, str]) -> None:
+    made: ClassVar[list[_Recorder]] = []
+
+    def __init__(self, limits: DispatchLimits, default_headers: Mapping[str, str], options: ConnectOptions) -> None:
+        super().__init__(limits, default_headers, options)
         self.default_headers = default_headers
         self.sent: list[Mapping[str, str]] = []
+        self.made.append(self)
 
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         assert (method, body) == ("POST", b"{}")
         self.sent.append({"url": url, **headers})
         return Answer(200, b"{}", {}, 1)
 
-    async def close(self) -> None:
-        pass
-
 
 @pytest.mark.parametrize(("own", "version"), [({}, "2023-06-01"), ({"Anthropic-Version": "2026-10-21"}, None)])
 def test_messages_carry_what_anthropics_servers_look_for(own: dict[str, str], version: str | None) -> None:
-    made: list[_Recorder] = []
-
-    def transport(limits: DispatchLimits, headers: Mapping[str, str]) -> _Recorder:
-        made.append(_Recorder(limits, headers))
-        return made[-1]
-
     async def scenario() -> None:
         base = "http://127.0.0.1:9/v1"
-        async with HttpProcessor(base, "k-123", DispatchLimits(), RetryLimits(), own, transport=transport) as processor:
+        async with HttpProcessor(base, "k-123", DispatchLimits(), RetryLimits(), own, client=_Recorder) as processor:
             for endpoint in ("/v1/messages", "/v1/chat/completions"):
                 lease = Lease(1, 1, 1, UUID(int=1), "m", endpoint, 1, 0, 1, ((0, 1),))
                 await processor.call(Item(lease, 0, 1, "a", b"{}"))
 
     asyncio.run(scenario())
-    messages, chat = made[0].sent
+    recorder = _Recorder.made[-1]
+    messages, chat = recorder.sent
     assert messages["url"] == "http://127.0.0.1:9/v1/messages"
     assert (messages.get("x-api-key"), messages.get("anthropic-version")) == ("k-123", version)
-    assert made[0].default_headers["authorization"] == "Bearer k-123"
-    assert made[0].default_headers.get("anthropic-version") == own.get("Anthropic-Version")
+    assert recorder.default_headers["authorization"] == "Bearer k-123"
+    assert recorder.default_headers.get("anthropic-version") == own.get("Anthropic-Version")
     assert set(chat) == {"url", "Idempotency-Key"}
 
 
@@ -193,16 +229,11 @@ def test_a_key_is_read_again_when_its_file_has_changed(tmp_path: Path, caplog: p
     file = tmp_path / "key"
     file.write_text("sk-first-key")
     provider = Provider("main", "http://127.0.0.1:9/v1", ("*",), api_key_file=str(file))
-    made: list[_Recorder] = []
-
-    def transport(limits: DispatchLimits, headers: Mapping[str, str]) -> _Recorder:
-        made.append(_Recorder(limits, headers))
-        return made[-1]
 
     async def scenario() -> None:
         key = KeyInUse(provider)
         async with HttpProcessor(
-            provider.base_url, key(), DispatchLimits(), RetryLimits(), current_key=key, transport=transport
+            provider.base_url, key(), DispatchLimits(), RetryLimits(), current_key=key, client=_Recorder
         ) as processor:
             for content in ("sk-first-key", "sk-second-key", ""):
                 file.write_text(content)
@@ -210,8 +241,9 @@ def test_a_key_is_read_again_when_its_file_has_changed(tmp_path: Path, caplog: p
             assert processor.redacted(b"sk-second-key") == b"[redacted]"
 
     asyncio.run(scenario())
-    assert [sent.get("authorization") for sent in made[0].sent] == [None, *["Bearer sk-second-key"] * 2]
-    assert [sent["x-api-key"] for sent in made[0].sent] == ["sk-first-key", *["sk-second-key"] * 2]
+    sent_headers = _Recorder.made[-1].sent
+    assert [sent.get("authorization") for sent in sent_headers] == [None, *["Bearer sk-second-key"] * 2]
+    assert [sent["x-api-key"] for sent in sent_headers] == ["sk-first-key", *["sk-second-key"] * 2]
     assert "going on with the key it had before" in caplog.text
     assert "sk-" not in caplog.text
 
@@ -226,7 +258,10 @@ def test_an_endpoint_that_refuses_connections_is_warned_about_once(caplog: pytes
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     (warning,) = caplog.messages
-    assert warning == "provider main cannot be reached at http://127.0.0.1:9/v1: connect_failed; trying again"
+    assert (
+        warning
+        == "provider main cannot be reached at http://127.0.0.1:9/v1: connect_failed: Connection refused; trying again"
+    )
 
 
 def test_pools_name_their_provider() -> None:

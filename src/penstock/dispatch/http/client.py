@@ -1,55 +1,76 @@
-"""HTTP/1.1 without encryption, spoken on the event loop itself. See docs/adr/0009-plain-http.md for when and why.
+"""HTTP/1.1 on the event loop itself, plain and over TLS. See docs/adr/0003-http-client.md for why.
 
 A call that somebody waits for spends no time on its way to another thread and back, and one that is cut short closes
-its connection at once.
+its connection at once. No redirect is followed, no proxy read from the environment, no cookie kept, nothing retried,
+and at most `max_response_bytes` of an answer are held, counted after decompression.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
 from penstock.config import KIB, DispatchLimits
 from penstock.dispatch.http.answer import Answer
-from penstock.dispatch.http.connection import Headers, HttpConnection
-from penstock.dispatch.http.transport import Countdown, OpenAnswer, TransportError, timed_out
+from penstock.dispatch.http.connect import ConnectOptions, Origin, Proxy, connect, refused_by_proxy
+from penstock.dispatch.http.connection import Headers, HttpConnection, checked_text
+from penstock.dispatch.http.countdown import Countdown
+from penstock.dispatch.http.errors import TransportError, timed_out
 
 _ONE_PACKET_BYTES = 16 * KIB
+# Larger bodies are handed to the connection in such pieces, as it takes them.
+_PIECE_BYTES = 256 * KIB
 _IDLE_S = 60.0
-_MAX_KNOWN_PLACES = 1_000
+_MAX_KNOWN_DESTINATIONS = 1_000
 _KEPT_IN_TARGETS = "/%:@!$&'()*+,;=-._~?[]"
-_UNSENDABLE = re.compile(r"[^\t\x20-\x7e]")
 _ASKED_BY_DEFAULT = {"accept": "*/*", "accept-encoding": "identity"}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_WANTS_CREDENTIALS = 407
 
 
-class _Place(NamedTuple):
+class _Destination(NamedTuple):
     """Where a URL leads."""
 
-    host: str
-    port: int
+    origin: Origin
     head: bytes
     """How requests to it begin: with everything that is not the single call's to say."""
+
+
+class _Message(NamedTuple):
+    """A request as it is written."""
+
+    begin: list[bytes]
+    more: AsyncGenerator[bytes | memoryview, None] | None
+    """What of a large body is sent as there is room for it."""
 
 
 class HttpClient:
     """Keeps connections for as long as they are used now and then."""
 
-    def __init__(self, limits: DispatchLimits, default_headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        limits: DispatchLimits,
+        default_headers: Mapping[str, str],
+        options: ConnectOptions = ConnectOptions(),  # noqa: B008 -- frozen
+    ) -> None:
         self.limits = limits
+        self._options = options
+        self._proxy = None if options.proxy is None else Proxy.parse(options.proxy)
         self._attempt = Countdown(limits.attempt_timeout_s)
         self._first_byte = Countdown(limits.first_byte_timeout_s)
         self._idle = Countdown(limits.idle_timeout_s)
         own = {name.lower(): value for name, value in default_headers.items()}
         self._own_headers = _ASKED_BY_DEFAULT | own
-        self._places: dict[tuple[str, ...], _Place] = {}
-        self._idle_lines: dict[tuple[str, int], deque[tuple[HttpConnection, float]]] = {}
-        self._lines: set[HttpConnection] = set()
+        self._destinations: dict[tuple[str, ...], _Destination] = {}
+        self._resting: dict[Origin, deque[tuple[HttpConnection, float]]] = {}
+        self._connections: set[HttpConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -59,28 +80,31 @@ class HttpClient:
             countdown.close()
         if self._sweep is not None:
             self._sweep.cancel()
-        for line in tuple(self._lines):
-            line.fail("connection_reset", "the client was closed")
+        for connection in tuple(self._connections):
+            connection.fail("connection_reset", "the client was closed")
 
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a request needs a task to be timed in")
-        place = self.place(method, url, headers)
-        message = _message(place, headers, body)
+        destination = self.destination(method, url, headers)
+        message = _message(destination, headers, body)
         started = monotonic()
         self._attempt.start(task)
         try:
-            line = await self.line(place)
+            connection = await self.connection(destination.origin)
             try:
                 self._first_byte.start(task)
-                line.send(message, task)
-                while not line.whole:
-                    await line.change()
+                connection.send(message.begin, task)
+                if message.more is not None:
+                    await _send_pieces(connection, message.more, lambda: self._room(connection, task))
+                while not connection.whole:
+                    await connection.change()
+                self.check_proxy(destination.origin, connection.status)
                 lasted_ms = int((monotonic() - started) * 1000)
-                return Answer(line.status, line.content(), Headers(line.headers), lasted_ms)
+                return Answer(connection.status, connection.content(), Headers(connection.headers), lasted_ms)
             finally:
-                self.put_back(line)
+                self.put_back(connection, destination.origin)
         except asyncio.CancelledError:
             for countdown, code in (
                 (self._first_byte, "first_byte_timeout"),
@@ -95,81 +119,90 @@ class HttpClient:
             self._first_byte.stop(task)
             self._idle.stop(task)
 
-    def open(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
-        place = self.place(method, url, headers)
-        return _OpenAnswer(self, place, _message(place, headers, body))
+    def open(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | AsyncIterable[bytes] | None
+    ) -> OpenAnswer:
+        """An answer to be read as it comes. A body that is a stream is sent in chunks, unless `headers` have its
+        content-length."""
+        destination = self.destination(method, url, headers)
+        return OpenAnswer(self, destination.origin, _message(destination, headers, body))
+
+    def _room(self, connection: HttpConnection, task: asyncio.Task[Any]) -> Coroutine[Any, Any, None]:
+        self._first_byte.start(task)
+        return connection.room()
 
     # -- what is sent
 
-    def place(self, method: str, url: str, headers: Mapping[str, str]) -> _Place:
+    def destination(self, method: str, url: str, headers: Mapping[str, str]) -> _Destination:
         """For a call that has such headers of its own."""
         known = (method, url, *headers)
         try:
-            return self._places[known]
+            return self._destinations[known]
         except KeyError:
-            if len(self._places) >= _MAX_KNOWN_PLACES:
-                self._places.clear()
-            self._places[known] = place = self._locate(method, url, {name.lower() for name in headers})
-            return place
+            if len(self._destinations) >= _MAX_KNOWN_DESTINATIONS:
+                self._destinations.clear()
+            self._destinations[known] = destination = self._locate(method, url, {name.lower() for name in headers})
+            return destination
 
-    def _locate(self, method: str, url: str, told: set[str]) -> _Place:
+    def _locate(self, method: str, url: str, told: set[str]) -> _Destination:
         try:
             parts = urlsplit(url)
             host = (parts.hostname or "").encode("idna").decode()
-            port = parts.port or 80
+            port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
             target = quote(parts.path or "/", safe=_KEPT_IN_TARGETS)
             if parts.query:
                 target += "?" + quote(parts.query, safe=_KEPT_IN_TARGETS)
         except ValueError as error:
             raise TransportError("invalid_request", f"not a URL: {error}") from None
-        if parts.scheme != "http" or not host:
-            raise TransportError("invalid_request", "not an http:// URL")
-        shown = f"[{host}]" if ":" in host else host
-        lines = [f"{method} {target} HTTP/1.1", f"host: {shown}" + (f":{port}" if port != 80 else "")]
+        if parts.scheme not in _DEFAULT_PORTS or not host:
+            raise TransportError("invalid_request", "not an http:// or https:// URL")
+        origin = Origin(parts.scheme, host, port)
+        lines = [f"{method} {target} HTTP/1.1", f"host: {origin.host_header}"]
+        if self._proxy is not None and origin.scheme == "http":
+            lines[0] = f"{method} http://{origin.host_header}{target} HTTP/1.1"
+            lines += self._proxy.headers
         lines += [
-            f"{_sendable(name)}: {_sendable(value)}" for name, value in self._own_headers.items() if name not in told
+            f"{checked_text(name)}: {checked_text(value)}"
+            for name, value in self._own_headers.items()
+            if name not in told
         ]
         for name in told:
-            _sendable(name)
-        return _Place(host, port, ("\r\n".join(lines) + "\r\n").encode())
+            checked_text(name)
+        return _Destination(origin, ("\r\n".join(lines) + "\r\n").encode())
+
+    def check_proxy(self, origin: Origin, status: int) -> None:
+        """Whether an answer is the upstream's, or a proxy's that was to forward the request."""
+        if status == _WANTS_CREDENTIALS and self._proxy is not None and origin.scheme == "http":
+            raise refused_by_proxy(status)
 
     # -- connections
 
-    async def line(self, place: _Place) -> HttpConnection:
+    async def connection(self, origin: Origin) -> HttpConnection:
         """A connection that nobody uses, or a new one."""
-        waiting = self._idle_lines.get((place.host, place.port))
+        waiting = self._resting.get(origin)
         while waiting:
-            line, _ = waiting.pop()
-            if line.usable:
-                return line
-        return await self._connect(place)
-
-    async def _connect(self, place: _Place) -> HttpConnection:
-        limit_s = self.limits.connect_timeout_s
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(limit_s):
-                _, line = await loop.create_connection(self._new_line, place.host, place.port)
-        except TimeoutError:
-            raise TransportError("connect_timeout", f"no connection within {limit_s:g} s (connect_timeout_s)") from None
-        except OSError as error:
-            raise TransportError("connect_failed", error.strerror or str(error)) from None
-        line.place = (place.host, place.port)
-        self._lines.add(line)
+            connection, _ = waiting.pop()
+            if connection.usable:
+                return connection
+        tls = self._options.tls() if origin.scheme == "https" else None
+        connection = await connect(
+            origin, self._new_connection, self.limits.connect_timeout_s, tls=tls, proxy=self._proxy
+        )
+        self._connections.add(connection)
         if self._closed:
-            line.fail("connection_reset", "the client was closed")
-        return line
+            connection.fail("connection_reset", "the client was closed")
+        return connection
 
-    def _new_line(self) -> HttpConnection:
-        return HttpConnection(self.limits, self._first_byte, self._idle, self._lines.discard)
+    def _new_connection(self) -> HttpConnection:
+        return HttpConnection(self.limits, self._first_byte, self._idle, self._connections.discard)
 
-    def put_back(self, line: HttpConnection) -> None:
+    def put_back(self, connection: HttpConnection, origin: Origin) -> None:
         """It is kept if it can serve again, and closed otherwise."""
-        if not line.reusable or self._closed:
-            line.cut()
+        if not connection.reusable or self._closed:
+            connection.cut()
             return
-        line.rest()
-        self._idle_lines.setdefault(line.place, deque()).append((line, monotonic()))
+        connection.rest()
+        self._resting.setdefault(origin, deque()).append((connection, monotonic()))
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(_IDLE_S, self._close_idle)
 
@@ -177,90 +210,134 @@ class HttpClient:
         """Those that were used last are used next: what lies longest is not needed."""
         self._sweep = None
         before = monotonic() - _IDLE_S
-        for place, waiting in list(self._idle_lines.items()):
+        for origin, waiting in list(self._resting.items()):
             while waiting and (waiting[0][1] <= before or not waiting[0][0].usable):
                 waiting.popleft()[0].cut()
             if not waiting:
-                del self._idle_lines[place]
-        if self._idle_lines:
+                del self._resting[origin]
+        if self._resting:
             self._sweep = asyncio.get_running_loop().call_later(_IDLE_S / 2, self._close_idle)
 
 
-class _OpenAnswer:
-    """An answer read as it comes."""
+class OpenAnswer:
+    """An answer read as it comes: its head is there once it is entered. Everything may raise TransportError."""
 
     status = 0
     headers: Mapping[str, str] = {}
 
-    def __init__(self, transport: HttpClient, place: _Place, message: list[bytes]) -> None:
-        self._transport = transport
-        self._limits = transport.limits
-        self._place = place
+    def __init__(self, client: HttpClient, origin: Origin, message: _Message) -> None:
+        self._client = client
+        self._limits = client.limits
+        self._origin = origin
         self._message = message
-        self._line: HttpConnection | None = None
+        self._connection: HttpConnection | None = None
 
     async def __aenter__(self) -> Self:
         limits = self._limits
         self._ends_at = monotonic() + limits.attempt_timeout_s
         try:
             async with asyncio.timeout(limits.attempt_timeout_s):
-                line = await self._transport.line(self._place)
+                connection = await self._client.connection(self._origin)
         except TimeoutError:
             raise timed_out("request_timeout", limits) from None
+        in_time = partial(self._within, "first_byte_timeout", limits.first_byte_timeout_s)
         try:
-            line.send(self._message, None)
-            while not line.head_came:
-                await self._change(line, "first_byte_timeout", limits.first_byte_timeout_s)
+            connection.send(self._message.begin, None)
+            if self._message.more is not None:
+                # Each piece that is taken shows that the other side is there.
+                await _send_pieces(connection, self._message.more, lambda: in_time(connection.room()))
+            while not connection.head_came:
+                await in_time(connection.change())
+            self._client.check_proxy(self._origin, connection.status)
         except BaseException:
-            line.cut()
+            connection.cut()
             raise
-        self._line = line
-        self.status = line.status
-        self.headers = Headers(line.headers)
+        self._connection = connection
+        self.status = connection.status
+        self.headers = Headers(connection.headers)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._line is not None:
-            self._transport.put_back(self._line)
+        if self._connection is not None:
+            self._client.put_back(self._connection, self._origin)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        line = self._line
-        if line is None:
+        connection = self._connection
+        if connection is None:
             raise RuntimeError("the answer is not open")
         while True:
-            if line.has_content:
-                yield line.content()
-            elif line.whole:
+            if connection.has_content:
+                yield connection.content()
+            elif connection.whole:
                 return
             else:
-                await self._change(line, "idle_timeout", self._limits.idle_timeout_s)
+                await self._within("idle_timeout", self._limits.idle_timeout_s, connection.change())
 
     async def read(self) -> bytes:
         return b"".join([piece async for piece in self])
 
-    async def _change(self, line: HttpConnection, code: str, limit_s: float) -> None:
+    async def _within(self, code: str, limit_s: float, waiting: Coroutine[Any, Any, None]) -> None:
         left_s = self._ends_at - monotonic()
         try:
             async with asyncio.timeout(min(limit_s, max(0.0, left_s))):
-                await line.change()
+                await waiting
         except TimeoutError:
             raise timed_out(code if limit_s < left_s else "request_timeout", self._limits) from None
 
 
-def _message(place: _Place, headers: Mapping[str, str], body: bytes | None) -> list[bytes]:
-    """A request as it is written: in one piece unless it is large."""
-    told = "".join([f"{name}: {_sendable(value)}\r\n" for name, value in headers.items()])
-    length = f"content-length: {len(body)}\r\n" if body is not None else ""
-    head = b"%b%b\r\n" % (place.head, (told + length).encode())
-    if body is None or len(body) <= _ONE_PACKET_BYTES:
-        return [head + (body or b"")]
-    return [head, body]
+async def _send_pieces(
+    connection: HttpConnection, pieces: AsyncGenerator[bytes | memoryview, None], room: Callable[[], Awaitable[None]]
+) -> None:
+    """The rest of a request, unless it is answered before."""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            connection.send_more(piece)
+            await room()
+            if connection.head_came:
+                return
+    connection.send_more(b"", last=True)
 
 
-def _sendable(text: str) -> str:
-    """A part of a header. What it is not said: it may be a secret."""
-    if _UNSENDABLE.search(text):
-        raise TransportError("invalid_request", "a header contains a line break or another character it cannot hold")
-    return text
+def _message(
+    destination: _Destination, headers: Mapping[str, str], body: bytes | AsyncIterable[bytes] | None
+) -> _Message:
+    """In one piece unless it is large."""
+    told = "".join([f"{name}: {checked_text(value)}\r\n" for name, value in headers.items()])
+    if body is None or isinstance(body, bytes):
+        length = f"content-length: {len(body)}\r\n" if body is not None else ""
+        head = b"%b%b\r\n" % (destination.head, (told + length).encode())
+        if body is None or len(body) <= _ONE_PACKET_BYTES:
+            return _Message([head + (body or b"")], None)
+        return _Message([head, body], None) if len(body) <= _PIECE_BYTES else _Message([head], _pieces(body))
+    length = next((value for name, value in headers.items() if name.lower() == "content-length"), "")
+    if length:
+        return _Message([b"%b%b\r\n" % (destination.head, told.encode())], _exactly(int(length), body))
+    head = b"%b%b\r\n" % (destination.head, f"{told}transfer-encoding: chunked\r\n".encode())
+    return _Message([head], _chunks(body))
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[memoryview, None]:
+    view = memoryview(body)
+    for at in range(0, len(view), _PIECE_BYTES):
+        yield view[at : at + _PIECE_BYTES]
+
+
+async def _chunks(body: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    async for piece in body:
+        if piece:
+            yield b"%x\r\n%b\r\n" % (len(piece), piece)
+    yield b"0\r\n\r\n"
+
+
+async def _exactly(size: int, body: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """As much as was promised: what is too much would be taken for the next request."""
+    left = size
+    async for piece in body:
+        left -= len(piece)
+        if left < 0:
+            break
+        yield piece
+    if left:
+        raise TransportError("invalid_request", f"the body is not of {size} bytes, as its content-length says")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import ssl
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -10,20 +12,23 @@ from typing import Any, cast
 import httptools
 
 from penstock.config import KIB, DispatchLimits
-from penstock.dispatch.http.transport import Countdown, TransportError, too_large
+from penstock.dispatch.http.countdown import Countdown
+from penstock.dispatch.http.errors import TransportError, too_large
+from penstock.dispatch.http.tls import explain_alert
 
 # Before an answer, and between and after its pieces: heads, interim answers, trailers.
 _MAX_BARE_BYTES = 256 * KIB
 _MAX_UNREAD_BYTES = 256 * KIB
 _MAX_MEMBERS = 100
 _FEW_HEADERS = 20
+_UNSENDABLE = re.compile(r"[^\t\x20-\x7e]")
 _PACKINGS = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
 
 class HttpConnection(asyncio.Protocol):
     """`first_byte` and `idle` time the task of a request that waits for the whole answer."""
 
-    _transport: asyncio.Transport
+    transport: asyncio.Transport
 
     def __init__(
         self, limits: DispatchLimits, first_byte: Countdown, idle: Countdown, on_end: Callable[[HttpConnection], None]
@@ -32,10 +37,9 @@ class HttpConnection(asyncio.Protocol):
         self._first_byte = first_byte
         self._idle = idle
         self._on_end = on_end
-        self.place = ("", 0)
-        """Where it leads."""
         self._cut = False
         self._closed = False
+        self._full = False
         self._waiting: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.rest()
@@ -43,6 +47,7 @@ class HttpConnection(asyncio.Protocol):
     def rest(self) -> None:
         """Between two requests: whatever comes now was not asked for."""
         self._asked = False
+        self._sent = True
         self._task: asyncio.Task[Any] | None = None
         self._fault: TransportError | None = None
         self._bare_bytes = 0
@@ -61,21 +66,35 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        return not self._closed and not self._cut and not self._transport.is_closing()
+        return not self._closed and not self._cut and not self.transport.is_closing()
 
     @property
     def reusable(self) -> bool:
-        ready = self.whole and self._clean and not self._paused and self.usable
-        return ready and not self._transport.get_write_buffer_size()
+        ready = self.whole and self._clean and self._sent and not self._paused and self.usable
+        return ready and not self.transport.get_write_buffer_size()
 
     def send(self, message: list[bytes], task: asyncio.Task[Any] | None) -> None:
-        """With a `task`, it is told when the answer is whole, and its countdowns are kept; else of every piece."""
+        """Begin a request. A `task` is told when the answer is whole, and its countdowns are kept; else every piece is
+        told."""
         self._asked = True
         self._task = task
         if len(message) == 1:
-            self._transport.write(message[0])
+            self.transport.write(message[0])
         else:
-            self._transport.writelines(message)
+            self.transport.writelines(message)
+
+    def send_more(self, piece: bytes | memoryview, *, last: bool = False) -> None:
+        """More of the request under way."""
+        self._sent = last
+        if piece:
+            self.transport.write(piece)
+
+    async def room(self) -> None:
+        """Until more can be sent, or the answer begins, after which no more need be."""
+        if self._fault is not None:
+            raise self._fault
+        while self._full and not self.head_came:
+            await self.change()
 
     async def change(self) -> None:
         """Until there is more to know. Raises TransportError if nothing more will come."""
@@ -96,7 +115,7 @@ class HttpConnection(asyncio.Protocol):
         """What has come since the last look."""
         if self._paused and self.usable:
             self._paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         # Nearly always all has come at once.
         content, more = self._first, self._more
         self._first, self._more = b"", bytearray()
@@ -106,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
         """Close, without waiting for anything."""
         self._cut = True
         if not self._closed:
-            self._transport.abort()
+            self.transport.abort()
         self._on_end(self)
 
     def fail(self, code: str, message: str) -> None:
@@ -125,7 +144,7 @@ class HttpConnection(asyncio.Protocol):
     # -- what the event loop says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if not self._asked or self.whole:
@@ -141,15 +160,33 @@ class HttpConnection(asyncio.Protocol):
         if self._bare_bytes > _MAX_BARE_BYTES:
             self.fail("protocol_error", f"more than {_MAX_BARE_BYTES} bytes that are no part of an answer")
 
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._wake()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self._on_end(self)
-        if not self._asked or self.whole:
-            return
-        if exc is None and not self._cut and self.head_came and not self._framed:
+        if exc is None and not self._cut and self.head_came and not self._framed and self._ended_by_peer():
             self._end()  # it ends where the connection does
             return
-        self.fail("connection_reset", str(exc) if exc is not None else "the connection closed before the answer's end")
+        said = str(exc) if exc is not None else "the connection closed before the answer's end"
+        self._break_off(explain_alert(exc) or TransportError("connection_reset", said))
+
+    def _ended_by_peer(self) -> bool:
+        """Whether the other side said that this is the end. With TLS a bare end may be anybody's doing."""
+        tls: ssl.SSLObject | None = self.transport.get_extra_info("ssl_object")
+        if tls is None:
+            return True
+        try:
+            return not tls.read(1)
+        except ssl.SSLZeroReturnError:
+            return True
+        except ssl.SSLError:
+            return False
 
     # -- what the parser says
 
@@ -181,7 +218,7 @@ class HttpConnection(asyncio.Protocol):
         if self._task is not None:
             self._first_byte.leave(self._task)
             self._idle.start(self._task)
-        else:
+        if self._task is None or self._full:
             self._wake()
 
     def on_body(self, body: bytes) -> None:
@@ -209,7 +246,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if len(self._first) + len(self._more) > _MAX_UNREAD_BYTES and not self._paused:
             self._paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         self._wake()
 
     def on_message_complete(self) -> None:
@@ -233,6 +270,13 @@ class HttpConnection(asyncio.Protocol):
             self.fail("protocol_error", f"an answer packed as {coding[:20].decode('latin-1')!r} was not asked for")
             return
         self._unpacker = _Unpacker(_PACKINGS[coding])
+
+
+def checked_text(text: str) -> str:
+    """A part of a request's header. The value is left out of the message: it may be a secret."""
+    if _UNSENDABLE.search(text):
+        raise TransportError("invalid_request", "a header contains a line break or another character it cannot hold")
+    return text
 
 
 class _Unpacker:

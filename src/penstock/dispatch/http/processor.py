@@ -18,15 +18,10 @@ from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.http.answer import Answer, short
-from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.client import HttpClient, OpenAnswer
+from penstock.dispatch.http.connect import ConnectOptions, uses_tls
+from penstock.dispatch.http.errors import NEVER_SENT, TransportError
 from penstock.dispatch.http.streaming import Streams, streamed
-from penstock.dispatch.http.transport import (
-    OpenAnswer,
-    PyreqwestTransport,
-    StreamingTransport,
-    Transport,
-    TransportError,
-)
 from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, refuses
 from penstock.dispatch.slots import Slots
 from penstock.errors import PenstockError
@@ -41,7 +36,6 @@ _MIN_SECRET_CHARS = 8
 _MESSAGES = "/messages"
 _ANTHROPIC_VERSION = "2023-06-01"
 _MAX_KNOWN_URLS = 1_000
-_UNREACHED = frozenset({"connect_failed", "connect_timeout"})
 _WARN_EVERY_S = 60.0
 
 
@@ -56,10 +50,11 @@ class HttpProcessor:
         retry: RetryLimits,
         extra_headers: Mapping[str, str] | None = None,
         *,
+        options: ConnectOptions = ConnectOptions(),  # noqa: B008 -- frozen
         name: str = "",
         current_key: Callable[[], str | None] | None = None,
         streams: Streams | None = None,
-        transport: Callable[[DispatchLimits, Mapping[str, str]], Transport] | None = None,
+        client: type[HttpClient] = HttpClient,
         rng: random.Random | None = None,
     ) -> None:
         """`streams` takes the pieces of answers that somebody wants to read as they come. `current_key` is asked before
@@ -71,7 +66,7 @@ class HttpProcessor:
         self.headers = _common_headers(api_key, extra_headers or {})
         self._extra_headers = extra_headers or {}
         self._own_headers: dict[str, str] = {}
-        """What has changed since the transport was given its headers."""
+        """What has changed since the client was given its headers."""
         self._message_headers = _anthropic_headers(api_key, self.headers)
         self._secrets = tuple(_secrets(api_key, self._extra_headers))
         self._key = api_key
@@ -81,7 +76,9 @@ class HttpProcessor:
         self._refusals = Refusals(retry)
         self._urls: dict[str, str | None] = {}
         self._streams = streams
-        self._transport = (transport or _transport_to(self.base_url))(dispatch, self.headers)
+        if uses_tls(self.base_url):
+            options.tls()  # fail now, if its files cannot be used, rather than with every call
+        self._client = client(dispatch, self.headers, options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,7 +89,7 @@ class HttpProcessor:
         await self.close()
 
     async def close(self) -> None:
-        await self._transport.close()
+        await self._client.close()
 
     def dispatcher(self, slots: Slots | None = None) -> Dispatcher:
         """A dispatcher for this endpoint, alone or sharing. It needs no time limit: `call` keeps its own."""
@@ -109,13 +106,13 @@ class HttpProcessor:
         headers = self._headers(item.url, {"Idempotency-Key": item.idempotency_key})
         try:
             if item.stream and self._streams is not None:
-                answer = await streamed(self._streaming, url, headers, item, self._streams)
+                answer = await streamed(self._client, url, headers, item, self._streams)
             else:
-                answer = await self._transport.request("POST", url, headers, item.raw)
+                answer = await self._client.request("POST", url, headers, item.raw)
         except TransportError as error:
-            self._warn_if_unreached(error.code)
+            self._warn_if_unreached(error)
             duration_ms = int((monotonic() - started) * 1000)
-            failure = Failure(error.code, short(error.message), duration_ms, error.status_code)
+            failure = Failure(error.code, short(str(error)), duration_ms, error.status_code)
             return judge_failure(failure, attempt, limits, self._rng, refusing_s=self._refusing_s(item, error.code))
         return judge_answer(
             answer,
@@ -129,24 +126,18 @@ class HttpProcessor:
 
     async def forward(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """The answer to somebody else's request, as it came; of an error, without our secrets. Or TransportError."""
-        answer = await self._transport.request("POST", self._known_url(path), self._headers(path, headers), body)
+        answer = await self._client.request("POST", self._known_url(path), self._headers(path, headers), body)
         return answer if answer.status < 400 else msgspec.structs.replace(answer, body=self.redacted(answer.body))
 
     def forward_open(self, path: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
         """The same, to be read as it comes."""
-        return self._streaming.open("POST", self._known_url(path), self._headers(path, headers), body)
+        return self._client.open("POST", self._known_url(path), self._headers(path, headers), body)
 
     def redacted(self, body: bytes) -> bytes:
         """An error's body: some upstreams repeat the key they did not like."""
         for secret in self._secrets:
             body = body.replace(secret.encode(), b"[redacted]")
         return body
-
-    @property
-    def _streaming(self) -> StreamingTransport:
-        if not isinstance(self._transport, StreamingTransport):
-            raise TypeError("this transport gives whole answers only")
-        return self._transport
 
     def _headers(self, path: str, headers: Mapping[str, str]) -> Mapping[str, str]:
         if self._current_key is not None and (key := self._current_key()) != self._key:
@@ -163,10 +154,11 @@ class HttpProcessor:
         self._secrets = tuple(_secrets(key, {**self._extra_headers, "": self._key or ""}))
         self._key = key
 
-    def _warn_if_unreached(self, code: str) -> None:
-        if self._name and code in _UNREACHED and monotonic() >= self._warn_from:
+    def _warn_if_unreached(self, error: TransportError) -> None:
+        if self._name and error.code in NEVER_SENT and monotonic() >= self._warn_from:
             self._warn_from = monotonic() + _WARN_EVERY_S
-            _log.warning("provider %s cannot be reached at %s: %s; trying again", self._name, self.base_url, code)
+            where = (self._name, self.base_url)
+            _log.warning("provider %s cannot be reached at %s: %s: %s; trying again", *where, error.code, error)
 
     def _known_url(self, path: str) -> str:
         url = self._url(path)
@@ -177,13 +169,16 @@ class HttpProcessor:
     async def probe(self) -> None:
         """Make sure that something answers at the base URL; what it answers does not matter."""
         try:
-            await self._transport.request("GET", f"{self.base_url}/models", {}, None)
+            await self._client.request("GET", f"{self.base_url}/models", {}, None)
         except TransportError as error:
             if error.code in ("connect_failed", "connect_timeout"):
                 raise PenstockError(
                     f"nothing answers at {self.base_url}: {error.message}",
                     hint="Check the URL and that the server is running; it usually ends in /v1.",
                 ) from error
+            if error.code in NEVER_SENT:
+                hint = f"{error.hint[:1].upper()}{error.hint[1:]}." if error.hint else "Ask who runs the proxy."
+                raise PenstockError(f"{self.base_url} cannot be called: {error.message}", hint=hint) from error
             if error.code == "protocol_error":
                 raise PenstockError(
                     f"what answers at {self.base_url} does not speak HTTP: {error.message}",
@@ -204,10 +199,6 @@ class HttpProcessor:
                 self._urls.clear()
             self._urls[path] = joined = join_url(self.base_url, path)
             return joined
-
-
-def _transport_to(base_url: str) -> type[HttpClient] | type[PyreqwestTransport]:
-    return HttpClient if urlsplit(base_url).scheme == "http" else PyreqwestTransport
 
 
 def join_url(base_url: str, path: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from penstock.dispatch.http.answer import Answer
-from penstock.dispatch.http.transport import StreamingTransport
+from penstock.dispatch.http.client import HttpClient
 from penstock.model import Item
 
 EVENT_STREAM = "text/event-stream"
@@ -39,12 +39,10 @@ class StoredStream(msgspec.Struct):
     text: str
 
 
-async def streamed(
-    transport: StreamingTransport, url: str, headers: Mapping[str, str], item: Item, streams: Streams
-) -> Answer:
+async def streamed(client: HttpClient, url: str, headers: Mapping[str, str], item: Item, streams: Streams) -> Answer:
     """Call, and hand the answer on as it comes if it is a stream. Raises TransportError."""
     started = monotonic()
-    async with transport.open("POST", url, headers, item.raw) as answer:
+    async with client.open("POST", url, headers, item.raw) as answer:
         content_type = answer.headers.get("content-type") or ""
         if not 200 <= answer.status < 300 or not content_type.lower().startswith(EVENT_STREAM):
             body = await answer.read()

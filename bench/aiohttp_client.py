@@ -1,4 +1,4 @@
-"""The client that was not chosen, behind the same protocol, so that the choice can be measured again."""
+"""The client that was not chosen, in the place of the one that was, so that the choice can be measured again."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ import aiohttp
 
 from penstock.config import DispatchLimits
 from penstock.dispatch.http.answer import Answer
-from penstock.dispatch.http.transport import TransportError
+from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.connect import ConnectOptions
+from penstock.dispatch.http.errors import TransportError
 
 
-class AiohttpTransport:
-    def __init__(self, limits: DispatchLimits, default_headers: Mapping[str, str]) -> None:
-        self._limits = limits
+class AiohttpClient(HttpClient):
+    """Whole answers only."""
+
+    def __init__(self, limits: DispatchLimits, default_headers: Mapping[str, str], options: ConnectOptions) -> None:
+        super().__init__(limits, default_headers, options)
+        self._tls = options.tls()
         self._headers = dict(default_headers)
         self._session: aiohttp.ClientSession | None = None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            limits = self._limits
+            limits = self.limits
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, enable_cleanup_closed=False),
+                connector=aiohttp.TCPConnector(limit=0, enable_cleanup_closed=False, ssl=self._tls),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
                 trust_env=False,
@@ -54,6 +59,8 @@ class AiohttpTransport:
             raise TransportError("idle_timeout" if head_came else "first_byte_timeout", str(error)) from None
         except TimeoutError as error:
             raise TransportError("request_timeout", str(error)) from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise TransportError("tls_failed", str(error)) from None
         except aiohttp.ClientConnectorError as error:
             raise TransportError("connect_failed", str(error)) from None
         except aiohttp.ClientPayloadError as error:
@@ -67,7 +74,7 @@ class AiohttpTransport:
             raise TransportError("protocol_error", str(error)) from None
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        cap = self._limits.max_response_bytes
+        cap = self.limits.max_response_bytes
         content = bytearray()
         async for piece in response.content.iter_any():
             content += piece
