@@ -173,7 +173,8 @@ def test_the_key_is_sent_and_a_refusal_says_where_it_comes_from(tmp_path: Path, 
     ended.refuses(1, "Incorrect API key provided.", "PENSTOCK_API_KEY")
     assert ended.summary["error"]["message"] == "Incorrect API key provided."
     assert ended.summary["exit_code"] == 1
-    assert script.seen[0][2]["Authorization"] == "Bearer sk-penstock-1"
+    sent = {name.lower(): value for name, value in script.seen[0][2].items()}
+    assert sent["authorization"] == "Bearer sk-penstock-1"
     assert "sk-penstock-1" not in ended.stdout + ended.stderr
 
 
