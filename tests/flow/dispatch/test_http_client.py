@@ -873,6 +873,18 @@ def test_a_stream_that_is_left_unread_does_not_silence_its_connection(run: Run) 
     run(scenario)
 
 
+def test_what_is_left_unread_is_no_part_of_the_next_answer(run: Run) -> None:
+    async def scenario() -> None:
+        async with ground(raw(*single_bytes(message(200, b"left unread")))) as at:
+            async with at.open() as opened:
+                while not opened._connection.whole:  # type: ignore[union-attr]
+                    await asyncio.sleep(0)
+            assert await at.next_connection() == 1
+            assert (await at.ask()).body == b"left unread"
+
+    run(scenario)
+
+
 def test_a_stream_may_be_too_large(run: Run) -> None:
     async def scenario() -> None:
         async with ground(hostile.endless_chunks) as at:

@@ -11,7 +11,7 @@ import pytest
 CPU_MAX_S = 0.150
 RUNS_MAX = 20
 # Each takes tens of milliseconds to import and serves no help text.
-HEAVY = ("psycopg", "psycopg_pool", "rich", "asyncio", "uvloop", "pyreqwest", "psutil", "msgspec", "zstandard")
+HEAVY = ("psycopg", "psycopg_pool", "rich", "asyncio", "uvloop", "httptools", "psutil", "msgspec", "zstandard")
 CLIENT = ("submit", "ls", "show", "watch", "pause", "resume", "cancel", "retry", "export")
 COMMANDS: tuple[list[str], ...] = (
     [],

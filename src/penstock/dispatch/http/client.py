@@ -43,12 +43,9 @@ class _Destination(NamedTuple):
     """How requests to it begin: with everything that is not the single call's to say."""
 
 
-class _Message(NamedTuple):
-    """A request as it is written."""
-
-    begin: list[bytes]
-    more: AsyncGenerator[bytes | memoryview, None] | None
-    """What of a large body is sent as there is room for it."""
+_Pieces = AsyncGenerator[bytes | memoryview, None]
+_Message = tuple[list[bytes], _Pieces | None]
+"""A request as it is written: how it begins, and what of a large body is sent as there is room for it."""
 
 
 class HttpClient:
@@ -88,23 +85,25 @@ class HttpClient:
         if task is None:
             raise RuntimeError("a request needs a task to be timed in")
         destination = self.destination(method, url, headers)
-        message = _message(destination, headers, body)
+        origin = destination.origin
+        begin, more = _message(destination, headers, body)
         started = monotonic()
         self._attempt.start(task)
         try:
-            connection = await self.connection(destination.origin)
+            connection = await self.connection(origin)
             try:
                 self._first_byte.start(task)
-                connection.send(message.begin, task)
-                if message.more is not None:
-                    await _send_pieces(connection, message.more, lambda: self._room(connection, task))
+                connection.send(begin, task)
+                if more is not None:
+                    await _send_pieces(connection, more, lambda: self._room(connection, task))
                 while not connection.whole:
                     await connection.change()
-                self.check_proxy(destination.origin, connection.status)
+                if self._proxy is not None:
+                    self.check_proxy(origin, connection.status)
                 lasted_ms = int((monotonic() - started) * 1000)
                 return Answer(connection.status, connection.content(), Headers(connection.headers), lasted_ms)
             finally:
-                self.put_back(connection, destination.origin)
+                self.put_back(connection, origin)
         except asyncio.CancelledError:
             for countdown, code in (
                 (self._first_byte, "first_byte_timeout"),
@@ -242,10 +241,11 @@ class OpenAnswer:
             raise timed_out("request_timeout", limits) from None
         in_time = partial(self._within, "first_byte_timeout", limits.first_byte_timeout_s)
         try:
-            connection.send(self._message.begin, None)
-            if self._message.more is not None:
+            begin, more = self._message
+            connection.send(begin, None)
+            if more is not None:
                 # Each piece that is taken shows that the other side is there.
-                await _send_pieces(connection, self._message.more, lambda: in_time(connection.room()))
+                await _send_pieces(connection, more, lambda: in_time(connection.room()))
             while not connection.head_came:
                 await in_time(connection.change())
             self._client.check_proxy(self._origin, connection.status)
@@ -287,9 +287,7 @@ class OpenAnswer:
             raise timed_out(code if limit_s < left_s else "request_timeout", self._limits) from None
 
 
-async def _send_pieces(
-    connection: HttpConnection, pieces: AsyncGenerator[bytes | memoryview, None], room: Callable[[], Awaitable[None]]
-) -> None:
+async def _send_pieces(connection: HttpConnection, pieces: _Pieces, room: Callable[[], Awaitable[None]]) -> None:
     """The rest of a request, unless it is answered before."""
     async with aclosing(pieces):
         async for piece in pieces:
@@ -309,13 +307,13 @@ def _message(
         length = f"content-length: {len(body)}\r\n" if body is not None else ""
         head = b"%b%b\r\n" % (destination.head, (told + length).encode())
         if body is None or len(body) <= _ONE_PACKET_BYTES:
-            return _Message([head + (body or b"")], None)
-        return _Message([head, body], None) if len(body) <= _PIECE_BYTES else _Message([head], _pieces(body))
+            return [head + (body or b"")], None
+        return ([head, body], None) if len(body) <= _PIECE_BYTES else ([head], _pieces(body))
     length = next((value for name, value in headers.items() if name.lower() == "content-length"), "")
     if length:
-        return _Message([b"%b%b\r\n" % (destination.head, told.encode())], _exactly(int(length), body))
+        return [b"%b%b\r\n" % (destination.head, told.encode())], _exactly(int(length), body)
     head = b"%b%b\r\n" % (destination.head, f"{told}transfer-encoding: chunked\r\n".encode())
-    return _Message([head], _chunks(body))
+    return [head], _chunks(body)
 
 
 async def _pieces(body: bytes) -> AsyncGenerator[memoryview, None]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from penstock.dispatch.http.connection import HttpConnection
@@ -105,17 +107,20 @@ async def connect(
     try:
         async with asyncio.timeout(limit_s):
             host, port = (origin.host, origin.port) if proxy is None else (proxy.host, proxy.port)
-            sock = await _open_socket(await _look_up(host, port, addresses), limit_s)
-            loop = asyncio.get_running_loop()
+            if addresses is None:
+                addresses = await _look_up(host, port)
+            connection = await _connect_first(addresses, port, new_connection, limit_s)
             if tls is None:
-                return (await loop.create_connection(new_connection, sock=sock))[1]
-            if proxy is None:
+                return connection
+            try:
+                if proxy is not None:
+                    awaited = "tunnel"
+                    await _open_tunnel(connection, origin, proxy)
                 awaited, hop = "TLS handshake", ""
-                return await _connect_tls(new_connection, sock, tls, origin, limit_s)
-            awaited = "tunnel"
-            tunnel = await _open_tunnel(new_connection, sock, origin, proxy)
-            awaited, hop = "TLS handshake", ""
-            return await _start_tls(tunnel, new_connection(), tls, origin, limit_s)
+                return await _start_tls(connection.transport, new_connection(), tls, origin, limit_s)
+            except BaseException:
+                connection.cut()
+                raise
     except TimeoutError:
         raise TransportError("connect_timeout", f"{hop}no {awaited} within {limit_s:g} s (connect_timeout_s)") from None
     except OSError as error:
@@ -124,95 +129,60 @@ async def connect(
         raise TransportError("connect_failed", hop + _reason(error)) from None
 
 
-async def _look_up(host: str, port: int, addresses: Sequence[str] | None) -> list[Any]:
+async def _look_up(host: str, port: int) -> Sequence[str]:
     try:
-        # An address needs no resolver, and what was checked must not be asked for again.
-        return [
-            found
-            for address in addresses or [host]
-            for found in socket.getaddrinfo(
-                address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-            )
-        ]
-    except socket.gaierror:
-        if addresses is not None:
-            raise
-    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        ip_address(host)
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return [host]
 
 
-async def _open_socket(found: list[Any], limit_s: float) -> socket.socket:
-    """The first of the addresses that takes the connection. A silent one leaves time for the others."""
-    failure: OSError | None = None
-    ends_at = monotonic() + limit_s
-    for number, (family, kind, protocol, _, address) in enumerate(found):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Some networks forget a connection on which an answer is waited for.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if hasattr(socket, "TCP_KEEPIDLE"):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-            async with asyncio.timeout((ends_at - monotonic()) / (len(found) - number)):
-                await asyncio.get_running_loop().sock_connect(sock, address)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failure or ConnectionError
-
-
-async def _connect_tls(
-    new_connection: Callable[[], HttpConnection],
-    sock: socket.socket,
-    tls: ssl.SSLContext,
-    origin: Origin,
-    limit_s: float,
+async def _connect_first(
+    addresses: Sequence[str], port: int, new_connection: Callable[[], HttpConnection], limit_s: float
 ) -> HttpConnection:
-    _, connection = await asyncio.get_running_loop().create_connection(
-        new_connection, sock=sock, ssl=tls, server_hostname=origin.host.rstrip("."), ssl_handshake_timeout=limit_s
-    )
+    """To the first address that takes the connection. A silent one leaves time for the others."""
+    ends_at = monotonic() + limit_s
+    for number, address in enumerate(addresses[:-1]):
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout((ends_at - monotonic()) / (len(addresses) - number)):
+                return await _connect_to(address, port, new_connection)
+    return await _connect_to(addresses[-1], port, new_connection)
+
+
+async def _connect_to(address: str, port: int, new_connection: Callable[[], HttpConnection]) -> HttpConnection:
+    transport, connection = await asyncio.get_running_loop().create_connection(new_connection, address, port)
+    # Some networks forget a connection on which nothing is sent while an answer is waited for.
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
     return connection
 
 
-async def _open_tunnel(
-    new_connection: Callable[[], HttpConnection], sock: socket.socket, origin: Origin, proxy: Proxy
-) -> HttpConnection:
-    """A connection through the proxy. Of the request to come, the proxy learns where it goes and no more."""
-    _, tunnel = await asyncio.get_running_loop().create_connection(new_connection, sock=sock)
+async def _open_tunnel(connection: HttpConnection, origin: Origin, proxy: Proxy) -> None:
+    """Of the requests to come, the proxy learns where they go and no more."""
+    lines = [f"CONNECT {origin.authority} HTTP/1.1", f"host: {origin.authority}", *proxy.headers, "", ""]
+    connection.send(["\r\n".join(lines).encode()], None)
     try:
-        lines = [f"CONNECT {origin.authority} HTTP/1.1", f"host: {origin.authority}", *proxy.headers, "", ""]
-        tunnel.send(["\r\n".join(lines).encode()], None)
-        while not tunnel.head_came:
-            await tunnel.change()
+        while not connection.head_came:
+            await connection.change()
     except TransportError as error:
         raise TransportError("proxy_refused", f"the proxy gave no answer: {error.message}") from None
-    except BaseException:
-        tunnel.cut()
-        raise
-    if not 200 <= tunnel.status < 300:
-        tunnel.cut()
-        raise refused_by_proxy(tunnel.status)
-    return tunnel
+    if not 200 <= connection.status < 300:
+        raise refused_by_proxy(connection.status)
 
 
 async def _start_tls(
-    tunnel: HttpConnection, connection: HttpConnection, tls: ssl.SSLContext, origin: Origin, limit_s: float
+    transport: asyncio.Transport, connection: HttpConnection, tls: ssl.SSLContext, origin: Origin, limit_s: float
 ) -> HttpConnection:
-    try:
-        transport = await asyncio.get_running_loop().start_tls(
-            tunnel.transport, connection, tls, server_hostname=origin.host.rstrip("."), ssl_handshake_timeout=limit_s
-        )
-    except BaseException:
-        tunnel.cut()
-        raise
-    if transport is None:  # lost in the moment when it was ready
+    secured = await asyncio.get_running_loop().start_tls(
+        transport, connection, tls, server_hostname=origin.host.rstrip("."), ssl_handshake_timeout=limit_s
+    )
+    if secured is None:  # lost in the moment when it was ready
         raise ConnectionError
-    connection.connection_made(transport)
+    connection.connection_made(secured)
     return connection
 
 

@@ -40,6 +40,7 @@ class HttpConnection(asyncio.Protocol):
         self._cut = False
         self._closed = False
         self._full = False
+        self._more = bytearray()
         self._waiting: asyncio.Future[None] | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.rest()
@@ -57,7 +58,8 @@ class HttpConnection(asyncio.Protocol):
         self._paused = False
         self._size = 0
         self._first = b""
-        self._more = bytearray()
+        if self._more:
+            self._more = bytearray()
         self._unpacker: _Unpacker | None = None
         self.head_came = False
         self.status = 0
@@ -117,9 +119,12 @@ class HttpConnection(asyncio.Protocol):
             self._paused = False
             self.transport.resume_reading()
         # Nearly always all has come at once.
-        content, more = self._first, self._more
-        self._first, self._more = b"", bytearray()
-        return content + more if more else content
+        content = self._first
+        if self._more:
+            content += self._more
+            self._more = bytearray()
+        self._first = b""
+        return content
 
     def cut(self) -> None:
         """Close, without waiting for anything."""
