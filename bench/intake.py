@@ -29,7 +29,7 @@ from penstock.db.migrate import migrate
 from penstock.intake.ingest import ingest_file
 from penstock.intake.jsonl import JsonlParser
 from penstock.intake.source import Source
-from penstock.intake.store import PromptWriter
+from penstock.intake.writer import PromptWriter
 
 BODY_BYTES = 600
 SIGNATURE, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"

@@ -208,7 +208,7 @@ class _Run:
                 raise _Interrupted(
                     "interrupted while storing: nothing was kept", hint="Run the command again."
                 ) from error
-            return await self._create(database, stored.id, origin)
+            return await self._create(database, stored.file.id, origin)
 
     async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
         batch_id, window = uuid4(), self._plan.deadline

@@ -1,0 +1,424 @@
+"""A file's way into the database: opened, written batch by batch, then sealed or given up.
+
+Whoever reads a file hands its rows, and its bytes if they are kept, to a `FileWriter`. They are queued, and a thread
+copies what is queued to the database: the server works while the reader goes on, and the reader waits when the queue is
+full. The thread, its connection and its transaction last only while there is something to copy: nothing is held for an
+input that is slow or silent.
+
+Nobody can see a file before its seal, so batches commit on their own and no transaction is long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg import Connection
+from psycopg.abc import Buffer
+from psycopg.copy import LibpqWriter
+from psycopg.types.json import Jsonb
+
+from penstock.config import IntakeLimits
+from penstock.db import sql
+from penstock.errors import UsageError
+from penstock.intake import sweep
+from penstock.intake.files import FileRow
+from penstock.intake.pieces import PieceCutter, PiecePacker, unpack_piece
+from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
+from penstock.intake.rows import FileLane
+from penstock.model import new_id
+
+_QUEUE_BYTES = 4 * 1024 * 1024
+"""What may wait to be copied."""
+_COPY_FROM_BYTES = 1024 * 1024
+"""What is worth a COPY, unless it is the last."""
+_SEND_BYTES = 256 * 1024
+"""Handed to libpq at once: what it cannot send it keeps a copy of."""
+_LINGER_S = 0.2
+"""How long a transaction stays open for more to come."""
+_THREADS = 4
+"""Files that are copied at the same time, each on a connection of its own: few enough for the server, enough to keep it
+busy."""
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_TRAILER = b"\xff\xff"
+_SQL = sql.load("penstock.intake", "intake.sql")
+
+Alongside = Callable[[Connection, UUID], None]
+"""What is to happen in the same transaction as the seal, given the file's id."""
+
+
+class IdempotencyConflict(UsageError):  # noqa: N818 - a verdict on the input
+    """The idempotency key was used before, for something else."""
+
+
+class SealUnheardError(psycopg.OperationalError):
+    """The answer to the seal was lost, and the database cannot be asked: the file may be stored or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A sealed file."""
+
+    file: FileRow
+    lanes: tuple[FileLane, ...]
+    existed: bool = False
+    """The idempotency key was used before for the same bytes: this is the file of that time."""
+
+
+class PromptWriter(LibpqWriter):
+    """Sends each block before it takes the next.
+
+    Left to itself, psycopg piles what the socket does not take into libpq's buffer, which moves all of it at every
+    write: three to four times slower.
+    """
+
+    def write(self, data: Buffer) -> None:
+        super().write(data)
+        pgconn = self.connection.pgconn
+        while pgconn.flush():
+            writable = select.poll()
+            writable.register(pgconn.socket, select.POLLOUT)
+            writable.poll()
+
+
+class _Threads:
+    """The threads that copy. Who has copied a batch makes room for those who wait."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, "penstock-intake")
+        self._lock = threading.Lock()
+        self.waiting = 0
+
+    def submit(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            self.waiting += 1
+        self._pool.submit(self._run, work)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            self.waiting -= 1
+        work()
+
+
+_threads = _Threads()
+
+
+class _Block(NamedTuple):
+    """Packed rows of one table."""
+
+    data: bytes
+    rows: int
+
+
+class FileWriter:
+    """Writes one file. Used by one thread at a time; the file is opened when its first row is written.
+
+    The calls may block on the database, and raise its errors as they are: also those that an earlier call met after it
+    had returned.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        *,
+        owner: str,
+        worker_id: UUID,
+        filename: str,
+        limits: IntakeLimits,
+        keep_bytes: bool,
+    ) -> None:
+        self.file_id = new_id()
+        self._conninfo = conninfo
+        self._owner = owner
+        self._filename = filename
+        self._about = {"file_id": self.file_id, "owner": owner, "filename": filename, "worker_id": worker_id}
+        self._limits = limits
+        self._keep_bytes = keep_bytes
+        self._cutter = PieceCutter()
+        self._packer = PiecePacker()
+        self._digest = hashlib.sha256()
+        self._connection: Connection | None = None
+        self._opened = False
+        self._source_id: int | None = None
+        self.bytes = 0
+        """As they came."""
+        self.chunks = 0
+        """Pieces of them kept so far."""
+        self.rows = 0
+        """Templates handed in so far."""
+        # What the threads share, under the lock of `_changed`.
+        self._changed = threading.Condition()
+        self._queues: dict[str, deque[_Block]] = {"copy_templates": deque(), "copy_chunks": deque()}
+        self._queued_bytes = 0
+        self._queued_rows = 0
+        self._copying = False
+        """A thread copies, or is about to."""
+        self._hurried = False
+        """Somebody waits for all that is queued."""
+        self._failure: BaseException | None = None
+
+    @property
+    def source_id(self) -> int:
+        if self._source_id is None:
+            self._opened = True  # or perhaps: the answer may be lost
+            with self.session() as connection:
+                (self._source_id,) = connection.execute(_SQL["insert_file"], self._about).fetchall()[0]
+        return self._source_id
+
+    @property
+    def digest(self) -> bytes:
+        return self._digest.digest()
+
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """A connection for as long as the block lasts. Blocks inside it share it."""
+        if self._connection is not None:
+            yield self._connection
+            return
+        with sweep.connected(self._conninfo) as connection:
+            self._connection = connection
+            try:
+                yield connection
+            finally:
+                self._connection = None
+
+    def another_session(self) -> AbstractContextManager[Connection]:
+        """A connection of its own, to ask what became of a statement whose answer was lost."""
+        return sweep.connected(self._conninfo)
+
+    # -- what is written
+
+    def take(self, data: bytes) -> list[bytes]:
+        """Take the next bytes as they came; returns what of them can be read now: if they are kept, whole pieces."""
+        self.bytes += len(data)
+        self._digest.update(data)
+        if not self._keep_bytes:
+            return [data]
+        return self._keep(self._cutter.feed(data))
+
+    def take_rest(self) -> list[bytes]:
+        """The bytes are at their end: the last piece, if there is one."""
+        return self._keep(self._cutter.rest())
+
+    def write(self, rows: bytes, count: int) -> None:
+        """Take rows of templates, packed by a reader."""
+        self.rows += count
+        self._put("copy_templates", _Block(rows, count))
+
+    def kept(self, chunk: int) -> bytes:
+        """A piece that was written before."""
+        with self.session() as connection:
+            place = {"source_id": self.source_id, "chunk": chunk}
+            size, packed = connection.execute(_SQL["read_chunk"], place).fetchall()[0]
+        return unpack_piece(size, packed)
+
+    def flush(self) -> None:
+        """Wait until all that was taken is committed. No transaction stays open."""
+        try:
+            self._wait_for_copying()
+            self._raise_failure()
+            if self._queued_bytes:
+                with self.session() as connection:
+                    while self._copy_batch(connection):
+                        pass
+        finally:
+            self._hurried = False
+
+    def _keep(self, pieces: list[bytes]) -> list[bytes]:
+        for piece in pieces:
+            self._put("copy_chunks", _Block(self._packer.pack(self.source_id, self.chunks, piece), 0))
+            self.chunks += 1
+        return pieces
+
+    def _put(self, name: str, block: _Block) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queued_bytes < _QUEUE_BYTES or not self._copying)
+            self._raise_failure()
+            self._queues[name].append(block)
+            self._queued_bytes += len(block.data)
+            self._queued_rows += block.rows
+            if not self._copying and self._is_worth_copying():
+                self._start_copying()
+            self._changed.notify_all()
+
+    def _wait_for_copying(self) -> None:
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._copying)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # -- copying, in whatever thread
+
+    def _start_copying(self) -> None:
+        _threads.submit(self._copy)
+        self._copying = True
+
+    def _copy(self) -> None:
+        """Copy batch after batch, until nothing more comes or another file waits for a thread."""
+        failure: BaseException | None = None
+        try:
+            with sweep.connected(self._conninfo) as connection:
+                while self._copy_batch(connection) and not _threads.waiting:
+                    pass
+        except BaseException as error:  # raised again where the next call waits
+            failure = error
+        with self._changed:
+            self._copying, self._failure = False, failure
+            self._changed.notify_all()
+            if failure is None and self._is_worth_copying():
+                self._start_copying()
+
+    def _copy_batch(self, connection: Connection) -> bool:
+        """Copy what is queued, and what comes meanwhile, in one transaction; False once nothing more comes."""
+        if not self._wait_for_more():
+            return False
+        room = [self._limits.copy_batch_rows, self._limits.copy_batch_bytes]
+        with connection.transaction():
+            if connection.execute(_SQL["hold_if_ingesting"], {"file_id": self.file_id}).fetchone() is None:
+                raise given_up(self._filename)
+            while self._wait_for_more():
+                for name, queue in self._queues.items():
+                    if queue:
+                        self._copy_queued(connection, name, queue, room)
+                if min(room) <= 0:
+                    return True
+        return False
+
+    def _copy_queued(self, connection: Connection, name: str, queue: deque[_Block], room: list[int]) -> None:
+        """Copy what is queued for one table now, as far as the batch has room."""
+        with connection.cursor() as cursor, cursor.copy(_SQL[name], writer=PromptWriter(cursor)) as copy:
+            copy.write(_SIGNATURE)
+            for _ in range(len(queue)):
+                if min(room) <= 0 or (block := self._next(queue)) is None:
+                    break
+                for at in range(0, len(block.data), _SEND_BYTES):
+                    copy.write(block.data[at : at + _SEND_BYTES])
+                room[0] -= block.rows
+                room[1] -= len(block.data)
+            copy.write(_TRAILER)
+
+    def _next(self, queue: deque[_Block]) -> _Block | None:
+        with self._changed:
+            if not queue:
+                return None
+            block = queue.popleft()
+            self._queued_bytes -= len(block.data)
+            self._queued_rows -= block.rows
+            self._changed.notify_all()
+            return block
+
+    def _wait_for_more(self) -> bool:
+        """Whether something is there to be copied, or comes soon."""
+        with self._changed:
+            linger_s = 0.0 if _threads.waiting else _LINGER_S
+            self._changed.wait_for(lambda: self._hurried or self._is_worth_copying(), linger_s)
+            return self._is_worth_copying()
+
+    def _is_worth_copying(self) -> bool:
+        if self._hurried:
+            return self._queued_bytes > 0
+        return self._queued_bytes >= _COPY_FROM_BYTES or self._queued_rows >= self._limits.copy_batch_rows
+
+    # -- the end
+
+    def seal(
+        self,
+        lanes: Sequence[FileLane],
+        *,
+        purpose: str,
+        refused: IntakeRefused | None = None,
+        idempotency_key: str | None = None,
+        expires_after_s: float | None = None,
+        alongside: Alongside | None = None,
+    ) -> StoredFile:
+        """Make the file whole and visible, once everything is flushed."""
+        _ = self.source_id  # an empty file has not been opened yet
+        parameters = {
+            "file_id": self.file_id,
+            "lines": sum(lane.total for lane in lanes),
+            "bytes": self.bytes,
+            "digest": self.digest,
+            "purpose": purpose,
+            "chunks": self.chunks,
+            "problems": Jsonb(refused.problems) if refused else None,
+            "idempotency_key": idempotency_key,
+            "expires_after_s": expires_after_s,
+            "source_lanes": [lane.source_lane for lane in lanes],
+            "routes": [lane.route for lane in lanes],
+            "endpoints": [lane.endpoint for lane in lanes],
+            "totals": [lane.total for lane in lanes],
+        }
+        with self.session() as connection:
+            while True:
+                try:
+                    # On its own it is one statement: one round trip, and nothing open if we stop in the middle.
+                    with connection.transaction() if alongside else nullcontext():
+                        row = connection.execute(_SQL["seal_if_ingesting"], parameters).fetchone()
+                        if row is None:
+                            raise given_up(self._filename)
+                        if alongside is not None:
+                            alongside(connection, self.file_id)
+                except psycopg.errors.UniqueViolation:
+                    if earlier := self._earlier(connection, purpose, idempotency_key):
+                        return StoredFile(earlier, tuple(lanes), existed=True)
+                    continue
+                except psycopg.OperationalError as lost:
+                    row = self._sealed_unheard(lost)
+                return StoredFile(FileRow(*row), tuple(lanes))
+
+    def abandon(self) -> None:
+        """Give up what was written. What cannot be done now is left to the sweep."""
+        with self._changed:
+            for queue in self._queues.values():
+                queue.clear()
+            self._queued_bytes = self._queued_rows = 0
+        self._wait_for_copying()
+        if self._opened:
+            sweep.abandon(self._conninfo, self.file_id)
+
+    def _earlier(self, connection: Connection, purpose: str, idempotency_key: str | None) -> FileRow | None:
+        """The file that has our key, unless it is gone: then the key is free again."""
+        key = {"owner": self._owner, "idempotency_key": idempotency_key}
+        row = connection.execute(_SQL["read_file_by_key"], key).fetchone()
+        if row is None:
+            connection.execute(_SQL["free_key_if_gone"], key)
+            return None
+        earlier = FileRow(*row)
+        if (earlier.digest, earlier.purpose) != (self.digest, purpose):
+            raise IdempotencyConflict(
+                f"{self._filename}: the idempotency key was used before for a file that differs",
+                hint="Use a new key for every file.",
+            )
+        return earlier
+
+    def _sealed_unheard(self, lost: psycopg.OperationalError) -> tuple[Any, ...]:
+        """Ask, when the answer to the seal was lost. Failing the file waits for a seal still under way, and finds
+        nothing to fail if it went through."""
+        try:
+            with self.another_session() as connection:
+                if sweep.fail(connection, self.file_id) == "ready":
+                    return connection.execute(_SQL["read_file"], {"file_id": self.file_id, "owner": None}).fetchall()[0]
+        except psycopg.Error:
+            if lost.sqlstate is None:  # otherwise it was heard, and is a refusal
+                raise SealUnheardError(*lost.args) from lost
+        raise lost
+
+
+def given_up(filename: str) -> IntakeGivenUp:
+    return IntakeGivenUp(
+        f"{filename}: another process gave this file up while it was being stored; nothing was kept",
+        hint="This process went silent for longer than heartbeat_grace_s. Submit the file again.",
+    )
