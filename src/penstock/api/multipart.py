@@ -97,10 +97,12 @@ class Feeder:
     async def _hand_on(self) -> None:
         await self._fed()
         if self._pieces:
-            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._pieces.clear()
-            self._size = 0
-            self._feeding = asyncio.create_task(in_thread(partial(self._sink.feed, data)))
+            self._feeding = asyncio.create_task(in_thread(partial(self._feed, self._pieces)))
+            self._pieces, self._size = [], 0
+
+    def _feed(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            self._sink.feed(piece)
 
     async def _fed(self) -> None:
         if self._feeding is not None:

@@ -18,20 +18,27 @@ class PieceCutter:
     """Cuts a stream of bytes into pieces."""
 
     def __init__(self) -> None:
-        self._tail = bytearray()
+        self._held: list[memoryview] = []
+        self._held_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """The pieces that became whole."""
-        self._tail += data
-        whole = len(self._tail) // PIECE_BYTES * PIECE_BYTES
-        pieces = [bytes(self._tail[at : at + PIECE_BYTES]) for at in range(0, whole, PIECE_BYTES)]
-        del self._tail[:whole]
+        pieces = []
+        left = memoryview(data)
+        while self._held_bytes + len(left) >= PIECE_BYTES:
+            cut = PIECE_BYTES - self._held_bytes
+            self._held.append(left[:cut])
+            left = left[cut:]
+            pieces += self.rest()
+        if left:
+            self._held.append(left)
+            self._held_bytes += len(left)
         return pieces
 
     def rest(self) -> list[bytes]:
         """The last piece, if there is one."""
-        pieces = [bytes(self._tail)] if self._tail else []
-        self._tail.clear()
+        pieces = [b"".join(self._held)] if self._held else []
+        self._held, self._held_bytes = [], 0
         return pieces
 
 

@@ -1,55 +1,34 @@
 """A file's way into the database: opened, written batch by batch, then sealed or given up.
 
-Whoever reads a file hands its rows, and its bytes if they are kept, to a `FileWriter`. They are queued, and a thread
-copies what is queued to the database: the server works while the reader goes on, and the reader waits when the queue is
-full. The thread, its connection and its transaction last only while there is something to copy: nothing is held for an
-input that is slow or silent.
-
-Nobody can see a file before its seal, so batches commit on their own and no transaction is long.
+Whoever reads a file hands its rows, and its bytes if they are kept, to a `FileWriter`; two threads copy them while the
+reader goes on. Nobody can see a file before its seal, so batches commit on their own and no transaction is long.
 """
 
 from __future__ import annotations
 
 import hashlib
-import select
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 import psycopg
 from psycopg import Connection
-from psycopg.abc import Buffer
-from psycopg.copy import LibpqWriter
 from psycopg.types.json import Jsonb
 
 from penstock.config import IntakeLimits
 from penstock.db import sql
 from penstock.errors import UsageError
 from penstock.intake import sweep
+from penstock.intake.copying import CopyQueue
 from penstock.intake.files import FileRow
 from penstock.intake.pieces import PieceCutter, PiecePacker, unpack_piece
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.rows import FileLane
 from penstock.model import new_id
 
-_QUEUE_BYTES = 4 * 1024 * 1024
-"""What may wait to be copied."""
-_COPY_FROM_BYTES = 1024 * 1024
-"""What is worth a COPY, unless it is the last."""
-_SEND_BYTES = 256 * 1024
-"""Handed to libpq at once: what it cannot send it keeps a copy of."""
-_LINGER_S = 0.2
-"""How long a transaction stays open for more to come."""
-_THREADS = 4
-"""Files that are copied at the same time, each on a connection of its own: few enough for the server, enough to keep it
-busy."""
-_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-_TRAILER = b"\xff\xff"
 _SQL = sql.load("penstock.intake", "intake.sql")
 
 Alongside = Callable[[Connection, UUID], None]
@@ -72,51 +51,6 @@ class StoredFile:
     lanes: tuple[FileLane, ...]
     existed: bool = False
     """The idempotency key was used before for the same bytes: this is the file of that time."""
-
-
-class PromptWriter(LibpqWriter):
-    """Sends each block before it takes the next.
-
-    Left to itself, psycopg piles what the socket does not take into libpq's buffer, which moves all of it at every
-    write: three to four times slower.
-    """
-
-    def write(self, data: Buffer) -> None:
-        super().write(data)
-        pgconn = self.connection.pgconn
-        while pgconn.flush():
-            writable = select.poll()
-            writable.register(pgconn.socket, select.POLLOUT)
-            writable.poll()
-
-
-class _Threads:
-    """The threads that copy. Who has copied a batch makes room for those who wait."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, "penstock-intake")
-        self._lock = threading.Lock()
-        self.waiting = 0
-
-    def submit(self, work: Callable[[], None]) -> None:
-        with self._lock:
-            self.waiting += 1
-        self._pool.submit(self._run, work)
-
-    def _run(self, work: Callable[[], None]) -> None:
-        with self._lock:
-            self.waiting -= 1
-        work()
-
-
-_threads = _Threads()
-
-
-class _Block(NamedTuple):
-    """Packed rows of one table."""
-
-    data: bytes
-    rows: int
 
 
 class FileWriter:
@@ -155,16 +89,8 @@ class FileWriter:
         """Pieces of them kept so far."""
         self.rows = 0
         """Templates handed in so far."""
-        # What the threads share, under the lock of `_changed`.
-        self._changed = threading.Condition()
-        self._queues: dict[str, deque[_Block]] = {"copy_templates": deque(), "copy_chunks": deque()}
-        self._queued_bytes = 0
-        self._queued_rows = 0
-        self._copying = False
-        """A thread copies, or is about to."""
-        self._hurried = False
-        """Somebody waits for all that is queued."""
-        self._failure: BaseException | None = None
+        self._template_rows = CopyQueue(conninfo, _SQL["copy_templates"], limits, self._hold)
+        self._chunk_rows = CopyQueue(conninfo, _SQL["copy_chunks"], limits, self._hold)
 
     @property
     def source_id(self) -> int:
@@ -212,7 +138,7 @@ class FileWriter:
     def write(self, rows: bytes, count: int) -> None:
         """Take rows of templates, packed by a reader."""
         self.rows += count
-        self._put("copy_templates", _Block(rows, count))
+        self._template_rows.put(len(rows), count, lambda: rows)
 
     def kept(self, chunk: int) -> bytes:
         """A piece that was written before."""
@@ -223,114 +149,19 @@ class FileWriter:
 
     def flush(self) -> None:
         """Wait until all that was taken is committed. No transaction stays open."""
-        try:
-            self._wait_for_copying()
-            self._raise_failure()
-            if self._queued_bytes:
-                with self.session() as connection:
-                    while self._copy_batch(connection):
-                        pass
-        finally:
-            self._hurried = False
+        self._chunk_rows.hurry()
+        self._template_rows.flush(self.session)
+        self._chunk_rows.flush(self.session)
 
     def _keep(self, pieces: list[bytes]) -> list[bytes]:
         for piece in pieces:
-            self._put("copy_chunks", _Block(self._packer.pack(self.source_id, self.chunks, piece), 0))
+            self._chunk_rows.put(len(piece), 1, partial(self._packer.pack, self.source_id, self.chunks, piece))
             self.chunks += 1
         return pieces
 
-    def _put(self, name: str, block: _Block) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queued_bytes < _QUEUE_BYTES or not self._copying)
-            self._raise_failure()
-            self._queues[name].append(block)
-            self._queued_bytes += len(block.data)
-            self._queued_rows += block.rows
-            if not self._copying and self._is_worth_copying():
-                self._start_copying()
-            self._changed.notify_all()
-
-    def _wait_for_copying(self) -> None:
-        with self._changed:
-            self._hurried = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._copying)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    # -- copying, in whatever thread
-
-    def _start_copying(self) -> None:
-        _threads.submit(self._copy)
-        self._copying = True
-
-    def _copy(self) -> None:
-        """Copy batch after batch, until nothing more comes or another file waits for a thread."""
-        failure: BaseException | None = None
-        try:
-            with sweep.connected(self._conninfo) as connection:
-                while self._copy_batch(connection) and not _threads.waiting:
-                    pass
-        except BaseException as error:  # raised again where the next call waits
-            failure = error
-        with self._changed:
-            self._copying, self._failure = False, failure
-            self._changed.notify_all()
-            if failure is None and self._is_worth_copying():
-                self._start_copying()
-
-    def _copy_batch(self, connection: Connection) -> bool:
-        """Copy what is queued, and what comes meanwhile, in one transaction; False once nothing more comes."""
-        if not self._wait_for_more():
-            return False
-        room = [self._limits.copy_batch_rows, self._limits.copy_batch_bytes]
-        with connection.transaction():
-            if connection.execute(_SQL["hold_if_ingesting"], {"file_id": self.file_id}).fetchone() is None:
-                raise given_up(self._filename)
-            while self._wait_for_more():
-                for name, queue in self._queues.items():
-                    if queue:
-                        self._copy_queued(connection, name, queue, room)
-                if min(room) <= 0:
-                    return True
-        return False
-
-    def _copy_queued(self, connection: Connection, name: str, queue: deque[_Block], room: list[int]) -> None:
-        """Copy what is queued for one table now, as far as the batch has room."""
-        with connection.cursor() as cursor, cursor.copy(_SQL[name], writer=PromptWriter(cursor)) as copy:
-            copy.write(_SIGNATURE)
-            for _ in range(len(queue)):
-                if min(room) <= 0 or (block := self._next(queue)) is None:
-                    break
-                for at in range(0, len(block.data), _SEND_BYTES):
-                    copy.write(block.data[at : at + _SEND_BYTES])
-                room[0] -= block.rows
-                room[1] -= len(block.data)
-            copy.write(_TRAILER)
-
-    def _next(self, queue: deque[_Block]) -> _Block | None:
-        with self._changed:
-            if not queue:
-                return None
-            block = queue.popleft()
-            self._queued_bytes -= len(block.data)
-            self._queued_rows -= block.rows
-            self._changed.notify_all()
-            return block
-
-    def _wait_for_more(self) -> bool:
-        """Whether something is there to be copied, or comes soon."""
-        with self._changed:
-            linger_s = 0.0 if _threads.waiting else _LINGER_S
-            self._changed.wait_for(lambda: self._hurried or self._is_worth_copying(), linger_s)
-            return self._is_worth_copying()
-
-    def _is_worth_copying(self) -> bool:
-        if self._hurried:
-            return self._queued_bytes > 0
-        return self._queued_bytes >= _COPY_FROM_BYTES or self._queued_rows >= self._limits.copy_batch_rows
+    def _hold(self, connection: Connection) -> None:
+        if connection.execute(_SQL["hold_if_ingesting"], {"file_id": self.file_id}).fetchone() is None:
+            raise given_up(self._filename)
 
     # -- the end
 
@@ -381,11 +212,8 @@ class FileWriter:
 
     def abandon(self) -> None:
         """Give up what was written. What cannot be done now is left to the sweep."""
-        with self._changed:
-            for queue in self._queues.values():
-                queue.clear()
-            self._queued_bytes = self._queued_rows = 0
-        self._wait_for_copying()
+        self._template_rows.drop()
+        self._chunk_rows.drop()
         if self._opened:
             sweep.abandon(self._conninfo, self.file_id)
 
