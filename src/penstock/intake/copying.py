@@ -55,8 +55,8 @@ class PromptWriter(LibpqWriter):
 class _Threads:
     """The threads that copy, for all files. After a batch, a thread is left to whoever waits for one."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, "penstock-copy")
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, "penstock-copy")
         self._lock = threading.Lock()
         self.waiting = 0
 
@@ -71,7 +71,7 @@ class _Threads:
         work()
 
 
-_threads = _Threads()
+_threads = _Threads(_THREADS)
 
 
 class _Block(NamedTuple):

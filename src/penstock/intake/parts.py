@@ -317,7 +317,8 @@ def complete_upload(
         ) as taking:
             try:
                 for piece in _pieces(connection, parts):
-                    sums.update(piece)
+                    if md5 is not None:
+                        sums.update(piece)
                     taking.feed(piece)
                 if md5 is not None and md5.lower() != sums.hexdigest():
                     raise IntakeRefused(f"md5: the parts have {sums.hexdigest()}; expected {md5}")
@@ -368,7 +369,8 @@ def _in_order(connection: psycopg.Connection, upload: UploadRow, part_ids: Seque
 def _pieces(connection: psycopg.Connection, parts: Sequence[_Part]) -> Iterator[bytes]:
     for source_id, chunks in parts:
         for chunk in range(chunks):
-            row = connection.execute(_SQL["read_chunk"], {"source_id": source_id, "chunk": chunk}).fetchone()
+            place = {"source_id": source_id, "chunk": chunk}
+            row = connection.execute(_SQL["read_chunk"], place, binary=True).fetchone()
             if row is None:
                 raise _EndedMeanwhile
             yield unpack_piece(*row)

@@ -144,7 +144,7 @@ class FileWriter:
         """A piece that was written before."""
         with self.session() as connection:
             place = {"source_id": self.source_id, "chunk": chunk}
-            size, packed = connection.execute(_SQL["read_chunk"], place).fetchall()[0]
+            size, packed = connection.execute(_SQL["read_chunk"], place, binary=True).fetchall()[0]
         return unpack_piece(size, packed)
 
     def flush(self) -> None:
