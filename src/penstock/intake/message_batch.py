@@ -303,8 +303,7 @@ class Splitter:
 
 
 class MessageBatchIntake:
-    """Takes the body that creates a message batch; it becomes a file that nobody sees, of which no bytes are kept. Used
-    like `FileIntake`."""
+    """Takes the body that creates a message batch; it becomes a file that nobody sees. Used like `FileIntake`."""
 
     def __init__(
         self,
@@ -326,6 +325,7 @@ class MessageBatchIntake:
             limits=limits,
             open_reader=reader.jsonl(_FILENAME, limits, model_required=True),
             purpose=MESSAGE_BATCH,
+            keep_bytes=True,
             expires_after_s=expires_after_s,
             idempotency_key=idempotency_key,
         )
