@@ -98,7 +98,7 @@ def _measure(conninfo: str, path: Path, size: int, lines: int, way: str) -> Figu
                 connection.execute(alter.encode())
         settle_down(database)
         started = perf_counter()
-        file_id = ingest_file(database, path, owner="bench", worker_id=uuid4()).id
+        file_id = ingest_file(database, path, owner="bench", worker_id=uuid4()).file.id
         intake_s = perf_counter() - started
         answers = [f'{{"content": "{_words(size - 20, random.Random(n))}"}}'.encode() for n in range(100)]
         engine_s = asyncio.run(_work_off(database, file_id, size, answers))

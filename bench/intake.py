@@ -26,10 +26,10 @@ from penstock.config import IntakeLimits
 from penstock.db import sql
 from penstock.db.embedded import postgres
 from penstock.db.migrate import migrate
+from penstock.intake.copying import PromptWriter
 from penstock.intake.ingest import ingest_file
 from penstock.intake.jsonl import JsonlParser
 from penstock.intake.source import Source
-from penstock.intake.store import PromptWriter
 
 BODY_BYTES = 600
 SIGNATURE, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"

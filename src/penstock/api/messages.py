@@ -21,7 +21,7 @@ from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.export import read
 from penstock.intake.files import FileRow
-from penstock.intake.message_batch import URL, MessageBatchUpload
+from penstock.intake.message_batch import URL, MessageBatchIntake
 from penstock.model import BatchState, public_id
 
 _WINDOW = "24h"
@@ -85,7 +85,7 @@ async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
     """The requests of the body, stored like the lines of a file."""
     server = call.server
     with refusals():
-        upload = MessageBatchUpload(
+        intake = MessageBatchIntake(
             server.conninfo,
             owner=call.caller.owner,
             worker_id=server.worker_id,
@@ -94,14 +94,11 @@ async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
             idempotency_key=key,
             expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
         )
-        try:
-            feeder = Feeder(upload)
+        async with Feeder(intake) as feeder:
             async for data in call.request.stream():
                 await feeder.put(data)
             await feeder.flush()
-            return (await in_thread(upload.finish)).file
-        finally:
-            await in_thread(upload.close)
+            return (await in_thread(intake.finish)).file
 
 
 async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:

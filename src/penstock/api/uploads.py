@@ -77,16 +77,13 @@ async def create_part(call: Call[None, None]) -> objects.UploadPart:
                 idempotency_key=idempotency_key(call.request.headers),
             )
         )
-        try:
-            feeder = Feeder(writer)
+        async with Feeder(writer) as feeder:
             async for data in call.request.stream():
                 for piece in form.write(data):
                     await feeder.put(piece)
             form.finish()
             await feeder.flush()
             row = await in_thread(writer.finish)
-        finally:
-            await in_thread(writer.close)
     return objects.UploadPart(
         id=public_id("part", row.id),
         created_at=objects.seconds(row.created_at),

@@ -208,7 +208,7 @@ class _Run:
                 raise _Interrupted(
                     "interrupted while storing: nothing was kept", hint="Run the command again."
                 ) from error
-            return await self._create(database, stored.id, origin)
+            return await self._create(database, stored.file.id, origin)
 
     async def _sweep_abandoned(self, conninfo: str, database: Pool) -> None:
         async with database.connection() as connection:

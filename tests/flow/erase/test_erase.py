@@ -23,7 +23,7 @@ from penstock.config import IntakeLimits, LivenessLimits
 from penstock.db.pool import Connection
 from penstock.erase import erase
 from penstock.erase import purge as erase_purge
-from penstock.intake.upload import Upload
+from penstock.intake.intake import open_upload
 from penstock.model import BatchState, Lease, OutcomeState, new_id
 from tests.support.db import connected, one, with_connection
 from tests.support.dump import dumped
@@ -397,7 +397,7 @@ class TestNothingIsLeft:
             name = CANARY.decode()
             line = f'{{"custom_id": "1", "url": "{ENDPOINT}", "body": {{"model": "{name}"}}}}\n'
             about: dict[str, Any] = {"owner": "local", "worker_id": uuid4(), "filename": "f", "purpose": "batch"}
-            with Upload(database, limits=IntakeLimits(), **about) as upload:
+            with open_upload(database, limits=IntakeLimits(), **about) as upload:
                 upload.feed(line.encode() if wrong == "model" else f"{{{name}\n".encode())
                 file = upload.finish().file
             batch_id = await ask_for(connection, file.id, validated=False)

@@ -22,10 +22,13 @@ from psycopg.conninfo import make_conninfo
 from penstock.config import IntakeLimits
 from penstock.db import sql
 from penstock.errors import PenstockError, UsageError
-from penstock.intake.ingest import IntakeProgress, StreamIntake, ingest_file
-from penstock.intake.jsonl import FileLane
+from penstock.intake import reader
+from penstock.intake.ingest import IntakeProgress, ingest_file
+from penstock.intake.intake import FileIntake
 from penstock.intake.refusal import IntakeInterrupted, IntakeRefused
+from penstock.intake.rows import FileLane
 from penstock.intake.sweep import purge_failed, sweep_abandoned
+from penstock.intake.writer import StoredFile
 from tests.support.wait import wait_until
 
 SQL = sql.load("penstock.intake", "intake.sql")
@@ -63,7 +66,7 @@ def written(folder: Path, data: bytes, name: str = "in.jsonl") -> Path:
     return path
 
 
-def ingest(database: str, path: Path | str, **options: Any) -> Any:
+def ingest(database: str, path: Path | str, **options: Any) -> StoredFile:
     return ingest_file(database, path, owner="me", worker_id=WORKER, **options)
 
 
@@ -86,22 +89,23 @@ def test_a_file_is_stored_byte_for_byte_in_line_order(
     )
 
     assert stored.lanes == (FileLane(0, "m", URL, 412), FileLane(1, "k", URL, 411), FileLane(2, "l", URL, 411))
-    assert (stored.lines, stored.size_bytes, stored.digest) == (1234, len(data), hashlib.sha256(data).digest())
+    file = stored.file
+    assert (file.lines, file.bytes, file.digest) == (1234, len(data), hashlib.sha256(data).digest())
     assert seen[-1] == IntakeProgress(len(data), 1234)
 
     row = connection.execute(
         "SELECT id, source_id, owner, filename, state, worker_id, lines, bytes, digest FROM penstock.files"
     ).fetchone()
     assert row == (
-        stored.id,
-        stored.source_id,
+        file.id,
+        file.source_id,
         "me",
         "mine.jsonl",
         "ready",
         WORKER,
         1234,
         len(data),
-        stored.digest,
+        file.digest,
     )
     lanes = connection.execute(
         "SELECT source_lane, route, endpoint, total FROM penstock.file_lanes ORDER BY source_lane"
@@ -121,9 +125,8 @@ def test_compressed_files_are_recognised_whatever_their_name(
     database: str, connection: psycopg.Connection, tmp_path: Path, compress: Any
 ) -> None:
     raw = compress(lines(500))
-    stored = ingest(database, written(tmp_path, raw))
-    assert (stored.lines, stored.size_bytes) == (500, len(raw))
-    assert stored.digest == hashlib.sha256(raw).digest()
+    file = ingest(database, written(tmp_path, raw)).file
+    assert (file.lines, file.bytes, file.digest) == (500, len(raw), hashlib.sha256(raw).digest())
     assert count(connection, "templates") == 500
 
 
@@ -149,23 +152,23 @@ def test_an_empty_file_and_a_missing_file_leave_nothing(
 
 
 def test_stopping_half_way_leaves_nothing(database: str, connection: psycopg.Connection, tmp_path: Path) -> None:
-    asked = iter([False, False, True])
-    stored_meanwhile: list[int] = []
+    asked = iter([False, False])
 
     def should_stop() -> bool:
-        stored_meanwhile.append(count(connection, "templates"))
-        return next(asked, True)
+        if next(asked, True):
+            wait_until(lambda: count(connection, "templates") > 0, 30)
+            return True
+        return False
 
     with pytest.raises(IntakeInterrupted, match="interrupted; nothing was stored"):
         ingest(database, written(tmp_path, lines(5000)), limits=SMALL_BATCHES, should_stop=should_stop)
-    assert max(stored_meanwhile) > 0
     assert_nothing_is_left(connection)
 
 
 def test_a_pipe_is_read_to_its_end(database: str, connection: psycopg.Connection) -> None:
     program = (
-        "import sys, uuid; from penstock.intake import ingest_file;"
-        "print(ingest_file(sys.argv[1], '-', owner='me', worker_id=uuid.uuid4()).lines)"
+        "import sys, uuid; from penstock.intake.ingest import ingest_file;"
+        "print(ingest_file(sys.argv[1], '-', owner='me', worker_id=uuid.uuid4()).file.lines)"
     )
     result = subprocess.run(
         [sys.executable, "-c", program, database], input=lines(300), capture_output=True, check=True
@@ -174,9 +177,11 @@ def test_a_pipe_is_read_to_its_end(database: str, connection: psycopg.Connection
     assert connection.execute("SELECT filename, state FROM penstock.files").fetchall() == [("standard input", "ready")]
 
 
-def stream(database: str, **options: Any) -> StreamIntake:
-    limits = options.pop("limits", SMALL_BATCHES)
-    return StreamIntake(database, owner="me", worker_id=WORKER, filename="up.jsonl", limits=limits)
+def stream(database: str, limits: IntakeLimits = SMALL_BATCHES) -> FileIntake:
+    open_reader = reader.jsonl("up.jsonl", limits)
+    return FileIntake(
+        database, owner="me", worker_id=WORKER, filename="up.jsonl", limits=limits, open_reader=open_reader
+    )
 
 
 def test_a_stream_can_pause_without_holding_a_transaction(database: str, connection: psycopg.Connection) -> None:
@@ -193,13 +198,13 @@ def test_a_stream_can_pause_without_holding_a_transaction(database: str, connect
         assert idle == (0,)
         intake.feed(data[5000:])
         stored = intake.finish()
-    assert stored.lines == count(connection, "templates") == 1000
+    assert stored.file.lines == count(connection, "templates") == 1000
 
 
 def test_a_stream_that_is_left_unfinished_leaves_nothing(database: str, connection: psycopg.Connection) -> None:
     with stream(database) as intake:
         intake.feed(lines(1000))
-        assert count(connection, "templates") == 1000 - 1000 % 100
+        wait_until(lambda: count(connection, "templates") == 1000, 30)
     assert_nothing_is_left(connection)
 
 
@@ -211,13 +216,29 @@ def cut_connections(connection: psycopg.Connection) -> None:
     )
 
 
-def test_a_connection_lost_in_the_middle_leaves_nothing(database: str, connection: psycopg.Connection) -> None:
-    data = lines(2000)
-    with stream(database) as intake:
-        intake.feed(data[:20_000])
-        cut_connections(connection)
-        with pytest.raises(PenstockError, match=r"up\.jsonl: the database did not take it") as caught:
-            intake.feed(data[20_000:])
+def test_a_connection_lost_in_the_middle_leaves_nothing(
+    database: str, connection: psycopg.Connection, tmp_path: Path
+) -> None:
+    """The connection that copies waits for the file's lock, so that it is there to be cut."""
+    asked = 0
+
+    def cut_at_the_third_chunk() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            connection.execute("BEGIN")
+            connection.execute("SELECT FROM penstock.files FOR UPDATE")
+        elif asked == 3:
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            wait_until(lambda: connection.execute(waiting).fetchone() == (1,), 30)
+            cut_connections(connection)
+            connection.execute("ROLLBACK")
+        return False
+
+    path = written(tmp_path, lines(5000))
+    with pytest.raises(PenstockError, match=r"in\.jsonl: the database did not take it") as caught:
+        ingest(database, path, limits=SMALL_BATCHES, should_stop=cut_at_the_third_chunk)
+    assert asked > 2
     assert caught.value.hint is not None
     assert_nothing_is_left(connection)
 
@@ -237,18 +258,41 @@ def test_a_seal_whose_answer_was_lost_is_found_to_be_done(
 
         monkeypatch.setattr(psycopg.Connection, "execute", lose_the_answer)
         stored = intake.finish()
-    assert connection.execute("SELECT id, state FROM penstock.files").fetchall() == [(stored.id, "ready")]
+    assert connection.execute("SELECT id, state FROM penstock.files").fetchall() == [(stored.file.id, "ready")]
     assert count(connection, "templates") == 10
 
 
-def test_a_seal_that_never_arrived_leaves_nothing(database: str, connection: psycopg.Connection) -> None:
-    with stream(database) as intake:
-        intake.feed(lines(10))
-        intake.flush()
-        cut_connections(connection)
-        with pytest.raises(PenstockError, match="nothing was stored"):
-            intake.finish()
+def test_a_seal_that_never_arrived_leaves_nothing(
+    database: str, connection: psycopg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = psycopg.Connection.execute
+
+    def cut_before_the_seal(self: psycopg.Connection, query: Any, *args: Any, **kwargs: Any) -> Any:
+        if query == SQL["seal_if_ingesting"]:
+            cut_connections(connection)
+        return execute(self, query, *args, **kwargs)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", cut_before_the_seal)
+    with pytest.raises(PenstockError, match="nothing was stored"):
+        ingest(database, written(tmp_path, lines(10)))
     assert_nothing_is_left(connection)
+
+
+def test_a_seal_that_nobody_can_be_asked_about_is_said_so(
+    database: str, connection: psycopg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = psycopg.Connection.execute
+
+    def lose_everything(self: psycopg.Connection, query: Any, *args: Any, **kwargs: Any) -> Any:
+        if query in (SQL["seal_if_ingesting"], SQL["bound_lock_wait"]):
+            raise psycopg.OperationalError("the connection was closed")
+        return execute(self, query, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(psycopg.Connection, "execute", lose_everything)
+        with pytest.raises(PenstockError, match="cannot be asked whether it was stored: the connection was closed"):
+            ingest(database, written(tmp_path, lines(10)))
+    assert connection.execute("SELECT state FROM penstock.files").fetchall() == [("ingesting",)]
 
 
 def test_an_unreachable_database_is_said_so(database: str, tmp_path: Path) -> None:
@@ -310,7 +354,7 @@ def test_the_purge_deletes_what_failed_files_left_and_nothing_else(
     abandoned_file(connection, uuid4(), rows=7)
     sweep_abandoned(connection, grace_s=30)
     assert purge_failed(connection, rows=100) == 2507
-    assert connection.execute("SELECT id FROM penstock.files").fetchall() == [(kept.id,)]
+    assert connection.execute("SELECT id FROM penstock.files").fetchall() == [(kept.file.id,)]
     assert count(connection, "templates") == 20
 
 
@@ -354,16 +398,23 @@ def test_a_file_that_was_swept_takes_no_more_rows(database: str, connection: psy
         intake.flush()
         assert len(sweep_abandoned(connection, grace_s=30)) == 1
         purge_failed(connection)
-        with pytest.raises(PenstockError, match="another process gave this file up"):
+
+        def go_on() -> None:
             intake.feed(data[20_000:])
+            intake.flush()
+
+        with pytest.raises(PenstockError, match="another process gave this file up"):
+            go_on()
     assert_nothing_is_left(connection)
 
 
 def test_the_sweep_does_not_wait_for_a_batch_under_way(database: str, connection: psycopg.Connection) -> None:
-    with stream(database, limits=IntakeLimits()) as intake:
+    with stream(database) as intake, psycopg.connect(database) as batch:
         intake.feed(lines(50))
+        batch.execute(SQL["hold_if_ingesting"], {"file_id": intake.file_id})
         assert sweep_abandoned(connection, grace_s=30) == []
-        assert intake.finish().lines == 50
+        batch.commit()
+        assert intake.finish().file.lines == 50
 
 
 @pytest.mark.parametrize(("state", "rows_left"), [("failed", 0), ("ready", 10)])

@@ -19,12 +19,15 @@ import zstandard
 
 from penstock.config import IntakeLimits
 from penstock.intake import files as stored
+from penstock.intake import intake
 from penstock.intake.files import ContentGone, FileRow
-from penstock.intake.raw import PIECE_BYTES, RawWriter
+from penstock.intake.intake import FileIntake
+from penstock.intake.pieces import PIECE_BYTES
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.sweep import sweep_abandoned, sweep_leftovers
-from penstock.intake.upload import IdempotencyConflict, Upload, UploadedFile
+from penstock.intake.writer import FileWriter, IdempotencyConflict, StoredFile
 from tests.support.db import connected, pooled, with_connection
+from tests.support.wait import wait_until
 
 WORKER = uuid4()
 URL = "/v1/chat/completions"
@@ -51,7 +54,7 @@ LARGE = lines(6000, padding=1000)
 """Several pieces, and several writes."""
 
 
-def open_upload(database: str, **options: Any) -> Upload:
+def open_upload(database: str, **options: Any) -> FileIntake:
     about: dict[str, Any] = {
         "owner": "me",
         "worker_id": WORKER,
@@ -59,10 +62,10 @@ def open_upload(database: str, **options: Any) -> Upload:
         "limits": IntakeLimits(),
         "purpose": "batch",
     }
-    return Upload(database, **(about | options))
+    return intake.open_upload(database, **(about | options))
 
 
-def upload(database: str, data: bytes, *, step: int = 100_000, **options: Any) -> UploadedFile:
+def upload(database: str, data: bytes, *, step: int = 100_000, **options: Any) -> StoredFile:
     with open_upload(database, **options) as taking:
         for at in range(0, len(data), step):
             taking.feed(data[at : at + step])
@@ -200,6 +203,7 @@ def test_a_file_with_a_bad_line_is_kept_with_what_is_wrong(
 def test_templates_written_before_a_bad_line_go(database: str, connection: psycopg.Connection) -> None:
     with open_upload(database) as taking:
         taking.feed(LARGE)
+        taking.flush()
         assert counts(connection)["templates"] > 0
         taking.feed(b"oops\n" + line(17))
         file = taking.finish().file
@@ -252,6 +256,7 @@ def test_what_is_too_large_is_refused_and_leaves_nothing(database: str, connecti
 def test_an_upload_that_is_left_leaves_nothing(database: str, connection: psycopg.Connection) -> None:
     with open_upload(database) as taking:
         taking.feed(LARGE)
+        taking.flush()
         assert counts(connection)["file_chunks"] > 0
     assert counts(connection) == NOTHING
 
@@ -271,14 +276,14 @@ def test_a_slow_uploader_holds_no_transaction_and_no_connection(
         for at in range(0, len(LARGE), 65_536):
             taking.feed(LARGE[at : at + 65_536])
             if at % 10 == 0:
-                # A session that was closed may take a moment to be gone, but it is not in a transaction.
-                assert [session for session in busy(connection) if session[1] not in (None, "idle")] == []
+                wait_until(lambda: busy(connection) == [], 30)
         assert taking.finish().file.lines == 6000
 
 
 def test_a_session_whose_answer_was_lost_is_closed(database_18: str) -> None:
     """A lost connection is not always known to be lost: psycopg may only say so of the statement it waited with."""
-    writer = RawWriter(database_18, file_id=uuid4(), owner="me", worker_id=uuid4(), filename="f")
+    limits = IntakeLimits()
+    writer = FileWriter(database_18, owner="me", worker_id=uuid4(), filename="f", limits=limits, keep_bytes=True)
     for session in (writer.session, writer.another_session):
         with session() as lost:
             lost.pgconn.send_query(b"SELECT pg_sleep(60)")
@@ -319,12 +324,17 @@ def test_uploads_at_once_with_one_key_make_one_file(database: str, connection: p
 
 
 def test_a_file_that_was_swept_takes_no_more(database: str, connection: psycopg.Connection) -> None:
+    def go_on(taking: FileIntake, finish: bool) -> None:
+        taking.feed(LARGE)
+        taking.finish() if finish else taking.flush()
+
     for finish in (False, True):
         with open_upload(database) as taking:
             taking.feed(LARGE)
+            taking.flush()
             assert len(sweep_abandoned(connection, grace_s=30)) == 1
             with pytest.raises(IntakeGivenUp, match="another process gave this file up"):
-                taking.finish() if finish else taking.feed(LARGE)
+                go_on(taking, finish)
         assert counts(connection) == NOTHING
 
 
@@ -338,6 +348,7 @@ def test_what_could_not_be_given_up_is_swept_although_its_worker_lives(
     )
     with open_upload(database) as taking:
         taking.feed(LARGE)
+        taking.flush()
         monkeypatch.setattr(taking._writer, "_conninfo", "host=/nowhere")
     assert counts(connection)["files"] == 1
     assert sweep_abandoned(connection, grace_s=30) == []

@@ -19,8 +19,8 @@ _STORE = """
 import gzip, itertools, resource, sys
 from uuid import UUID
 from penstock.config import IntakeLimits
-from penstock.intake.message_batch import MessageBatchUpload
-from penstock.intake.upload import Upload
+from penstock.intake.intake import open_upload
+from penstock.intake.message_batch import MessageBatchIntake
 
 conninfo, worker, how, size = sys.argv[1], UUID(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 about = {"owner": "me", "worker_id": worker, "limits": IntakeLimits()}
@@ -40,20 +40,20 @@ def lines(template):
 
 
 if how == "message batch":
-    upload = MessageBatchUpload(conninfo, **about)
+    upload = MessageBatchIntake(conninfo, **about)
     upload.feed(b'{"requests": [')
     for request in lines(REQUEST):
         upload.feed(request)
     upload.feed(b'{"custom_id": "last", "params": {"model": "m"}}]}')
 elif how == "gzip":
     import zlib
-    upload = Upload(conninfo, filename="f", purpose="batch", **about)
+    upload = open_upload(conninfo, filename="f", purpose="batch", **about)
     packer = zlib.compressobj(1, wbits=31)
     for line in lines(LINE):
         upload.feed(packer.compress(line))
     upload.feed(packer.flush())
 else:
-    upload = Upload(conninfo, filename="f", purpose="batch" if how == "batch" else None, **about)
+    upload = open_upload(conninfo, filename="f", purpose="batch" if how == "batch" else None, **about)
     for line in lines(LINE):
         upload.feed(line)
     upload.purpose = how if how != "purpose last" else "batch"

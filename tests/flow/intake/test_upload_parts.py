@@ -20,12 +20,13 @@ from penstock.config import IntakeLimits
 from penstock.intake import files as stored
 from penstock.intake import parts as uploads
 from penstock.intake.files import FileRow
-from penstock.intake.message_batch import MessageBatchUpload
+from penstock.intake.message_batch import MessageBatchIntake
 from penstock.intake.parts import CompletedUpload, PartRow, PartWriter, UploadMissing, UploadNotPending, UploadRow
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.sweep import purge_failed, sweep_abandoned
-from penstock.intake.upload import IdempotencyConflict
+from penstock.intake.writer import IdempotencyConflict
 from tests.support.db import pooled, with_connection
+from tests.support.wait import wait_until
 
 WORKER = uuid4()
 LIMITS = IntakeLimits()
@@ -264,7 +265,7 @@ def test_a_killed_part_is_swept(database: str, connection: psycopg.Connection) -
     upload = create(database, size=10_000_000)
     taking = writer(database, upload.id)
     taking.feed(random.Random(1).randbytes(6_000_000))
-    assert rows(connection)["file_chunks"] > 0
+    wait_until(lambda: rows(connection)["file_chunks"] > 0, 30)
     assert len(sweep_abandoned(connection, grace_s=30)) == 1
     assert purge_failed(connection) > 0
     assert rows(connection) == NOTHING
@@ -305,7 +306,7 @@ def test_others_do_not_see_an_upload(database: str) -> None:
 def message_batch(database: str, requests: list[Any], **options: Any) -> Any:
     body = json.dumps({"requests": requests}, indent=1).encode()
     about: dict[str, Any] = {"owner": "me", "worker_id": WORKER, "limits": LIMITS} | options
-    with MessageBatchUpload(database, **about) as taking:
+    with MessageBatchIntake(database, **about) as taking:
         for at in range(0, len(body), 10_000):
             taking.feed(body[at : at + 10_000])
         return taking.finish()

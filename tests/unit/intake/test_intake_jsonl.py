@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import IntakeLimits
-from penstock.intake.jsonl import FileLane, JsonlParser
+from penstock.intake.jsonl import JsonlParser
 from penstock.intake.refusal import BadLine, IntakeRefused
+from penstock.intake.rows import FileLane
 
 LIMITS = IntakeLimits()
 URL = "/v1/chat/completions"
