@@ -131,10 +131,10 @@ class _Requests:
         await asyncio.sleep(0)  # what was claimed is called first
         return accepted
 
-    def spoiled(self, entry: _Entry, error: Exception) -> None:
+    def replace_rejected(self, entry: _Entry, error: Exception) -> None:
         entry.fail(error)
 
-    async def given_up(self, entries: Sequence[_Entry], error: Exception) -> None:
+    async def give_up(self, entries: Sequence[_Entry], error: Exception) -> None:
         """The answer to a commit may be all that was lost: what is there after all is stored."""
         stored: Mapping[UUID, Accepted] = {}
         with contextlib.suppress(psycopg.Error):

@@ -35,5 +35,5 @@ class Halts:
 
     async def _look(self, pool: str) -> dict[str, str]:
         async with borrowed(self._database) as connection:
-            closed = await gates.closed(connection, pool)
+            closed = await gates.list_closed(connection, pool)
         return {gate.route: gate.code for gate in closed if gate.halted_at is not None}

@@ -25,7 +25,7 @@ from penstock.db.notify import ANSWERS, NoticeListener, lanes_payload, notify
 from penstock.db.pool import Pool, borrowed
 from penstock.sessions.accept import Stored
 from penstock.sessions.answers import RequestRow, answered, find_known
-from penstock.sessions.streams import Piece, Place, read_after
+from penstock.sessions.streams import Piece, StreamPosition, read_pieces_after
 from penstock.settle.buffer import Answers
 from penstock.tasks import cancel_and_wait
 
@@ -75,7 +75,7 @@ class Waiter:
         """Its session was deleted, and nothing is left of it."""
         self.changed = asyncio.Event()
         self.look_s = _FIRST_LOOK_S
-        self.place = Place(request_id)
+        self.place = StreamPosition(request_id)
         self.pieces: deque[Piece] = deque()
         self.unread = 0
 
@@ -90,7 +90,7 @@ class Waiter:
 
     def hand(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
-            self.place = Place(self.request_id, piece.lease_id, piece.number)
+            self.place = StreamPosition(self.request_id, piece.lease_id, piece.number)
             self.pieces.append(piece)
             self.unread += len(piece.content)
             self.changed.set()
@@ -232,7 +232,7 @@ class Waiters:
     # -- looking
 
     async def _run(self) -> None:
-        with self.notices.hears(ANSWERS, self._hear):
+        with self.notices.subscribe(ANSWERS, self._hear):
             while True:
                 looked_for = self._next()
                 if not looked_for:
@@ -273,7 +273,7 @@ class Waiters:
         followers = [waiter for waiter in waiters if waiter.follows and waiter.unread < _MAX_UNREAD_BYTES]
         async with borrowed(self._database) as connection:
             if followers:
-                found = await read_after(connection, [waiter.place for waiter in followers])
+                found = await read_pieces_after(connection, [waiter.place for waiter in followers])
                 for waiter, pieces in zip(followers, found, strict=True):
                     waiter.hand(pieces)
             rows = await answered(connection, list({waiter.request_id for waiter in waiters}))

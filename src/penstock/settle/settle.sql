@@ -178,8 +178,8 @@ counted AS (
    GROUP BY batch_id
 ),
 rung AS MATERIALIZED (
-  SELECT pg_notify('penstock_answers', %(ring)s::text)
-   WHERE %(ring)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
+  SELECT pg_notify('penstock_answers', %(notify)s::text)
+   WHERE %(notify)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
   UNION ALL
   -- Somebody else may have nothing to do.
   SELECT pg_notify('penstock_work', pool) FROM (SELECT DISTINCT pool FROM back) AS given_back
@@ -224,7 +224,7 @@ freed AS (
      WHERE r.lane_id = l.id AND r.ordinal = l.next AND r.cancelled_at IS NOT NULL) THEN l.batch_id END AS passes_over
 ),
 rung AS MATERIALIZED (
-  SELECT pg_notify('penstock_answers', %(ring)s::text) FROM held WHERE %(ring)s::text IS NOT NULL
+  SELECT pg_notify('penstock_answers', %(notify)s::text) FROM held WHERE %(notify)s::text IS NOT NULL
 )
 SELECT freed.runnable, freed.passes_over, @now, (SELECT count(*) FROM rung) FROM freed
 

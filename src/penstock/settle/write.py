@@ -98,17 +98,17 @@ class Settled:
 
 
 async def settle(
-    connection: Connection, worker_id: UUID, changes: Changes, *, ring: bool = True, now: Now = None
+    connection: Connection, worker_id: UUID, changes: Changes, *, notify: bool = True, now: Now = None
 ) -> Settled:
     """Write the changes of ordinals still leased to this worker; refuse the others.
 
     Those who wait for answers are rung by the same commit, unless the caller does it.
     """
     changes.decided_first()
-    payload = lanes_payload(changes.waited) if ring and changes.waited else None
+    payload = lanes_payload(changes.waited) if notify and changes.waited else None
     if changes.answers == changes.ordinals() == 1:
         return await _settle_answer(connection, worker_id, changes, payload, now)
-    parameters = {**_parameters(worker_id, changes, now), "ring": payload}
+    parameters = {**_parameters(worker_id, changes, now), "notify": payload}
     cursor = await connection.execute(_SQL["settle_if_leased"], parameters)
     row = await cursor.fetchone()
     if row is None:
@@ -119,7 +119,7 @@ async def settle(
 
 
 async def _settle_answer(
-    connection: Connection, worker_id: UUID, changes: Changes, ring: str | None, now: Now
+    connection: Connection, worker_id: UUID, changes: Changes, payload: str | None, now: Now
 ) -> Settled:
     ((lease, ordinal, line, custom_id, outcome),) = changes.outcomes
     parameters = {
@@ -132,7 +132,7 @@ async def _settle_answer(
         "custom_id": custom_id,
         "request_id": outcome.request_id,
         "response": outcome.body,
-        "ring": ring,
+        "notify": payload,
         "now": now,
     }
     row = await (await connection.execute(_SQL["settle_answer_if_leased"], parameters)).fetchone()
@@ -152,7 +152,7 @@ async def pass_over(connection: Connection, sessions: Sequence[UUID], *, now: No
     return int(row[0]) if row else 0
 
 
-async def applied(connection: Connection, items: Sequence[Item]) -> int:
+async def count_applied(connection: Connection, items: Sequence[Item]) -> int:
     """How many of these items were settled under the very lease they carry."""
     places = {
         "nonces": Int8Array([item.lease.nonce for item in items]),
