@@ -101,7 +101,7 @@ async def watch(conninfo: str, process: subprocess.Popen[bytes]) -> int:
     lost = rounds = 0
     async with connected(conninfo) as connection:
         while process.poll() is None:
-            gone = await liveness.gone_from_here(connection)
+            gone = await liveness.list_exited_workers(connection)
             found = await liveness.reclaim(
                 connection, uuid4(), LivenessLimits(heartbeat_grace_s=5), stuck_s=150, gone=gone
             )

@@ -211,7 +211,7 @@ class TestBackpressure:
                 async with other.transaction():
                     await other.execute(f"LOCK TABLE penstock.{table} IN ACCESS EXCLUSIVE MODE")
                     await self.until_blocked(act)
-                    await act.until(lambda: act.worker.buffer._pressed and act.worker.in_flight == 0)
+                    await act.until(lambda: act.worker.buffer._backpressure and act.worker.in_flight == 0)
                     stopped = len(act.calls)
                     await act.until_beaten(5)
                     assert len(act.calls) == stopped < lines
@@ -235,7 +235,7 @@ class TestBackpressure:
                 await act.until(lambda: len(act.calls) > 0)
                 async with other.transaction():
                     await other.execute("LOCK TABLE penstock.outcomes, penstock.workers IN ACCESS EXCLUSIVE MODE")
-                    await act.until(lambda: act.worker.buffer.figures.pressed > 0)
+                    await act.until(lambda: act.worker.buffer.figures.backpressured > 0)
                     await act.until(lambda: act.worker.lost_identities > 0)
                 await act.until_completed()
                 await act.check(lines)

@@ -100,7 +100,7 @@ def test_the_bell_rings_again_once_it_listens_again(database_18: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         heard: asyncio.Queue[str] = asyncio.Queue()
         async with running_bell(str(pool.conninfo)) as bell:
-            with bell.hears(WORK, heard.put_nowait):
+            with bell.subscribe(WORK, heard.put_nowait):
                 # Beginning to listen rings by itself: what happened before was not heard.
                 assert await heard.get() == ""
                 await notify(connection, WORK, "first")

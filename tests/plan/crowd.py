@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from penstock.batches.create import create_batch
 from penstock.batches.steer import cancel_batch, pause_batch
 from penstock.claim import claim as claims
-from penstock.claim.claim import Place
+from penstock.claim.claim import LinePlace
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Lease
@@ -200,7 +200,7 @@ def fill(session: Session, lines: int) -> Subject:
 
 
 async def claim(
-    connection: Connection, subject: Subject, want: int, places: dict[str, Place] | None = None
+    connection: Connection, subject: Subject, want: int, places: dict[str, LinePlace] | None = None
 ) -> list[Lease]:
     """From the front of the line, or from where it began the last time, which is noted."""
     claimed = await claims.claim_in_line(

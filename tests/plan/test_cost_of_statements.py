@@ -76,15 +76,15 @@ async def weigh_near(_: World, connection: Connection) -> None:
 
 
 async def routes_with_work(_: World, connection: Connection) -> None:
-    assert set(await claims.routes_with_work(connection, POOL)) == {ROUTE, DEFERRED_ROUTE, LINED_UP_ROUTE}
+    assert set(await claims.list_routes_with_work(connection, POOL)) == {ROUTE, DEFERRED_ROUTE, LINED_UP_ROUTE}
 
 
 async def reclaimed_routes(_: World, connection: Connection) -> None:
-    assert not await claims.reclaimed_routes(connection, POOL)
+    assert not await claims.list_reclaimed_routes(connection, POOL)
 
 
 async def closed_lanes(world: World, connection: Connection) -> None:
-    assert await claims.closed_lanes(connection, [world.subject.lane]) == set()
+    assert await claims.find_closed_lanes(connection, [world.subject.lane]) == set()
 
 
 async def read_range(world: World, connection: Connection) -> None:

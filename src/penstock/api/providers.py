@@ -50,7 +50,7 @@ class ProviderList(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
 async def _seen(connection: Connection, provider: Provider) -> ProviderObject:
     found: dict[str, gates.Gate] = {}
     for pool in (provider.pool, provider.session_pool):
-        for gate in await gates.closed(connection, pool):
+        for gate in await gates.list_closed(connection, pool):
             # What needs a person is shown rather than what passes by itself.
             if gate.route not in found or (gate.halted_at and not found[gate.route].halted_at):
                 found[gate.route] = gate

@@ -23,7 +23,7 @@ _PIECES = 8
 _LOOK = 32
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """A place in a route's line: all that is before it has been served."""
 
     band: int
@@ -34,12 +34,12 @@ class Place(NamedTuple):
     """So many ordinals stand in line to be run again."""
 
 
-FRONT = Place(-(2**15), -math.inf)
+FRONT = LinePlace(-(2**15), -math.inf)
 
 
 class Claimed(NamedTuple):
     leases: list[Lease]
-    places: dict[str, list[Place]]
+    places: dict[str, list[LinePlace]]
     """Where the line of each route begins now, in each band."""
     at: datetime
     """When, on the database's clock."""
@@ -52,7 +52,7 @@ async def line_up(
     *,
     pool: str,
     routes: Iterable[str],
-    places: Mapping[str, Place] | None = None,
+    places: Mapping[str, LinePlace] | None = None,
     due_from: datetime | None = None,
     limit: int = 1_000,
     now: Now = None,
@@ -71,7 +71,7 @@ async def claim_in_line(
     pool: str,
     wants: Mapping[str, int],
     worker_id: UUID,
-    places: Mapping[str, Place] | None = None,
+    places: Mapping[str, LinePlace] | None = None,
     due_from: datetime | None = None,
     look: int = _LOOK,
     full: Sequence[int] = (),
@@ -99,13 +99,13 @@ async def claim_in_line(
     )
     rows = await cursor.fetchall()
     at, next_due_at, routes, *columns = rows[0][:7]
-    line: dict[str, list[Place]] = {}
+    line: dict[str, list[LinePlace]] = {}
     for route, *place in zip(routes or (), *(column or () for column in columns), strict=True):
-        line.setdefault(route, []).append(Place(*place))
+        line.setdefault(route, []).append(LinePlace(*place))
     return Claimed([as_lease(row[7:]) for row in rows if row[7] is not None], line, at, next_due_at)
 
 
-def _from(routes: Iterable[str], places: Mapping[str, Place] | None, due_from: datetime | None) -> dict[str, Any]:
+def _from(routes: Iterable[str], places: Mapping[str, LinePlace] | None, due_from: datetime | None) -> dict[str, Any]:
     begin = [(places or {}).get(route, FRONT) for route in routes]
     return {
         "from_bands": [place.band for place in begin],
@@ -122,19 +122,19 @@ def as_lease(row: Sequence[Any]) -> Lease:
     return Lease(lease_id, nonce, *place, attempt, ranges, reclaims, session, generation, spent)
 
 
-async def forgotten(connection: Connection, worker_id: UUID, known: Iterable[int]) -> list[Lease]:
+async def list_forgotten_leases(connection: Connection, worker_id: UUID, known: Iterable[int]) -> list[Lease]:
     """Leases this worker holds in the database but never heard of: the answer to their claim was lost. `known` are
     nonces."""
     cursor = await connection.execute(_SQL["list_forgotten"], {"worker": worker_id, "known": list(known)})
     return [as_lease(row) for row in await cursor.fetchall()]
 
 
-async def routes_with_work(connection: Connection, pool: str) -> list[str]:
+async def list_routes_with_work(connection: Connection, pool: str) -> list[str]:
     cursor = await connection.execute(_SQL["routes_with_work"], {"pool": pool})
     return [route for (route,) in await cursor.fetchall()]
 
 
-async def reclaimed_routes(connection: Connection, pool: str, *, now: Now = None) -> list[str]:
+async def list_reclaimed_routes(connection: Connection, pool: str, *, now: Now = None) -> list[str]:
     """The open routes of which something that lost workers held is still to be claimed."""
     cursor = await connection.execute(_SQL["reclaimed_routes"], {"pool": pool, "now": now})
     return [route for (route,) in await cursor.fetchall()]
@@ -210,7 +210,7 @@ async def _read_heads(
     return bodies, {n: request for n, *request in heads}
 
 
-async def closed_lanes(connection: Connection, lanes: Iterable[int]) -> set[int]:
+async def find_closed_lanes(connection: Connection, lanes: Iterable[int]) -> set[int]:
     """Which of these lanes were paused, cancelled or deleted."""
     cursor = await connection.execute(_SQL["closed_lanes"], {"lanes": list(lanes)})
     return {lane_id for (lane_id,) in await cursor.fetchall()}

@@ -553,7 +553,7 @@ condemned AS (
    WHERE given_up
   RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims, generation, spent
 )
-SELECT (SELECT count(pg_notify('penstock_work', pool)) FROM (SELECT DISTINCT pool FROM piece) AS again) AS rung,
+SELECT (SELECT count(pg_notify('penstock_work', pool)) FROM (SELECT DISTINCT pool FROM piece) AS again) AS notified,
        (SELECT count(*) FROM lost)::int4 AS lost_leases,
        (SELECT coalesce(sum(size), 0) FROM lost)::int4 AS lost_ordinals,
        c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,

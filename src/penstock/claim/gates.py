@@ -37,7 +37,7 @@ async def halt(connection: Connection, pool: str, route: str, code: str, message
     )
 
 
-async def closed(connection: Connection, pool: str, *, now: Now = None) -> list[Gate]:
+async def list_closed(connection: Connection, pool: str, *, now: Now = None) -> list[Gate]:
     cursor = await connection.execute(_SQL["list_gates"], {"pool": pool, "now": now})
     return [Gate(*row) for row in await cursor.fetchall()]
 

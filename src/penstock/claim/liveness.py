@@ -63,7 +63,7 @@ async def unregister(connection: Connection, worker_id: UUID) -> None:
     await connection.execute(_SQL["remove_worker"], {"id": worker_id})
 
 
-async def gone_from_here(connection: Connection) -> list[UUID]:
+async def list_exited_workers(connection: Connection) -> list[UUID]:
     """Workers registered from this machine whose process no longer exists. For them nobody needs to wait out the
     grace: the kernel says they are dead."""
     cursor = await connection.execute(_SQL["list_workers"], {"machine": machine()})

@@ -24,7 +24,7 @@ from penstock.dispatch.providers import Providers
 from penstock.errors import PenstockError
 from penstock.model import new_id
 from penstock.server.background import BackgroundDuties
-from penstock.worker.identity import registered
+from penstock.worker.identity import register_identity
 
 _SQL = sql.load("penstock.cli", "local.sql")
 
@@ -79,7 +79,7 @@ async def _identity(database: Pool, config: Config, *, needed: bool) -> AsyncIte
     if not needed:
         yield new_id()
         return
-    async with registered(database, "intake", config.liveness) as worker_id:
+    async with register_identity(database, "intake", config.liveness) as worker_id:
         yield worker_id
 
 

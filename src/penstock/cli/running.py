@@ -37,7 +37,7 @@ from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
-from penstock.worker.identity import registered
+from penstock.worker.identity import register_identity
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 
 _OWNER = "local"
@@ -191,7 +191,7 @@ class _Run:
         size = self._plan.input.stat().st_size
         origin = _origin(self._plan.input)
         await self._sweep_abandoned(conninfo, database)
-        async with registered(database, "intake", self._config.liveness) as worker_id:
+        async with register_identity(database, "intake", self._config.liveness) as worker_id:
             try:
                 stored = await asyncio.to_thread(
                     ingest.ingest_file,
@@ -212,7 +212,7 @@ class _Run:
 
     async def _sweep_abandoned(self, conninfo: str, database: Pool) -> None:
         async with database.connection() as connection:
-            gone = await liveness.gone_from_here(connection)
+            gone = await liveness.list_exited_workers(connection)
         await asyncio.to_thread(_sweep, conninfo, self._config.liveness.heartbeat_grace_s, gone)
 
     async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
@@ -283,9 +283,9 @@ class _Run:
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S), database.connection() as connection:
                     status = await read_status(connection, batch_id)
-                    waits = await gates.closed(connection, pool)
+                    waits = await gates.list_closed(connection, pool)
                     halted = {gate.route for gate in waits if gate.halted_at is not None}
-                    work = await claims.routes_with_work(connection, pool) if halted else []
+                    work = await claims.list_routes_with_work(connection, pool) if halted else []
             except TimeoutError:
                 note = "the database does not answer"
             except psycopg.OperationalError as error:
@@ -346,7 +346,7 @@ class _Run:
         if self._interrupted.is_set():
             return self._say_interrupted(status)
         async with database.connection() as connection:
-            waits = await gates.closed(connection, f"run:{status.id.hex}")
+            waits = await gates.list_closed(connection, f"run:{status.id.hex}")
         reasons = sorted({f"{gate.route}: {gate.message}" for gate in waits if gate.halted_at is not None})
         self._display.__exit__(None, None, None)
         print_summary(

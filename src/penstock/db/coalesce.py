@@ -1,9 +1,8 @@
-"""Many small writes, few statements: one buffer, one consumer, one statement per flush.
+"""Coalescing writer: many small writes in few statements. One buffer, one consumer, one statement per flush.
 
-What is written is a *kind*: it knows how to tell entries apart, how to merge two for the same thing, how to execute
-many at once, and what to do with those that the database refuses. Everything else is here: when to flush, what to do
-when a flush fails, and how to hold producers back. Results of workers, requests of sessions and the pieces of streamed
-answers are written so.
+A `WriteKind` knows how to tell entries apart, how to merge two of one key, how to write many at once, and what to do
+with entries that the database rejects. Everything else is here: when to flush, what to do when a flush fails, and how
+to hold producers back. Results of workers, requests of sessions and pieces of streamed answers are written so.
 """
 
 from __future__ import annotations
@@ -45,48 +44,50 @@ class CoalesceLimits:
     max_bytes: int
     """Most bytes per flush."""
     interval_s: float
-    """Longest an entry waits for company. 0: it waits for the flush before it alone."""
+    """Longest an entry waits for more entries. 0: it only waits for the flush before it."""
     capacity_rows: int
-    """Entries at which producers are held back."""
+    """Entries at which producers are held back (backpressure)."""
     capacity_bytes: int
     retry_s: float
     """How long a failing flush is tried again."""
 
 
-class Kind(Protocol[Entry]):
-    """What a coalescer writes."""
+class WriteKind(Protocol[Entry]):
+    """Kind of entries that a coalescer writes, and how."""
 
     def key(self, entry: Entry) -> Hashable:
-        """Entries of the same key are about the same thing."""
+        """Key of the entry: two entries of the same key are merged."""
 
     def merge(self, earlier: Entry, later: Entry) -> Entry:
-        """What to write of two entries of one key."""
+        """Merge two entries of one key into the one to write."""
 
     def weight(self, entry: Entry) -> int:
-        """Bytes it keeps in memory."""
+        """Bytes that the entry keeps in memory."""
 
     async def execute(self, connection: Connection, entries: Sequence[Entry], *, repeated: bool) -> None:
-        """Write them in one statement. `repeated`: an earlier try may have been applied without our knowing."""
+        """Write the entries in one statement. `repeated`: an earlier try failed, and may have been applied all the
+        same."""
 
-    def spoiled(self, entry: Entry, error: Exception) -> Entry | None:
-        """What to write instead of an entry that the database refuses; None if nothing is. Raises the error if the
-        entry must not be left out."""
+    def replace_rejected(self, entry: Entry, error: Exception) -> Entry | None:
+        """Replace an entry that the database rejects by another to write instead; None to write nothing. Raises the
+        error if the entry must not be left out."""
 
-    async def given_up(self, entries: Sequence[Entry], error: Exception) -> None:
-        """The database has refused them for longer than `retry_s`. Raises the error if nothing may be left out."""
+    async def give_up(self, entries: Sequence[Entry], error: Exception) -> None:
+        """Give up entries whose flush failed for longer than `retry_s`. Raises the error if none may be left out."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """What a coalescer has done so far."""
+    """Figures of a coalescer so far."""
 
     entries: int = 0
     flushes: int = 0
     repeats: int = 0
     """Flushes that failed and were tried again."""
-    spoiled: int = 0
-    pressed: int = 0
-    """Times the producers were held back."""
+    rejected: int = 0
+    """Entries that the database rejected for their content."""
+    backpressured: int = 0
+    """Times that producers were held back."""
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_FLUSHES))
     """(entries, seconds) of the last flushes."""
 
@@ -103,30 +104,30 @@ class Figures:
 class Coalescer(Generic[Entry]):
     """Collects entries and writes them by size or by time, whichever comes first.
 
-    Nothing is dropped: a failed flush keeps its entries and is tried again; above high water `on_pressure(True)` asks
-    the producers to stop, below half of it `on_pressure(False)` lets them go on.
+    Nothing is dropped: a failed flush keeps its entries and is tried again. When the buffer is full,
+    `on_backpressure(True)` asks the producers to stop; once it is half empty, `on_backpressure(False)` lets them go on.
     """
 
     def __init__(
         self,
-        kind: Kind[Entry],
+        kind: WriteKind[Entry],
         pool: Pool,
         limits: CoalesceLimits,
         *,
         name: str,
-        on_pressure: Callable[[bool], None] = lambda _: None,
+        on_backpressure: Callable[[bool], None] = lambda _: None,
         on_written: Callable[[], None] = lambda: None,
     ) -> None:
         self._kind = kind
         self._pool = pool
         self._limits = limits
         self._name = name
-        self._on_pressure = on_pressure
+        self._on_pressure = on_backpressure
         self._on_written = on_written
         self._entries: dict[Hashable, Entry] = {}
         self._writing: Sequence[Entry] = ()
         self._bytes = 0
-        self._pressed = False
+        self._backpressure = False
         self._alerted = False
         self._some = asyncio.Event()
         self._full = asyncio.Event()
@@ -140,12 +141,12 @@ class Coalescer(Generic[Entry]):
 
     @property
     def unwritten(self) -> Iterator[Entry]:
-        """What was put and is not known to be written."""
+        """Entries that were put and are not known to be written."""
         return itertools.chain(self._writing, self._entries.values())
 
     @property
     def fill(self) -> float:
-        """How full the buffer is, of what it may hold."""
+        """Share of the buffer's capacity in use; 1 is full."""
         limits = self._limits
         return max(len(self._entries) / limits.capacity_rows, self._bytes / limits.capacity_bytes)
 
@@ -170,33 +171,33 @@ class Coalescer(Generic[Entry]):
         if fill >= _ALERT_FILL and not self._alerted:
             self._alerted = True
             _log.warning("%s wait for the database: the buffer is %.0f %% full", self._name, 100 * fill)
-        if fill >= 1 and not self._pressed:
-            self._pressed = True
-            self.figures.pressed += 1
+        if fill >= 1 and not self._backpressure:
+            self._backpressure = True
+            self.figures.backpressured += 1
             _log.warning(
                 "%s wait for the database: the buffer is full, nothing is begun until it is half empty", self._name
             )
             self._on_pressure(True)
 
     async def run(self) -> None:
-        """Flush until closed and empty. Raises what the kind does of entries that cannot be written."""
+        """Flush until closed and empty. Raises what the kind raises for entries that cannot be written."""
         while True:
             await self._some.wait()
             if not self._closing:
-                await self._company()
+                await self._wait_for_more()
             entries = self._take()
             if entries:
                 self._writing = entries
                 await self._flush(entries)
                 self._writing = ()
                 self._on_written()
-            self._relax()
+            self._ease_backpressure()
             if not self._entries:
                 self._some.clear()
                 if self._closing:
                     return
 
-    async def _company(self) -> None:
+    async def _wait_for_more(self) -> None:
         """Wait until a flush is worth it: enough entries, or the oldest has waited long enough."""
         if self._full.is_set() or not self._limits.interval_s:
             return
@@ -204,12 +205,12 @@ class Coalescer(Generic[Entry]):
             async with asyncio.timeout(self._limits.interval_s):
                 await self._full.wait()
 
-    def hurry(self) -> None:
-        """Do not wait for company: somebody waits for what was put last."""
+    def flush_soon(self) -> None:
+        """Flush without waiting for more entries: a caller waits for the one put last."""
         self._full.set()
 
     def discard(self, key: Hashable) -> None:
-        """Do not write what waits under this key."""
+        """Drop the entry that waits under this key."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._bytes -= self._kind.weight(entry)
@@ -238,12 +239,12 @@ class Coalescer(Generic[Entry]):
             self._full.clear()
         return entries
 
-    def _relax(self) -> None:
+    def _ease_backpressure(self) -> None:
         fill = self.fill
         if fill < _ALERT_FILL:
             self._alerted = False
-        if self._pressed and fill <= 0.5:
-            self._pressed = False
+        if self._backpressure and fill <= 0.5:
+            self._backpressure = False
             self._on_pressure(False)
 
     async def _flush(self, entries: list[Entry]) -> None:
@@ -258,7 +259,7 @@ class Coalescer(Generic[Entry]):
         self.figures.recent.append((len(entries), monotonic() - began))
 
     async def _write(self, entries: list[Entry]) -> None:
-        """One statement, repeated while the database is away."""
+        """Write in one statement, repeated while the database is away."""
         give_up_at = monotonic() + self._limits.retry_s
         backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         repeated = False
@@ -271,7 +272,7 @@ class Coalescer(Generic[Entry]):
             except psycopg.Error as error:
                 self.trouble = f"the database refuses: {str(error).strip().splitlines()[0]}"
                 if monotonic() + backoff.longest_s > give_up_at:
-                    await self._kind.given_up(entries, error)
+                    await self._kind.give_up(entries, error)
                     return
                 _log.warning("a flush of %d failed, trying again: %s", len(entries), error)
             else:
@@ -282,14 +283,14 @@ class Coalescer(Generic[Entry]):
             await backoff.wait()
 
     async def _bisect(self, entries: list[Entry], error: Exception) -> None:
-        """Find the entry the database refuses, write something else for it, and write the others."""
+        """Find the entry that the database rejects, write its replacement, and write the others."""
         if len(entries) > 1:
             middle = len(entries) // 2
             await self._flush(entries[:middle])
             await self._flush(entries[middle:])
             return
-        instead = self._kind.spoiled(entries[0], error)
-        self.figures.spoiled += 1
+        instead = self._kind.replace_rejected(entries[0], error)
+        self.figures.rejected += 1
         if instead is not None:
             _log.error("an entry of %s cannot be stored: %s", self._name, error)
             await self._flush([instead])

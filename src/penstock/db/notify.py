@@ -29,7 +29,7 @@ _MAX_PAYLOAD_CHARS = 7_000
 _FIRST_BACKOFF_S = 0.2
 _LAST_BACKOFF_S = 10.0
 
-Hearer = Callable[[str], None]
+Handler = Callable[[str], None]
 
 
 def lanes_payload(lanes: Iterable[int]) -> str:
@@ -48,20 +48,20 @@ class NoticeListener:
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
-        self._hearers: dict[str, set[Hearer]] = {}
+        self._handlers: dict[str, set[Handler]] = {}
         self._changed = asyncio.Event()
         self.listening = asyncio.Event()
         """Set while notices arrive."""
 
     @contextlib.contextmanager
-    def hears(self, channel: str, hearer: Hearer) -> Iterator[None]:
-        """Call `hearer` with every payload of the channel, in the event loop."""
-        self._hearers.setdefault(channel, set()).add(hearer)
+    def subscribe(self, channel: str, handler: Handler) -> Iterator[None]:
+        """Call `handler` with every payload of the channel, in the event loop."""
+        self._handlers.setdefault(channel, set()).add(handler)
         self._changed.set()
         try:
             yield
         finally:
-            self._hearers[channel].discard(hearer)
+            self._handlers[channel].discard(handler)
 
     async def run(self) -> None:
         """Listen, and after every lost connection listen again, until cancelled or told that nobody will ever ring."""
@@ -92,7 +92,7 @@ class NoticeListener:
         known: set[str] = set()
         while True:
             self._changed.clear()
-            for channel in self._hearers.keys() - known:
+            for channel in self._handlers.keys() - known:
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 known.add(channel)
                 # Whatever happened before this moment was not heard.
@@ -116,5 +116,5 @@ class NoticeListener:
 
     def tell(self, channel: str, payload: str) -> None:
         """What a notice does, without one."""
-        for hearer in tuple(self._hearers.get(channel, ())):
-            hearer(payload)
+        for handler in tuple(self._handlers.get(channel, ())):
+            handler(payload)

@@ -1,7 +1,7 @@
-"""Storing what callers send to sessions: many requests, one statement, one commit.
+"""Acceptor of sessions' requests: many requests, one statement, one commit.
 
-While one statement runs, whatever arrives gathers for the next, so that nothing waits for company and company costs
-nothing. One statement at a time: within a session, the order in which requests were handed in is the order they get.
+While one statement runs, requests that arrive gather for the next, so that none waits for others on purpose. One
+statement runs at a time: within a session, requests are stored in the order in which they arrived.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MAX_WAITING_BYTES = 256 * MIB
 
 
 class TooManyWaitingError(PenstockError):
-    """The process takes no more requests until it has stored some of those it has."""
+    """The server takes no more requests until it has stored some of those that wait."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
+class _WaitingRequest:
     request: NewRequest
     accepted: asyncio.Future[Acceptance]
 
@@ -45,25 +45,25 @@ class _Entry:
 
 
 class Acceptor:
-    """The one way into sessions for everything a process receives."""
+    """Stores every request that this process receives for a session."""
 
     def __init__(self, database: Pool, limits: SessionLimits) -> None:
         bounds = CoalesceLimits(
             _MAX_ROWS, _MAX_BYTES, 0, limits.session_accept_max, capacity_bytes=_MAX_WAITING_BYTES, retry_s=0
         )
-        self._requests = _Requests(database, limits)
-        self._writer = Coalescer(self._requests, database, bounds, name="requests of sessions")
+        self._write_kind = _AcceptWrite(database, limits)
+        self._writer = Coalescer(self._write_kind, database, bounds, name="requests of sessions")
         self._writing: asyncio.Task[None] | None = None
 
     def start_with(self, workers: SessionWorkers) -> None:
-        """From now on, what is stored may be begun at once by these workers."""
-        self._requests.workers = workers
+        """Let these workers claim requests, from now on, by the statement that stores them."""
+        self._write_kind.workers = workers
 
     async def accept(self, request: NewRequest) -> Acceptance:
-        """Store a request; returns once it is stored, or known to be refused. Raises what the database does."""
+        """Store a request; returns once it is stored, or known to be refused. Raises what the database raises."""
         if self._writer.fill >= 1:
             raise TooManyWaitingError("More requests are waiting to be stored than this server takes.")
-        entry = _Entry(request, asyncio.get_running_loop().create_future())
+        entry = _WaitingRequest(request, asyncio.get_running_loop().create_future())
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="accept")
         self._writer.put(entry)
@@ -78,37 +78,37 @@ class Acceptor:
                 entry.accepted.cancel()
 
     async def close(self) -> None:
-        """Wait until what was handed in is stored."""
+        """Wait until every request taken is stored."""
         self._writer.close()
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
 
-class _Requests:
-    """The kind of write that appends requests to sessions."""
+class _AcceptWrite:
+    """Appends requests to sessions: the `WriteKind` of the acceptor."""
 
     def __init__(self, database: Pool, limits: SessionLimits) -> None:
         self._database = database
         self._limits = limits
         self.workers: SessionWorkers | None = None
 
-    def key(self, entry: _Entry) -> UUID:
+    def key(self, entry: _WaitingRequest) -> UUID:
         return entry.request.id
 
-    def merge(self, earlier: _Entry, later: _Entry) -> _Entry:
-        raise AssertionError(f"request {later.request.id} was handed in twice, after {earlier}")
+    def merge(self, earlier: _WaitingRequest, later: _WaitingRequest) -> _WaitingRequest:
+        raise AssertionError(f"request {later.request.id} was put twice, after {earlier}")
 
-    def weight(self, entry: _Entry) -> int:
+    def weight(self, entry: _WaitingRequest) -> int:
         return len(entry.request.body)
 
-    async def execute(self, connection: Connection, entries: Sequence[_Entry], *, repeated: bool) -> None:  # noqa: ARG002 -- they are not
+    async def execute(self, connection: Connection, entries: Sequence[_WaitingRequest], *, repeated: bool) -> None:  # noqa: ARG002 -- they are not
         requests = [entry.request for entry in entries]
         try:
             accepted = await self._accept(connection, requests)
         except (psycopg.Error, UnicodeEncodeError):
             raise
         except Exception as error:
-            # Their callers are told; the next requests may have better luck.
+            # The callers get the error; the next requests may be stored.
             _log.warning("%d requests could not be stored: %s", len(entries), type(error).__name__)
             for entry in entries:
                 entry.fail(error)
@@ -128,14 +128,14 @@ class _Requests:
             claimed = _claimed(requests, accepted)
         finally:
             workers.return_permits(permits, claimed)
-        await asyncio.sleep(0)  # what was claimed is called first
+        await asyncio.sleep(0)  # claimed items are called first
         return accepted
 
-    def spoiled(self, entry: _Entry, error: Exception) -> None:
+    def replace_rejected(self, entry: _WaitingRequest, error: Exception) -> None:
         entry.fail(error)
 
-    async def given_up(self, entries: Sequence[_Entry], error: Exception) -> None:
-        """The answer to a commit may be all that was lost: what is there after all is stored."""
+    async def give_up(self, entries: Sequence[_WaitingRequest], error: Exception) -> None:
+        """Accept requests that are stored after all, if only the answer to the commit was lost. Fail the others."""
         stored: Mapping[UUID, Accepted] = {}
         with contextlib.suppress(psycopg.Error):
             async with borrowed(self._database) as connection:
@@ -150,7 +150,7 @@ class _Requests:
 
 
 def _claimed(requests: Sequence[NewRequest], accepted: Sequence[Acceptance]) -> dict[str, list[Item]]:
-    """What was claimed as it was stored, by pool."""
+    """Items that were claimed as they were stored, by pool."""
     items: dict[str, list[Item]] = {}
     for request, each in zip(requests, accepted, strict=True):
         if isinstance(each, Accepted) and each.lease is not None:

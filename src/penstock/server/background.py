@@ -1,8 +1,8 @@
-"""What every server process does beside answering: validates, expires, sweeps, purges, delivers.
+"""Background duties of every server process: validate, expire, sweep, purge, deliver.
 
 Each duty is a loop of its own that can be woken before its time and outlives every fault of the database. Most are done
-by all servers at once; the statements see to it that none does another's work again. What a single server does well
-enough is done by the one that takes the turn, so that the others need not look.
+by all servers at once; the statements see to it that no work is done twice. A duty with a `turn` is done by the one
+server that takes the turn, so that the others need not look.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class _Duty:
     step: Step
     every_s: float
     rest_s: float = 0.0
-    """Between two rounds that follow each other at once."""
+    """Pause between two rounds while there is more to do."""
     turn: str | None = None
-    """Whose turn it is decides who does it, where one process does it for all. A server that is woken for it has a
-    reason, and does it anyway."""
+    """Turn that a server must take to do the duty, where one does it for all. A server that is woken does it without:
+    it has a reason."""
     unfinished: bool = False
     """The last round left something to do."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class BackgroundDuties:
-    """Runs the duties for as long as its context lasts."""
+    """Background duties of one server, run for as long as the context lasts."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class BackgroundDuties:
         *,
         describe: sinks.Describe | None = None,
     ) -> None:
-        """`describe` says what sinks are told of a request; without it they are told nothing."""
+        """`describe` makes the event that sinks get of a request; without it they get none."""
         self._config = config
         self._conninfo = conninfo
         self._database = database
@@ -113,7 +113,7 @@ class BackgroundDuties:
         self._batch_maintenance = BatchMaintenance(database)
 
     def wake(self, name: str) -> None:
-        """There is something to do for this duty: do not wait for its time."""
+        """Run this duty now: there is something to do for it."""
         self._duties[name].woken.set()
 
     async def __aenter__(self) -> Self:
@@ -135,7 +135,7 @@ class BackgroundDuties:
             except (psycopg.Error, PoolTimeout, OSError) as error:
                 _log.warning("%s: trying again: %s", duty.name, type(error).__name__)
             except Exception as error:
-                # A duty that ended would be missed by nobody until much later.
+                # If the duty ended here, that would not be noticed until much later.
                 _log.error("%s: failed: %s", duty.name, type(error).__name__)
             else:
                 backoff.reset()
@@ -163,7 +163,7 @@ class BackgroundDuties:
     # -- the duties
 
     async def _validate(self) -> bool:
-        """Open or fail the batches that were asked for; without providers, somebody else has to."""
+        """Open or fail requested batches. A server without providers leaves them to the others."""
         if not len(self._providers):
             return False
         async with borrowed(self._database) as connection:
@@ -172,7 +172,7 @@ class BackgroundDuties:
                 try:
                     await validate_batch(connection, batch_id, self._providers.pool_of)
                 except Exception as error:
-                    # One that cannot be looked at must not keep the younger ones waiting.
+                    # A batch that cannot be validated must not keep the younger ones waiting.
                     if connection.closed:
                         raise
                     _log.error("validate: batch %s: failed: %s", batch_id, type(error).__name__)
@@ -181,8 +181,8 @@ class BackgroundDuties:
         return False
 
     async def _reroute(self) -> bool:
-        """What is left of providers that were renamed or removed goes to whoever serves its model now. Not at once:
-        their workers may be with another server that is just being started again."""
+        """Move unfinished work of renamed or removed providers to the provider that serves its model now. Only after
+        the grace: the old provider's workers may belong to another server that is just restarting."""
         if not len(self._providers):
             return False
         grace_s, more = self._config.liveness.heartbeat_grace_s, False
@@ -209,11 +209,11 @@ class BackgroundDuties:
         if orphans:
             remedy = f"configure a provider for {', '.join(orphans)}, or cancel what is left of them"
         else:
-            remedy = "it goes to those that serve its models now, unless a worker for it appears"
+            remedy = "it moves to the providers that serve its models now, unless a worker for it appears"
         _log.warning("%s has unfinished work and no provider or worker: %s", pool, remedy)
 
     async def _end(self) -> bool:
-        """Batches end in time even where no worker is left to end them."""
+        """Finish batches in time even where no worker is left to do it."""
         await self._batch_maintenance.round()
         return False
 
@@ -227,7 +227,7 @@ class BackgroundDuties:
         return max(expired, archived) >= _EXPIRE_AT_ONCE
 
     async def _retire(self) -> bool:
-        """Delete sessions that nobody has used for long, a page of them at a time."""
+        """Delete sessions unused for `session_keep_s`, a page of them at a time."""
         async with borrowed(self._database) as connection:
             kept_s = self._config.sessions.session_keep_s
             place, retired = await erase.expire_sessions(connection, kept_s, self._retired_to, _RETIRE_AT_ONCE)
@@ -237,7 +237,7 @@ class BackgroundDuties:
         return place is not None
 
     async def _sweep(self) -> bool:
-        """Remove what killed uploads left behind."""
+        """Remove leftovers of killed uploads."""
         grace_s = self._config.liveness.heartbeat_grace_s
         throttle_s = self._config.erase.purge_throttle_ms / 1000
         await _in_thread(lambda: sweep.sweep_leftovers(self._conninfo, grace_s=grace_s, throttle_s=throttle_s))
@@ -251,7 +251,7 @@ class BackgroundDuties:
         return await webhooks.deliver_due(self._database, self._config, sender=self._sender) > 0
 
     async def _announce(self) -> bool:
-        """Make deliveries of what was answered in sessions."""
+        """Make deliveries to sinks of answers given in sessions."""
         answers = await sinks.announce(self._database, self._config.sinks)
         if answers:
             self.wake("sinks")
@@ -268,7 +268,7 @@ class BackgroundDuties:
 
 
 async def _in_thread(call: Callable[[], object]) -> None:
-    """Wait for a blocking call, in a thread that keeps no process from ending."""
+    """Wait for a blocking call, in a daemon thread, which does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -286,7 +286,7 @@ async def _in_thread(call: Callable[[], object]) -> None:
             call()
         except Exception as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(end, failure)
 
     threading.Thread(target=run, name="penstock-sweep", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, with bounds on request heads, and stopped by us rather than by signals."""
+"""HTTP listener: uvicorn, with bounds on request heads, and stopped by the server rather than by signals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOO_LARGE = (
 
 @lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is this machine and nobody else."""
+    """Whether an address, or the name localhost, is reachable from this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -35,7 +35,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int, *, keyless: bool) -> list[socket.socket]:
-    """Sockets that listen at every address of the host. Without keys, only where nobody else can reach them."""
+    """Bind a socket at every address of the host. Without API keys, only loopback addresses are allowed."""
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -56,7 +56,7 @@ def bind(host: str, port: int, *, keyless: bool) -> list[socket.socket]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # All of them on one port, also where the system chose it.
+            # All sockets are on one port, also where the system chose it.
             chosen = sockets[0].getsockname()[1] if port == 0 and len(sockets) > 1 else port
             sock.bind((address[0], chosen, *address[2:]))
             sock.setblocking(False)
@@ -105,12 +105,13 @@ class Listener(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are for the whole program, not for this part of it."""
+        """Leave signals alone: the whole program handles them."""
         yield
 
 
 class Protocol(HttpToolsProtocol):
-    """Heads must come whole, in time and within bounds; bodies are the application's to watch."""
+    """HTTP protocol with bounds on request heads: on the time until they are whole, and on their size. Bodies are
+    bounded by the application."""
 
     head_timeout_s = 20.0
     max_head_bytes = 65_536
@@ -120,7 +121,7 @@ class Protocol(HttpToolsProtocol):
         self._head_is_open = True
         self._head_bytes = 0
         self._body_came = False
-        self._patience: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -134,11 +135,11 @@ class Protocol(HttpToolsProtocol):
         self._body_came = False
         super().data_received(data)
         if not self._head_is_open and self.timeout_keep_alive_task is None and not self._busy:
-            self._head_is_open = True  # line ends before a request: its clock runs already
+            self._head_is_open = True  # line ends before a request: its timer runs already
         if self._head_is_open:
-            # Most come in one piece: for those no clock is set.
+            # Most heads come in one piece: for those no timer is set.
             self._expect_head()
-            # What came behind a body is counted from the next piece on.
+            # A head that began behind a body is counted from the next piece on.
             self._head_bytes += 0 if self._body_came else len(data)
             if self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
                 self.transport.write(_TOO_LARGE)
@@ -158,14 +159,14 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _expect_head(self) -> None:
-        if self._patience is None:
-            self._patience = self.loop.call_later(self.head_timeout_s, self._too_slow)
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._too_slow)
 
     def _head_is_here(self) -> None:
         self._head_is_open = False
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     @property
     def _busy(self) -> bool:
@@ -173,8 +174,8 @@ class Protocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _too_slow(self) -> None:
-        self._patience = None
+        self._head_timer = None
         if self._busy:
-            self._expect_head()  # a request that was begun behind another: that one is not to suffer
+            self._expect_head()  # the slow request is pipelined behind another, which must not suffer
         elif not self.transport.is_closing():
             self.transport.close()

@@ -1,4 +1,4 @@
-"""A server from its start to its end: API in this process, workers in others."""
+"""Server from its start to its end: API in this process, workers in others."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from penstock.server.listener import Listener, bind
 from penstock.server.session_workers import SessionWorkers
 from penstock.worker.processes import ServerWorkers
 
-# Signals it takes until we leave without looking back.
-_PATIENCE = 3
+# The signal at which the process exits without cleaning up.
+_EXIT_SIGNAL = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """What a `serve` was asked to do."""
+    """Options of one `penstock serve`."""
 
     config: Config
     providers: tuple[Provider, ...]
@@ -75,7 +75,7 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
         await _reopen(server.database, plan.config, plan.providers)
         listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)
         processes = ServerWorkers(plan.config, plan.providers, plan.workers, log_level=plan.log_level, in_server=True)
-        # With --workers 0 this server answers only; sessions are then worked off by others too.
+        # With --workers 0 this server only answers the API; other processes then work for sessions too.
         served = plan.providers if plan.workers else ()
         sessions = SessionWorkers(plan.config, conninfo, served, server.waiters.notices)
         with _stopped_by_signals(_Stop(processes, sessions, server, listener)):
@@ -114,7 +114,7 @@ async def _pool(config: Config, conninfo: str) -> AsyncIterator[Pool]:
 
 
 async def _reopen(database: Pool, config: Config, providers: tuple[Provider, ...]) -> None:
-    """Whoever starts a server says that what halted its providers is mended."""
+    """Open the halted routes of the providers: to start a server is to say that the reason is mended."""
     async with borrowed(database) as connection:
         for provider in providers:
             for pool in (provider.pool, provider.session_pool):
@@ -122,7 +122,7 @@ async def _reopen(database: Pool, config: Config, providers: tuple[Provider, ...
 
 
 class _Stop:
-    """What signals do: the first lets everything under way end, the second cuts it short."""
+    """Signal handler: the first signal lets calls in flight finish, the second cuts them short."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _Stop:
 
     def __call__(self) -> None:
         self._signals += 1
-        if self._signals >= _PATIENCE:
+        if self._signals >= _EXIT_SIGNAL:
             os._exit(ExitCode.INTERRUPTED)
         self.asked.set()
         if self._server is not None:
@@ -173,7 +173,7 @@ def _stopped_by_signals(stop: _Stop) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-# -- what is said at the start
+# -- start-up messages
 
 
 def _announce(plan: ServePlan, conninfo: str, sockets: list[socket.socket], *, keyless: bool) -> None:
@@ -193,7 +193,7 @@ def _announce(plan: ServePlan, conninfo: str, sockets: list[socket.socket], *, k
 
 
 def _show(name: str, value: str) -> None:
-    # Seen at once also where the output is a file or a pipe.
+    # click.echo flushes: the line is seen at once also where the output is a file or a pipe.
     click.echo(f"  {name:<10}{value}")
 
 
@@ -210,7 +210,7 @@ def _database(config: Config, conninfo: str) -> str:
 
 
 def _raise_file_limit() -> None:
-    """A connection is a file: as many as the system lets us."""
+    """Raise the limit on open files to the most that the system allows: every connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,9 +1,9 @@
-"""Workers in the server's own process, for sessions: what a caller hands in is claimed by the commit that stores it.
+"""Session workers, in the server's own process: a session's request is claimed by the commit that stores it.
 
-A request on its way through a worker process is stored, rung, claimed, read, called, settled and rung again: three
-commits one after the other, and two looks. Where the process that stores it can call it too, the claim is part of the
-storing, and the answer is known where its caller waits. Whatever finds no room here goes the other way, and so does
-what was queued behind something else: these workers claim like any other.
+A request that goes through a worker process is stored, notified, claimed, read, called, settled and notified again:
+three commits one after the other, and two reads. Where the process that stores it can call it too, the claim is part of
+the storing, and the answer is known where its caller waits. A request that finds no room here goes the longer way, and
+so does one queued behind another: session workers also claim like any other worker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAUSE_S = 1.0
 
 
 class SessionWorkers:
-    """One worker for each provider whose calls this process has a share of."""
+    """Session workers of one server: one for each provider whose calls this process has a share of."""
 
     def __init__(self, config: Config, conninfo: str, providers: Iterable[Provider], notices: NoticeListener) -> None:
         self._config = config
@@ -45,7 +45,7 @@ class SessionWorkers:
         self._stopping = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self.on_answers: Callable[[Answers], None] = lambda _: None
-        """Called when answers that somebody waits for have been recorded."""
+        """Called when answers that callers wait for have been recorded."""
 
     async def __aenter__(self) -> Self:
         if self._providers:
@@ -73,7 +73,7 @@ class SessionWorkers:
             await database.close()
 
     async def _keep(self, provider: Provider, database: Pool, streams: StreamWriter) -> None:
-        """A worker, and after one that failed another."""
+        """Run a worker, and another after each that fails."""
         config, share = (
             with_longest_timeout(self._config, Providers(self._providers)),
             provider.session_share(self._config.dispatch),
@@ -86,7 +86,7 @@ class SessionWorkers:
                     self._workers[provider.session_pool] = worker
                     await worker.run()
             except Exception as error:
-                # Sessions are served by the worker processes meanwhile, and the other providers' workers go on.
+                # Worker processes serve the sessions meanwhile, and the other providers' workers go on.
                 said = str(error) if isinstance(error, psycopg.Error | PenstockError) else type(error).__name__
                 _log.warning("the session worker of provider %s failed, beginning again: %s", provider.name, said)
                 with contextlib.suppress(TimeoutError):
@@ -96,7 +96,7 @@ class SessionWorkers:
                 self._workers.pop(provider.session_pool, None)
 
     def issue_permits(self, pools: Collection[str]) -> dict[str, ClaimPermit]:
-        """The right to claim for these pools' workers in one statement: of those that can call anything now."""
+        """Permits to claim for the workers of these pools in one statement, of those that can call anything now."""
         permits: dict[str, ClaimPermit] = {}
         for pool in pools:
             worker = self._workers.get(pool)
@@ -105,7 +105,7 @@ class SessionWorkers:
         return permits
 
     def return_permits(self, permits: Mapping[str, ClaimPermit], claimed: Mapping[str, Sequence[Item]] | None) -> None:
-        """Call what was claimed, by pool. None: the statement failed, and may have claimed something or not."""
+        """Call the items claimed, by pool. None: the statement failed, and may have claimed some or not."""
         for pool, permit in permits.items():
             worker = self._workers.get(pool)
             if worker is not None:

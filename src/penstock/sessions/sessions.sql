@@ -208,7 +208,7 @@ awaited AS (
    WHERE id = ANY (ARRAY(SELECT existing FROM judged WHERE existing IS NOT NULL AND waited)) AND NOT waited
 ),
 -- Workers hear of what they can begin at once.
-rung AS MATERIALIZED (
+notified AS MATERIALIZED (
   SELECT pg_notify('penstock_work', pool)
     FROM (SELECT DISTINCT (%(k_pool)b::text[])[head] AS pool FROM grown WHERE ready) AS ready
 )
@@ -217,7 +217,7 @@ SELECT verdict, session_id, lane_id, ordinal, existing, wait_timeout_s,
                  AND begins.lanes[width_bucket(lane_id, begins.lanes)] = lane_id
             THEN begins.leases[width_bucket(lane_id, begins.lanes)] END,
        begins.nonces[width_bucket(lane_id, begins.lanes)],
-       @now, (SELECT count(*) FROM rung)
+       @now, (SELECT count(*) FROM notified)
   FROM judged
  CROSS JOIN begins
  ORDER BY n

@@ -53,7 +53,7 @@ HEAD = 0
 _NO_LEASE = 0
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """How far somebody has read."""
 
     request_id: UUID
@@ -68,7 +68,7 @@ class Piece(NamedTuple):
     content: bytes
 
 
-async def read_after(connection: Connection, places: Sequence[Place]) -> list[list[Piece]]:
+async def read_pieces_after(connection: Connection, places: Sequence[StreamPosition]) -> list[list[Piece]]:
     """What has come since, for each of the places."""
     cursor = await connection.execute(
         _SQL["read_pieces_after"],
@@ -155,7 +155,7 @@ class StreamWriter:
         now = monotonic()
         self._writer.put(_Pieces(stream, [piece], len(piece)))
         if now - self._put_at >= _LIMITS.interval_s:
-            self._writer.hurry()  # after a silence nothing is gained by waiting for more
+            self._writer.flush_soon()  # after a silence nothing is gained by waiting for more
         self._put_at = now
 
     def end(self, stream: Stream) -> None:
@@ -216,9 +216,9 @@ class _StreamPieces:
             },
         )
 
-    def spoiled(self, entry: _Pieces, error: Exception) -> None:  # noqa: ARG002 -- which one does not matter
+    def replace_rejected(self, entry: _Pieces, error: Exception) -> None:  # noqa: ARG002 -- which one does not matter
         """The outcome has the whole answer: its reader gets the rest from there."""
         _log.warning("a piece of an answer could not be handed on: %s", error)
 
-    async def given_up(self, entries: Sequence[_Pieces], error: Exception) -> None:  # noqa: ARG002 -- it never comes to this
+    async def give_up(self, entries: Sequence[_Pieces], error: Exception) -> None:  # noqa: ARG002 -- it never comes to this
         raise error

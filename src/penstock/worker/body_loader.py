@@ -1,4 +1,4 @@
-"""From leases to calls: the bodies of what was claimed, read as fast as the dispatcher takes them."""
+"""Bodies of leased items: read page by page, as fast as the dispatcher takes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CANCELLED = Outcome(OutcomeState.SKIPPED, error_code="cancelled", error_message=
 
 
 class BodyLoader:
-    """Reads for one worker what it has in hand."""
+    """Reads the bodies of one worker's leases and offers the items to its dispatcher."""
 
     def __init__(self, database: Pool, inventory: Inventory, dispatcher: Dispatcher, buffer: SettleBuffer) -> None:
         self._database = database
@@ -30,8 +30,8 @@ class BodyLoader:
         self._dispatcher = dispatcher
         self._buffer = buffer
 
-    async def lines(self, lease: Lease) -> None:
-        """Read the lease's bodies, a page at a time, as fast as the dispatcher takes them."""
+    async def load_batch(self, lease: Lease) -> None:
+        """Read the bodies of a batch's lease, a page at a time, as fast as the dispatcher takes them."""
         while ranges := self._inventory.unread(lease):
             await self._inventory.wait_for_bytes()
             async with borrowed(self._database) as connection:
@@ -39,18 +39,18 @@ class BodyLoader:
                     connection, lease, ranges, max_rows=READ_ROWS, max_bytes=self._inventory.free_bytes
                 )
             if not self._inventory.unread(lease):
-                # Its route was halted or held during the read, and everything unread has gone back.
+                # The lease's route was halted or held during the read: everything unread was given back.
                 return
             if not items:
-                # The lane was closed since the claim: what was not read goes back.
+                # The lane was closed since the claim: the unread ordinals are given back.
                 self._buffer.give_back(lease, self._inventory.drop(lease))
                 return
             self._inventory.read(lease, items)
-            # What was lost with another worker has waited already.
+            # Reclaimed items go first: they have waited already.
             self._dispatcher.offer(items, first=lease.reclaims > 0)
 
-    async def heads(self, leases: list[Lease]) -> None:
-        """The same for sessions: each has one body to read, and many are read at once."""
+    async def load_sessions(self, leases: list[Lease]) -> None:
+        """Read the bodies of sessions' leases: one each, many in one statement."""
         while leases:
             page = leases[:READ_ROWS]
             await self._inventory.wait_for_bytes()
@@ -78,8 +78,9 @@ class BodyLoader:
                 offered.append(item)
         self._dispatcher.offer(offered)
 
-    async def fail(self, lease: Lease) -> None:
-        """Decide what was lost with its workers too often. Also of a paused batch: given back, it would run again."""
+    async def fail_lost(self, lease: Lease) -> None:
+        """Fail a lease's items as `worker_lost`: their workers were lost too often. Items of a paused batch too: given
+        back, they would run again."""
         ranges: list[claims.Range] = list(lease.ranges)
         while ranges:
             async with borrowed(self._database) as connection:
@@ -98,15 +99,15 @@ class BodyLoader:
                 self._buffer.decide(item, CANCELLED if item.cancelled else outcome)
             ranges = claims.beyond(ranges, items[-1].ordinal)
 
-    async def vouch(self, worker_id: UUID) -> None:
-        """Say of what is in hand that it makes progress. What turns out to be lost is dropped, as far as it waits."""
+    async def report_progress(self, worker_id: UUID) -> None:
+        """Report progress on every lease held here. Waiting items of leases that were taken back are dropped."""
         async with borrowed(self._database) as connection:
             lost = await liveness.report_progress(connection, worker_id, list(self._inventory.leases.values()))
-        # What has left the hand meanwhile was settled, not lost.
+        # A lease that left the inventory meanwhile was settled, not lost.
         lost &= self._inventory.leases.keys()
         if not lost:
             return
-        _log.warning("%d leases were taken from this worker: dropping what waits of them", len(lost))
+        _log.warning("%d leases were taken from this worker: dropping their waiting items", len(lost))
         waiting = self._dispatcher.take_back()
         for item in waiting:
             if item.lease.nonce in lost:
@@ -121,7 +122,7 @@ class BodyLoader:
         if not self._inventory.lanes:
             return
         async with borrowed(self._database) as connection:
-            closed = await claims.closed_lanes(connection, self._inventory.lanes)
+            closed = await claims.find_closed_lanes(connection, self._inventory.lanes)
         if not closed:
             return
         self._inventory.lanes -= closed

@@ -1,4 +1,4 @@
-"""Batches that a worker has nothing more of: they may be over, and whoever waits for them need not wait for a round."""
+"""Batches of which a worker holds nothing any more: finished at once if they are over, before the next maintenance."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ _log = logging.getLogger("penstock.worker")
 
 
 class FinishedBatches:
-    """Tries to end a batch once the last that this worker had of it is written. Whoever is last to write ends it; what
-    is missed, because a process died or a statement failed, is found by the rounds of housekeeping."""
+    """Tries to finish a batch once this worker's last result of it is written. The worker that writes last succeeds; a
+    batch that is missed, because a process died or a statement failed, is found by the maintenance round."""
 
     def __init__(self, database: Pool, inventory: Inventory, buffer: SettleBuffer) -> None:
         self._database = database
         self._inventory = inventory
         self._buffer = buffer
         self._left: set[UUID] = set()
-        """Nothing of them is in hand. Their results may not be written yet."""
+        """Batches of which no lease is held here. Their results may not be written yet."""
         self._over: set[UUID] = set()
-        self._some = asyncio.Event()
+        """Batches whose results are all written."""
+        self._any_over = asyncio.Event()
 
-    def leave(self, lease: Lease) -> None:
-        """Nothing of a lease is in hand any more."""
+    def note_released(self, lease: Lease) -> None:
+        """Note that no item of the lease is held any more."""
         if not lease.session and not self._inventory.holds_batch(lease.batch_id):
             self._left.add(lease.batch_id)
 
-    def written(self) -> None:
-        """Results were written."""
+    def note_written(self) -> None:
+        """Note that results were written."""
         gone = {batch_id for batch_id in self._left if not self._inventory.holds_batch(batch_id)}
         over = gone - self._buffer.batches if gone else gone
         self._left -= over
         if over:
             self._over |= over
-            self._some.set()
+            self._any_over.set()
 
     async def run(self) -> None:
         while True:
-            await self._some.wait()
-            self._some.clear()
+            await self._any_over.wait()
+            self._any_over.clear()
             over, self._over = self._over, set()
             try:
                 async with borrowed(self._database) as connection:
                     await finish_batches(connection, over)
             except psycopg.Error as error:
-                _log.warning("batches could not be ended, they are tried again with the next round: %s", error)
+                _log.warning("batches could not be finished, the next maintenance round tries again: %s", error)

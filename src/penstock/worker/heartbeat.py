@@ -1,4 +1,4 @@
-"""The heartbeat: from a thread and a connection of its own, so that neither a busy loop nor a full pool delays it."""
+"""Heartbeats, from a thread and a connection of their own, so that neither a busy loop nor a full pool delays them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _RETRY_S = 0.5
 class Heartbeat:
     """Checks a worker in, and says until when it may consider itself alive.
 
-    The promise to the others is made on the database's clock: they wait the whole grace after the last check-in they
-    see. This side counts from before it sent that check-in, and for less than the grace. So it has stopped before
-    anybody takes its work, whatever the two clocks say.
+    Other workers judge by the database's clock: they wait the whole grace after the last check-in they see. This worker
+    counts from before it sent that check-in, and for less than the grace. So it has stopped before another worker takes
+    its leases, whatever the two clocks say.
     """
 
     def __init__(
@@ -38,58 +38,58 @@ class Heartbeat:
     ) -> None:
         self.worker_id = worker_id
         self.draining = False
-        self._place = (conninfo, limits)
+        self._thread_key = (conninfo, limits)
         self._usable_s = limits.heartbeat_grace_s * _USABLE_GRACE
         self._on_beat = on_beat
         self.alive_until = monotonic() + self._usable_s
-        """On the monotonic clock; pushed on by every check-in."""
+        """On the monotonic clock; every check-in moves it."""
         self.declared_dead = False
-        """The others have removed this worker: its leases are gone or going."""
+        """Another worker has removed this one: its leases are being taken back."""
 
     def count_from_now(self) -> None:
-        """The worker is about to be registered, which counts as its first check-in. What came before, such as waiting
-        for a connection, does not."""
+        """Count the grace from now: the worker is about to be registered, which is its first check-in. The time before,
+        such as the wait for a connection, does not count."""
         self.alive_until = monotonic() + self._usable_s
 
     def start(self) -> None:
-        """Begin. The worker has just been registered."""
-        with _pulses_lock:
-            pulse = _pulses.get(self._place)
-            if pulse is None:
-                pulse = _pulses[self._place] = _Pulse(*self._place)
-            pulse.hearts[self.worker_id] = self
+        """Begin to check in. The worker has just been registered."""
+        with _threads_lock:
+            thread = _threads.get(self._thread_key)
+            if thread is None:
+                thread = _threads[self._thread_key] = _HeartbeatThread(*self._thread_key)
+            thread.heartbeats[self.worker_id] = self
 
     def drain(self) -> None:
-        """Say from now on that this worker is leaving."""
+        """Check in as draining from now on."""
         self.draining = True
 
     def stop(self) -> None:
-        with _pulses_lock:
-            pulse = _pulses.get(self._place)
-            if pulse is None or pulse.hearts.pop(self.worker_id, None) is None or pulse.hearts:
+        with _threads_lock:
+            thread = _threads.get(self._thread_key)
+            if thread is None or thread.heartbeats.pop(self.worker_id, None) is None or thread.heartbeats:
                 return
-            del _pulses[self._place]
-            pulse.ended.set()
+            del _threads[self._thread_key]
+            thread.ended.set()
 
     @property
     def alive(self) -> bool:
         return not self.declared_dead and monotonic() < self.alive_until
 
-    def checked_in(self, began: float, known: bool) -> None:
-        """A check-in that was sent at this time has been answered."""
+    def note_check_in(self, began: float, known: bool) -> None:
+        """Note the answer to a check-in that was sent at `began`: whether the database still knows the worker."""
         if known:
             self.alive_until = began + self._usable_s
         else:
             self.declared_dead = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._on_beat()
 
 
-class _Pulse:
+class _HeartbeatThread:
     """The thread and the connection by which all workers of this process check in at one database."""
 
     def __init__(self, conninfo: str, limits: LivenessLimits) -> None:
-        self.hearts: dict[UUID, Heartbeat] = {}
+        self.heartbeats: dict[UUID, Heartbeat] = {}
         self.ended = threading.Event()
         self._conninfo = conninfo
         self._limits = limits
@@ -116,25 +116,26 @@ class _Pulse:
     def _beat_while(self, connection: psycopg.Connection) -> None:
         while not self.ended.is_set():
             began = monotonic()
-            with _pulses_lock:
-                hearts = list(self.hearts.values())
-            known = self._check_in(connection, hearts)
-            for heart in hearts:
-                heart.checked_in(began, heart.worker_id in known)
-                if heart.declared_dead:
-                    heart.stop()
+            with _threads_lock:
+                heartbeats = list(self.heartbeats.values())
+            known = self._check_in(connection, heartbeats)
+            for heartbeat in heartbeats:
+                heartbeat.note_check_in(began, heartbeat.worker_id in known)
+                if heartbeat.declared_dead:
+                    heartbeat.stop()
             self.ended.wait(jittered(self._limits.heartbeat_interval_s, 0.9))
 
-    def _check_in(self, connection: psycopg.Connection, hearts: list[Heartbeat]) -> set[UUID]:
+    def _check_in(self, connection: psycopg.Connection, heartbeats: list[Heartbeat]) -> set[UUID]:
         timeout = f"{int(self._limits.heartbeat_interval_s * 1000)}ms"
-        ids, draining = [heart.worker_id for heart in hearts], [heart.worker_id for heart in hearts if heart.draining]
+        ids = [heartbeat.worker_id for heartbeat in heartbeats]
+        draining = [heartbeat.worker_id for heartbeat in heartbeats if heartbeat.draining]
         with connection.transaction():
-            # A check-in that hangs is as good as none: end it in time to try another. For this transaction alone,
-            # since behind a pooler the session is somebody else's the next moment.
+            # A check-in that hangs is as good as none: end it in time to try another. The time limit is for this
+            # transaction alone, since behind a pooler the session is another client's the next moment.
             connection.execute("SELECT set_config('statement_timeout', %s, true)", [timeout])
             cursor = connection.execute(_SQL["heartbeat_if_known"], {"ids": ids, "draining": draining, "now": None})
             return {worker_id for (worker_id,) in cursor.fetchall()}
 
 
-_pulses: dict[tuple[str, LivenessLimits], _Pulse] = {}
-_pulses_lock = threading.Lock()
+_threads: dict[tuple[str, LivenessLimits], _HeartbeatThread] = {}
+_threads_lock = threading.Lock()

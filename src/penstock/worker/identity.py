@@ -1,4 +1,4 @@
-"""The registered, beating identity of a process: what it leaves half-done can be found and taken back."""
+"""Identities: a process is registered and checks in, so that what it leaves half-done can be found and taken back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Identity:
         self.heartbeat.start()
 
     async def leave(self) -> None:
-        """Stop checking in, and remove the registration. If that fails, the others find it silent."""
+        """Stop checking in, and remove the registration. If that fails, other workers find this one silent."""
         self.heartbeat.stop()
         with contextlib.suppress(psycopg.Error, PoolTimeout):
             async with borrowed(self._database) as connection:
@@ -58,8 +58,8 @@ class Identity:
 
 
 @contextlib.asynccontextmanager
-async def registered(database: Pool, pool: str, limits: LivenessLimits) -> AsyncIterator[UUID]:
-    """An identity for as long as the context lasts; for work that is over before it could be declared dead in vain."""
+async def register_identity(database: Pool, pool: str, limits: LivenessLimits) -> AsyncIterator[UUID]:
+    """Register an identity for as long as the context lasts. It is not replaced if it is declared dead."""
     identity = Identity(database, pool, limits)
     await identity.register()
     try:
@@ -69,7 +69,7 @@ async def registered(database: Pool, pool: str, limits: LivenessLimits) -> Async
 
 
 class LastingIdentity:
-    """The identity of a server: a new one when the old was declared dead."""
+    """The identity of a server: replaced by a new one when it was declared dead."""
 
     def __init__(self, database: Pool, pool: str, limits: LivenessLimits) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""What a worker has in hand: leases with bodies still to read, items that wait or are being called, their bytes."""
+"""Inventory of a worker: leases with bodies still to read, items that wait or are being called, and their bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.model import Item, Lease
 
 
 class Inventory:
-    """A book kept by one worker. A lease is in it for as long as anything of it is here."""
+    """Leases and items that one worker holds. A lease is listed as long as any of its ordinals is unread or an item."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -23,12 +23,12 @@ class Inventory:
         self._batches: Counter[UUID] = Counter()
         self._room = asyncio.Event()
         self.bytes = 0
-        """Of the bodies of all items in hand."""
+        """Of the bodies of all items held."""
         self.lanes: set[int] = set()
-        """Lanes that items may be here of; cleared when nothing is."""
+        """Lanes of which items may be held; cleared when none is."""
 
     def take(self, lease: Lease) -> None:
-        """A lease was claimed; none of its bodies is read yet."""
+        """Add a lease that was claimed; none of its bodies is read yet."""
         self._unread[lease.nonce] = (lease, list(lease.ranges))
         self._batches[lease.batch_id] += 1
         self.lanes.add(lease.lane_id)
@@ -36,19 +36,19 @@ class Inventory:
             self._suspects.add(lease.nonce)
 
     def take_item(self, item: Item) -> None:
-        """A lease on one item was claimed, and that is in memory already."""
+        """Add an item that was claimed as it was stored: its body is in memory already."""
         self._items[item.lease.nonce] = (item.lease, 1)
         self.bytes += len(item.raw)
         self._batches[item.lease.batch_id] += 1
         self.lanes.add(item.lease.lane_id)
 
     def unread(self, lease: Lease) -> list[Range]:
-        """The ranges still to be read; empty when all are, or when they were given back."""
+        """Ranges of the lease still to be read; empty when all are, or when they were given back."""
         entry = self._unread.get(lease.nonce)
         return entry[1] if entry else []
 
     def read(self, lease: Lease, items: Collection[Item]) -> None:
-        """These items, the next of the lease's ranges, are in memory now."""
+        """Note that these items, the next of the lease's ranges, are in memory now."""
         last = max(item.ordinal for item in items)
         left = beyond(self.unread(lease), last)
         if left:
@@ -60,7 +60,7 @@ class Inventory:
         self.bytes += sum(len(item.raw) for item in items)
 
     def release(self, item: Item) -> bool:
-        """The item was decided or is given back. Whether it was the last of its lease."""
+        """Remove an item that was decided or given back; true if it was the last of its lease."""
         self.bytes -= len(item.raw)
         self._room.set()
         nonce = item.lease.nonce
@@ -78,14 +78,14 @@ class Inventory:
         return list(self._unread.values())
 
     def drop_unread(self, route: str | None = None) -> list[tuple[Lease, list[Range]]]:
-        """Take everything unread, or one route's, out of the book."""
+        """Remove everything unread, or one route's; returns what was removed."""
         dropped = [entry for entry in self.all_unread() if route is None or entry[0].route == route]
         for lease, _ in dropped:
             self.drop(lease)
         return dropped
 
     def drop(self, lease: Lease) -> list[Range]:
-        """Take what is unread of one lease out of the book."""
+        """Remove the unread ranges of one lease; returns them."""
         _, ranges = self._unread.pop(lease.nonce, (lease, []))
         if lease.nonce not in self._items:
             self._forget(lease)
@@ -97,13 +97,13 @@ class Inventory:
         if not self._batches[lease.batch_id]:
             del self._batches[lease.batch_id]
         if lease.session:
-            # It has one lease at a time, and there may be any number of sessions.
+            # A session has one lease at a time, and there may be any number of sessions.
             self.lanes.discard(lease.lane_id)
         elif not self._batches:
             self.lanes.clear()
 
     def lanes_with(self, count: int) -> list[int]:
-        """The lanes of which at least so many are here."""
+        """Lanes of which at least `count` ordinals are held."""
         counts: Counter[int] = Counter()
         for lease, items in self._items.values():
             counts[lease.lane_id] += items
@@ -112,12 +112,12 @@ class Inventory:
         return [lane_id for lane_id, items in counts.items() if items >= count]
 
     def holds_batch(self, batch_id: UUID) -> bool:
-        """Whether there is a lease here of this batch, or session."""
+        """Whether a lease of this batch, or session, is held."""
         return batch_id in self._batches
 
     @property
     def leases(self) -> dict[int, Lease]:
-        """All leases of which anything is here, by their nonces."""
+        """All leases held, by their nonces."""
         held = {nonce: lease for nonce, (lease, _) in self._unread.items()}
         held.update((nonce, lease) for nonce, (lease, _) in self._items.items())
         return held
@@ -131,7 +131,7 @@ class Inventory:
         return max(1, self._max_bytes - self.bytes)
 
     async def wait_for_bytes(self) -> None:
-        """Until the bodies in memory are within their bound."""
+        """Wait until the bodies in memory are within their bound."""
         while self.bytes >= self._max_bytes:
             self._room.clear()
             await self._room.wait()

@@ -1,9 +1,9 @@
-"""The loop under one identity: claim, dispatch, settle.
+"""Worker loop under one identity: claim, dispatch, settle.
 
     claim ──► read bodies ──► dispatcher (so many calls at a time) ──► buffer ──► settle
 
-The claimer keeps the dispatcher supplied, a little ahead of what it can call; the buffer collects verdicts. Each
-waits for the next stage's room, so a slow database or upstream slows the claims, and memory stays bounded.
+Claims keep a little more waiting than the dispatcher can call at once; the buffer collects verdicts. Each stage waits
+for room in the next, so a slow database or upstream slows the claims, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _log = logging.getLogger("penstock.worker")
 _FIRST_POLL_S = 0.005
 _LAST_BACKOFF_S = 5.0
 _ROUND_S = 1.0
-# Where there is nothing to do, and notices tell of what there will be.
+# While there is nothing to do, and notices arrive when there is.
 _IDLE_S = 5.0
 
 
 class LostIdentityError(Exception):
-    """This worker could not check in within the grace: the others may have its work by now."""
+    """The worker could not check in within the grace: other workers may have its leases by now."""
 
 
 class WorkerLoop:
@@ -60,25 +60,25 @@ class WorkerLoop:
         dispatcher: Dispatcher,
         halts: dict[str, Halt],
         on_answers: Callable[[Answers], None] | None = None,
-        is_told: Callable[[], bool] = lambda: False,
+        has_notices: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_told` says whether notices of new work arrive: then there is no need to ask often."""
-        self._identity = Identity(database, pool, config.liveness, on_beat=self._hear)
+        """`has_notices` says whether notices of new work arrive: then there is no need to poll often."""
+        self._identity = Identity(database, pool, config.liveness, on_beat=self._note_beat)
         self.id = self._identity.id
         self.trouble = ""
         self.woken = asyncio.Event()
-        """Something can be claimed now, so do not wait for the next poll."""
+        """Set when something can be claimed now: the claim loop does not wait for its next poll."""
         self.buffer = SettleBuffer(
             *(database, self.id, config.settle),
-            on_pressure=self._press,
-            on_written=self._written,
+            on_backpressure=self._set_backpressure,
+            on_written=self._note_written,
             on_more=self.woken.set,
             on_answers=on_answers,
         )
         self._config = config
         self._database = database
         self._pool = pool
-        self._is_told = is_told
+        self._has_notices = has_notices
         self._for_sessions = is_session_pool(pool)
         self._dispatcher = dispatcher
         self._gates = RouteGates(database, pool, dispatcher, halts)
@@ -89,15 +89,15 @@ class WorkerLoop:
         self._finished = FinishedBatches(database, self._inventory, self.buffer)
         self._stopping = asyncio.Event()
         self._ended = False
-        self._doubts_until = 0.0
-        """Until then, something may turn out to have been claimed without our knowing."""
+        self._uncertain_until = 0.0
+        """Until then, a failed claim may still commit, and leave leases that this worker does not know."""
         self._beat = asyncio.Event()
         self._claiming: asyncio.Task[list[Lease]] | None = None
         self._permit = OnePermit()
-        self._given_up: set[int] = set()
-        """The nonces of leases of what is to be failed, until it is."""
+        self._failing: set[int] = set()
+        """Nonces of leases whose items are being failed as `worker_lost`."""
         self._reclaimed: list[str] = []
-        """Routes of which something was taken back from the lost."""
+        """Routes that have items reclaimed from lost workers."""
         self._batch_maintenance = BatchMaintenance(database)
         self._heartbeat = self._identity.heartbeat
 
@@ -128,7 +128,7 @@ class WorkerLoop:
         finally:
             self._heartbeat.stop()
 
-    def _hear(self) -> None:
+    def _note_beat(self) -> None:
         self._beat.set()
 
     def stop(self) -> None:
@@ -140,13 +140,13 @@ class WorkerLoop:
         self._stopping.set()
 
     async def _leave(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
-        """Give back what was not called, wait for what was, write everything down, and go."""
+        """Give back items not called, wait for calls in flight, write every result, and unregister."""
         guard, *others = loops
         await cancel_and_wait(others)
         if self._claiming is not None:
             await asyncio.wait([self._claiming])
-        async with self._permit.withheld():
-            pass  # What is being claimed under the permit is here now. Nothing follows: this identity is stopping.
+        async with self._permit.withhold():
+            pass  # Items claimed under the permit are here now. No more follow: this identity is stopping.
         self._give_back_unstarted()
         draining = asyncio.create_task(self._drain(), name="drain")
         loops.append(draining)
@@ -169,17 +169,17 @@ class WorkerLoop:
             self._bodies.give_back(self._dispatcher.abort())
 
     async def _abandon(self, loops: list[asyncio.Task[Any]], settling: asyncio.Task[None]) -> None:
-        """Cut every call short and drop every result: what this identity held is no longer its own."""
+        """Cut every call short and drop every result: the leases of this identity are no longer its own."""
         self._ended = True
         dropped = len(self._dispatcher.take_back()) + len(self._dispatcher.abort()) + len(self.buffer)
         if dropped:
             _log.warning("dropped %d items and results of worker %s", dropped, self.id)
         await cancel_and_wait([*loops, settling, *self._gates.tasks])
-        # Whatever filled the buffer has been dropped with it: the next shift begins with an empty one.
+        # The buffer was dropped with this identity: the next loop begins with an empty one.
         self._dispatcher.resume_starting()
 
     async def _guard_loop(self) -> None:
-        """Watch the heart. Past `alive_until` the dispatcher starts nothing by itself; this ends the rest."""
+        """Watch the heartbeat. Past `alive_until` the dispatcher starts nothing by itself; this ends the loop."""
         while True:
             self._beat.clear()
             left_s = self._heartbeat.alive_until - monotonic()
@@ -199,14 +199,14 @@ class WorkerLoop:
             self._dispatcher.low_water = self._low_water()
             await self._dispatcher.wait_room()
             try:
-                # Never cut short: a claim that committed unseen would lie idle until somebody reclaims it.
+                # Never cut short: a claim that committed unseen would lie idle until it is reclaimed.
                 self._claiming = asyncio.create_task(self._claim(), name="one claim")
                 self._claiming.add_done_callback(ignore_result)
                 leases = await asyncio.shield(self._claiming)
-                await self._bodies.heads([lease for lease in leases if lease.session])
+                await self._bodies.load_sessions([lease for lease in leases if lease.session])
                 for lease in sorted(leases, key=lambda each: not each.reclaims):
                     if not lease.session:
-                        await self._bodies.lines(lease)
+                        await self._bodies.load_batch(lease)
             except psycopg.Error as error:
                 _log.warning("claim failed, trying again: %s", error)
                 await backoff.wait()
@@ -219,7 +219,7 @@ class WorkerLoop:
             poll_s = await self._idle(poll_s)
 
     async def _idle(self, poll_s: float) -> float:
-        """Wait for the next poll, for what is due, or until woken; how long to wait the time after."""
+        """Wait for the next poll, for the next deferral due, or until woken; returns the interval of the poll after."""
         due_in_s = self._turns.due_in_s
         wait_s = poll_s if due_in_s is None else min(poll_s, max(_FIRST_POLL_S, due_in_s))
         try:
@@ -227,22 +227,22 @@ class WorkerLoop:
                 await self.woken.wait()
         except TimeoutError:
             longest_s = self._config.claim.claim_poll_s
-            if self._is_told() and self._turns.nothing_due:
+            if self._has_notices() and self._turns.nothing_due:
                 longest_s = max(longest_s, _IDLE_S)
             return min(2 * poll_s, longest_s)
         self.woken.clear()
         return _FIRST_POLL_S
 
     def wake(self) -> None:
-        """There is something new to claim: do not wait for the next poll, nor for what was claimed ahead."""
-        self._turns.hear()
+        """Claim now: there is new work. Neither the next poll nor the items claimed ahead are waited for."""
+        self._turns.note_news()
         self.woken.set()
         self._dispatcher.low_water = self._low_water()
 
     def _low_water(self) -> int:
-        """How few items wait when it is time to claim. In a hurry, what was claimed ahead does not count."""
+        """Waiting items below which it is time to claim; for reclaimed or new work, more than ever wait."""
         ahead = self._pace.ahead(self._dispatcher.concurrency)
-        # Twice this is claimed when fewer than this wait: up to three times this wait.
+        # A claim takes `2 * ahead` when fewer than `ahead` wait: up to three times `ahead` wait.
         if self._reclaimed:
             return 3 * ahead + self._turnover()
         return max(1, 5 * ahead if self._turns.news and not self._for_sessions else ahead)
@@ -250,19 +250,20 @@ class WorkerLoop:
     def _turnover(self) -> int:
         return self._pace.within(_ROUND_S, self._dispatcher.concurrency)
 
-    async def _look_for_reclaimed(self) -> None:
-        """What was taken back from the lost is called before what is held here: by each what it can in a round."""
+    async def _find_reclaimed(self) -> None:
+        """Find routes with reclaimed items. These go first: each worker claims as many as it can call in one round,
+        ahead of the items it already holds."""
         if self._for_sessions:
             return
         async with borrowed(self._database) as connection:
-            found = await claims.reclaimed_routes(connection, self._pool)
+            found = await claims.list_reclaimed_routes(connection, self._pool)
         self._reclaimed = [route for route in found if self._gates.may_claim(route)]
         self._dispatcher.low_water = self._low_water()
 
     async def _claim(self) -> list[Lease]:
         ahead = self._pace.ahead(self._dispatcher.concurrency)
         size = ahead + self._dispatcher.room if self._for_sessions else 2 * ahead
-        # After news there is more in hand than need be: what is new is claimed, and nothing besides.
+        # After news more items wait than are needed: claim from lanes of which few are held, and from no others.
         full = self._inventory.lanes_with(self._dispatcher.concurrency) if self._dispatcher.waiting > ahead else []
         routes, self._reclaimed = self._reclaimed, []
         async with borrowed(self._database) as connection:
@@ -287,23 +288,23 @@ class WorkerLoop:
         return leases
 
     async def _recover(self) -> None:
-        """After a failed claim or read: give back what could not be read, and what was claimed without our knowing."""
+        """Give back, after a failed claim or read, what could not be read, and leases whose claim was not answered."""
         for lease, ranges in self._inventory.drop_unread():
             self.buffer.give_back(lease, ranges)
-        self._doubt()
+        self._expect_forgotten()
         with contextlib.suppress(psycopg.Error):
-            await self._find_forgotten()
+            await self._give_back_forgotten()
 
-    def _doubt(self) -> None:
-        """A statement that claims has failed. The server may not know yet that nobody hears it, and commit later."""
-        self._doubts_until = monotonic() + self._config.database.statement_timeout_s
+    def _expect_forgotten(self) -> None:
+        """Look for forgotten leases in the next rounds: a claim failed here, and the server may still commit it."""
+        self._uncertain_until = monotonic() + self._config.database.statement_timeout_s
 
-    async def _find_forgotten(self) -> None:
-        async with self._permit.withheld():
+    async def _give_back_forgotten(self) -> None:
+        async with self._permit.withhold():
             async with borrowed(self._database) as connection:
-                found = await claims.forgotten(connection, self.id, self._known)
+                found = await claims.list_forgotten_leases(connection, self.id, self._known)
             if self._claiming is not None:
-                # It may have been that claim's.
+                # A lease found may be that claim's.
                 await asyncio.wait([self._claiming])
             for lease in found:
                 if lease.nonce not in self._known:
@@ -312,7 +313,7 @@ class WorkerLoop:
 
     @property
     def _known(self) -> set[int]:
-        return self.buffer.leases.union(self._inventory.leases, self._given_up)
+        return self.buffer.leases.union(self._inventory.leases, self._failing)
 
     # -- claimed as it is stored
 
@@ -325,10 +326,10 @@ class WorkerLoop:
         return ClaimPermit(self.id, room, self._gates.closed)
 
     def return_permit(self, claimed: Sequence[Item] | None) -> None:
-        """Call what was claimed under the permit. None: the statement failed, and may have claimed something or not."""
+        """Call the items claimed under the permit. None: the statement failed, and may have claimed some or not."""
         if claimed is None:
-            self._doubt()
-        elif not self._ended:  # what this identity held is taken back by others, these items too
+            self._expect_forgotten()
+        elif not self._ended:  # else other workers reclaim these items with the rest
             self._start(claimed)
         self._permit.take_back()
 
@@ -343,9 +344,9 @@ class WorkerLoop:
     # -- verdicts
 
     def receive(self, item: Item, verdict: Verdict) -> None:
-        """The dispatcher's sink: the call is over and its slot is free."""
+        """Take the dispatcher's verdict on an item: its call is over and its slot is free."""
         if self._inventory.release(item):
-            self._finished.leave(item.lease)
+            self._finished.note_released(item.lease)
         self._pace.observe(verdict.duration_ms / 1000)
         if isinstance(verdict, Outcome):
             self.trouble = ""
@@ -360,11 +361,11 @@ class WorkerLoop:
             if self._gates.halt(item.route, verdict):
                 self._give_back_unstarted(item.route)
 
-    def _written(self) -> None:
-        self._finished.written()
+    def _note_written(self) -> None:
+        self._finished.note_written()
 
-    def _press(self, pressed: bool) -> None:
-        if pressed:
+    def _set_backpressure(self, on: bool) -> None:
+        if on:
             self._dispatcher.stop_starting()
         elif not self._stopping.is_set():
             self._dispatcher.resume_starting()
@@ -372,7 +373,7 @@ class WorkerLoop:
     # -- giving back
 
     def _give_back_unstarted(self, route: str | None = None) -> None:
-        """Return what was not called yet: everything, or one route's."""
+        """Give back the items not called yet: all, or one route's."""
         self._bodies.give_back(self._dispatcher.take_back(route))
         for lease, ranges in self._inventory.drop_unread(route):
             self.buffer.give_back(lease, ranges)
@@ -385,31 +386,32 @@ class WorkerLoop:
         while True:
             try:
                 my_turn = await take_round(self._database, _ROUND_S)
-                async with self._permit.withheld():
+                async with self._permit.withhold():
                     given_up = await reclaim_lost(self._database, self.id, self._config, everywhere=my_turn)
-                    self._given_up.update(lease.nonce for lease in given_up)
+                    self._failing.update(lease.nonce for lease in given_up)
                 for lease in given_up:
-                    await self._bodies.fail(lease)
-                    self._given_up.discard(lease.nonce)
-                await self._look_for_reclaimed()
+                    await self._bodies.fail_lost(lease)
+                    self._failing.discard(lease.nonce)
+                await self._find_reclaimed()
                 if my_turn:
                     await self._batch_maintenance.round()
-                if monotonic() < self._doubts_until:
-                    await self._find_forgotten()
+                if monotonic() < self._uncertain_until:
+                    await self._give_back_forgotten()
                 await self._bodies.give_back_closed()
                 await self._gates.refresh()
                 if monotonic() >= report_at:
                     report_at = monotonic() + report_every_s
-                    await self._bodies.vouch(self.id)
+                    await self._bodies.report_progress(self.id)
             except psycopg.Error as error:
-                _log.warning("housekeeping failed, trying again: %s", error)
-            await self._rest()
+                _log.warning("maintenance failed, trying again: %s", error)
+            await self._wait_for_round()
 
-    async def _rest(self) -> None:
-        """Until the next round. Who has nothing to do leaves rounds to those who have. If nobody has, one worker of
-        each process makes them, less often: still soon, by the measure of the grace, after somebody is lost."""
+    async def _wait_for_round(self) -> None:
+        """Wait until the next round. Idle workers leave the rounds to busy ones. If all are idle, one worker of each
+        process does them less often: still often enough, compared with the grace, to notice a lost worker."""
         while True:
             await asyncio.sleep(jittered(_ROUND_S, 0.75, 1.25))
-            idle = not self._inventory.leases and not len(self.buffer) and self._turns.nothing_due and self._is_told()
+            holds_nothing = not self._inventory.leases and not len(self.buffer)
+            idle = holds_nothing and self._turns.nothing_due and self._has_notices()
             if not idle or take_idle_round(self._database, min(_IDLE_S, self._config.liveness.heartbeat_grace_s / 8)):
                 return

@@ -1,4 +1,4 @@
-"""What one worker does for all of them, once a round: take back from the lost, end batches, fold counters."""
+"""Maintenance that one worker does for all, once a round: reclaim from lost workers, finish batches, fold counters."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from penstock.model import Lease
 
 _log = logging.getLogger("penstock.maintenance")
 
-# Finding what is stuck reads every lease, and takes its time anyway.
+# Finding stuck leases reads every lease, and a lease counts as stuck only after minutes.
 _STUCK_EVERY_S = 10.0
 _BATCHES_AT_ONCE = 500
 _WALK_AT_ONCE = 50
-# A retry that misses a pause was being written when it was made: no statement takes longer than its time limit.
+# A retry that misses a pause was being written during the pause: no statement takes longer than its time limit.
 _STEERED_WITHIN_S = 120.0
 
 
-# When the idle workers of this process have last made a round.
+# When the idle workers of this process last did a round, by database.
 _rounds: WeakKeyDictionary[Pool, float] = WeakKeyDictionary()
 
 
 def take_idle_round(database: Pool, every_s: float) -> bool:
-    """Take the next round of this process, in which no worker has anything to do, if the last is so long ago."""
+    """Take this process's next idle round if the last was `every_s` ago; called while no worker has anything to do."""
     due = monotonic() - _rounds.get(database, -math.inf) >= every_s
     if due:
         _rounds[database] = monotonic()
@@ -47,18 +47,18 @@ def take_idle_round(database: Pool, every_s: float) -> bool:
 
 
 async def take_round(database: Pool, round_s: float) -> bool:
-    """Whether this process does the maintenance of this round."""
+    """Take this round's maintenance for this process; false if another process has it."""
     async with borrowed(database) as connection:
         return await take_turn(connection, "round", round_s)
 
 
 async def reclaim_lost(database: Pool, worker_id: UUID, config: Config, *, everywhere: bool = True) -> list[Lease]:
-    """Take back what lost workers held; returns what is given up, leased to this worker to be failed.
+    """Take back the leases of lost workers; returns those that are given up, leased to this worker to be failed.
 
-    Who is gone from a machine is seen from there alone; who is silent, from `everywhere`.
+    Exited processes are seen from their own machine alone; silent workers are looked for only with `everywhere`.
     """
     async with borrowed(database) as connection:
-        gone = await liveness.gone_from_here(connection)
+        gone = await liveness.list_exited_workers(connection)
         if not gone and not everywhere:
             return []
         stuck_s = config.dispatch.attempt_timeout_s + config.liveness.stuck_buffer_s
@@ -68,15 +68,15 @@ async def reclaim_lost(database: Pool, worker_id: UUID, config: Config, *, every
             connection, worker_id, config.liveness, stuck_s=stuck_s, gone=gone, look_for_stuck=look
         )
     if lost.leases:
-        _log.warning("took back %d items on %d leases of workers that are lost", lost.ordinals, lost.leases)
+        _log.warning("took back %d items on %d leases of lost workers", lost.ordinals, lost.leases)
     return lost.given_up
 
 
 class BatchMaintenance:
-    """Ends batches for which there is nothing left to do, whichever workers they had, and keeps the others tidy.
+    """Finishes batches for which there is nothing left to do, and folds the counters of the others.
 
-    A round looks at batches that have changed since the last. As no such mark is beyond doubt (a process may be killed
-    between taking note and acting on it), it also walks through all that are open, a few at a time.
+    A round looks at batches that have changed since the last. A mark of change can be missed (a process may be killed
+    between noting it and acting on it), so a round also walks through all unfinished batches, a few at a time.
     """
 
     def __init__(self, database: Pool) -> None:

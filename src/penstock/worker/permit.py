@@ -1,4 +1,4 @@
-"""Leases that come into being outside the worker's own claims: one permit at a time."""
+"""Permit to claim for a worker outside its own claims: one at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 
 class OnePermit:
-    """At most one permit is out, and none while the worker compares its leases with the database's: a lease that was
-    claimed a moment ago under a permit would be taken for one whose answer was lost."""
+    """At most one permit is issued, and none while the worker compares its leases with the database's: a lease claimed
+    a moment ago under a permit would be taken for a forgotten one, whose answer was lost."""
 
     def __init__(self) -> None:
         self._withholding = asyncio.Lock()
@@ -17,7 +17,7 @@ class OnePermit:
         self._returned.set()
 
     def issue(self) -> bool:
-        """Give the permit out, if it is here and not withheld."""
+        """Issue the permit; false if it is out or withheld."""
         if self._withholding.locked() or not self._returned.is_set():
             return False
         self._returned.clear()
@@ -27,8 +27,8 @@ class OnePermit:
         self._returned.set()
 
     @contextlib.asynccontextmanager
-    async def withheld(self) -> AsyncIterator[None]:
-        """Wait until the permit is back, and keep it."""
+    async def withhold(self) -> AsyncIterator[None]:
+        """Wait until the permit is back, and issue none while the context lasts."""
         async with self._withholding:
             await self._returned.wait()
             yield

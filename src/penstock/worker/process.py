@@ -1,8 +1,8 @@
-"""A worker process of `penstock run`, `serve` or `worker`, while the parent lives: its order comes on standard input,
-whose end is its end.
+"""Worker process of `penstock run`, `serve` or `worker`. Its order comes on standard input, whose end, also by the
+parent's death, stops the process.
 
-For a server there are two workers per provider, one for sessions and one for batches. They share what the provider
-takes at a time, and sessions go first: a caller waits for each of their answers.
+For a server there are two workers per provider, one for sessions and one for batches. They share the provider's
+concurrent calls, and sessions go first: a caller waits for each of their answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def _work(order: RunOrder | ServeOrder) -> None:
     settings = [(name, str(value)) for name, value in order.settings.items()]
     data_dir = Path(order.data_dir)
     config = configuration.load(environ={}, overrides=settings, database_url=order.database_url, data_dir=data_dir)
-    # A hold of its own: should the parent be killed, the database stays until these workers have settled.
+    # A hold of its own on the embedded database: if the parent is killed, it runs until these workers have settled.
     with start_database(config) as conninfo:
         if isinstance(order, RunOrder):
             workers = _run_workers(order, config, conninfo)
@@ -99,7 +99,7 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
 
 
 async def _poll_sessions(notices: NoticeListener, providers: Providers) -> None:
-    """Where no notices come, look for sessions' requests more often than for other work: a caller waits for each."""
+    """Poll sessions more often than other work while no notices arrive: a caller waits for each request."""
     while True:
         await asyncio.sleep(_POLL_SESSIONS_S)
         if not notices.listening.is_set():
@@ -108,14 +108,14 @@ async def _poll_sessions(notices: NoticeListener, providers: Providers) -> None:
 
 
 class _WorkerGroup:
-    """Workers that begin and end together."""
+    """Workers that start and stop together."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until told to stop. A worker that fails takes the process with it, to be started anew as a whole."""
+        """Work until stopped. A worker that fails ends the process, which is then restarted as a whole."""
         tasks = [asyncio.create_task(worker.run(), name="worker") for worker in self._workers]
         tasks.append(asyncio.create_task(self._until_stopped(), name="stop"))
         done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -143,8 +143,8 @@ class _WorkerGroup:
             worker.stop()
 
     def obey_parent(self) -> None:
-        """The end of standard input is the end of work; a SIGTERM, of calls in flight too. Only the parent decides what
-        an interrupt means."""
+        """Stop at the end of standard input; at a SIGTERM, cut calls in flight short too. An interrupt is ignored: the
+        parent decides what it means."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, lambda: None)
         loop.add_signal_handler(signal.SIGTERM, self.abort)

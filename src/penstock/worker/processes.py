@@ -1,4 +1,4 @@
-"""Workers as a command has them: one in its own process, or several processes, started anew when they die."""
+"""Workers of a command: one in its own process, or several processes, restarted when they die."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.worker")
 
-# Per worker. Finding the one request of a large claim that kills its workers takes as many deaths as halvings.
+# Per worker. Finding the one request of a large claim that kills its workers takes a restart for each halving.
 _RESTARTS = 20
 _FIRST_PAUSE_S = 0.2
 _LAST_PAUSE_S = 10.0
@@ -33,7 +33,7 @@ _LONG_LIFE_S = 60.0
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process is to do, and where the data is."""
+    """Order to a worker process: what to work on, and where the database is."""
 
     database_url: str | None
     data_dir: str
@@ -49,20 +49,20 @@ class RunOrder(Order, frozen=True, kw_only=True, tag="run"):
 
 
 class ServeOrder(Order, frozen=True, kw_only=True, tag="serve"):
-    """Workers for each provider, as process `index` of so many."""
+    """Workers for each provider, as process `index` of `processes`."""
 
     providers: list[dict[str, Any]]
     index: int
     processes: int
     in_server: bool
-    """The server's own process has a share of the providers' calls too."""
+    """Whether the server's own process has a share of the providers' calls too."""
 
 
 _orders: msgspec.json.Decoder[RunOrder | ServeOrder] = msgspec.json.Decoder(RunOrder | ServeOrder)
 
 
 def read_order() -> RunOrder | ServeOrder:
-    """The order of this worker process: the first line it is sent. Without one, its parent is gone."""
+    """Read this worker process's order, the first line on standard input. Without one the parent is gone: exit."""
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         sys.exit(0)
@@ -70,7 +70,7 @@ def read_order() -> RunOrder | ServeOrder:
 
 
 class Workers(Protocol):
-    """Workers that were started together and stop together. Leaving the context waits for their end."""
+    """Workers that start and stop together. Leaving the context stops them and waits for their end."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -80,11 +80,11 @@ class Workers(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """No worker is left, or the last one is leaving."""
+        """Whether no worker is left, or the last one is leaving."""
 
     @property
     def trouble(self) -> str:
-        """What the workers struggle with, for the display."""
+        """Trouble of the workers, in a few words for the display; empty if none."""
 
     @property
     def in_flight(self) -> int | None:
@@ -97,7 +97,7 @@ class Workers(Protocol):
         """Cut calls in flight short; they are given back."""
 
     async def wait(self, seconds: float) -> None:
-        """So long, or until the workers have ended."""
+        """Wait so many seconds, or until the workers have ended."""
 
 
 class InProcessWorker:
@@ -144,7 +144,7 @@ class InProcessWorker:
 
 
 class WorkerProcesses:
-    """Processes of workers. Each gets its order on standard input, and ends when that is closed, or this dies."""
+    """Worker processes. Each gets its order on standard input, and stops when that is closed or this process dies."""
 
     def __init__(self, orders: Sequence[Order]) -> None:
         self._orders = [msgspec.json.encode(order) for order in orders]
@@ -166,7 +166,7 @@ class WorkerProcesses:
         await asyncio.gather(*self._supervisors)
 
     async def _supervise(self, order: bytes) -> None:
-        """Run one worker process; start another if it dies before its time."""
+        """Run one worker process, and restart it whenever it dies before it was stopped."""
         while True:
             began = monotonic()
             process = await asyncio.create_subprocess_exec(
@@ -195,7 +195,7 @@ class WorkerProcesses:
                 return
 
     async def _pause(self, code: int, lasted_s: float) -> None:
-        """What happens before a dead worker's successor starts."""
+        """Wait before a dead worker process is restarted, or raise to give up."""
 
     @property
     def stopping(self) -> bool:
@@ -234,7 +234,7 @@ class WorkerProcesses:
 
 
 class RunWorkers(WorkerProcesses):
-    """The processes of a run. They are given up when they keep dying."""
+    """Worker processes of a run. The run gives up when they keep dying."""
 
     def __init__(self, config: Config, pool: str, target: Target, size: int) -> None:
         order = RunOrder(**_common(config, logging.ERROR), pool=pool, target=target)
@@ -249,7 +249,7 @@ class RunWorkers(WorkerProcesses):
 
 
 class ServerWorkers(WorkerProcesses):
-    """The processes of a server. Whatever befalls them, others take their place, if they keep dying more slowly."""
+    """Worker processes of a server. They are always restarted, after longer pauses if they keep dying."""
 
     def __init__(
         self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False

@@ -1,7 +1,7 @@
-"""A worker: shifts, one after the other, until it is told to stop. The loop itself is in `shift`.
+"""Worker: one `WorkerLoop` after another, until it is stopped.
 
-A worker that cannot check in for too long must assume that others have taken its work. It then cuts its calls short,
-drops its results, and begins a new shift under a new identity.
+A worker that cannot check in for too long must assume that other workers have taken its leases. It then cuts its calls
+short, drops its results, and begins a new loop under a new identity.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Worker:
         notices: NoticeListener | None = None,
         on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
-        """With `notices`, new work is begun at once; without, at the next poll. `on_answers` is called when answers of
-        sessions that somebody waits for have been written, and rings for those who wait elsewhere."""
+        """With `notices`, new work is begun at once; without, at the next poll. `on_answers` is called when answers
+        that callers of sessions wait for have been written; it notifies callers at other processes."""
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
         self.lost_identities = 0
@@ -59,16 +59,16 @@ class Worker:
 
     def _next_loop(self) -> WorkerLoop:
         stage = (self._config, self._database, self._pool, self._dispatcher)
-        return WorkerLoop(*stage, self.halts, self._on_answers, self._is_told)
+        return WorkerLoop(*stage, self.halts, self._on_answers, self._has_notices)
 
-    def _is_told(self) -> bool:
+    def _has_notices(self) -> bool:
         return self._notices is not None and self._notices.listening.is_set()
 
     async def run(self) -> None:
-        """Work until `stop`. Raises when the database stays away for longer than it is worth waiting."""
+        """Work until `stop`. Raises when the database stays away for longer than the retries last."""
         await self._dispatcher.start(self._receive)
         try:
-            with self._notices.hears(WORK, self._wake) if self._notices else contextlib.nullcontext():
+            with self._notices.subscribe(WORK, self._wake) if self._notices else contextlib.nullcontext():
                 await self._run_loops()
         finally:
             await self._dispatcher.stop()
@@ -82,7 +82,7 @@ class Worker:
                 self.lost_identities += 1
                 _log.warning("worker %s is lost: %s; going on under a new identity", self._loop.id, error)
             except psycopg.OperationalError as error:
-                # The first shift has to begin; later ones wait for the database as long as it takes.
+                # The first loop has to begin; later ones wait for the database as long as it takes.
                 if not self.lost_identities:
                     raise
                 _log.warning("no new identity yet: %s", error)
@@ -117,7 +117,7 @@ class Worker:
         return self._loop.issue_permit()
 
     def return_permit(self, permit: ClaimPermit, claimed: Sequence[Item] | None) -> None:
-        """Call what was claimed under the permit. None: the statement failed, and may have claimed something or not."""
+        """Call the items claimed under the permit. None: the statement failed, and may have claimed some or not."""
         if permit.worker_id == self._loop.id:  # else the identity was lost since, and its leases with it
             self._loop.return_permit(claimed)
 
@@ -127,7 +127,7 @@ class Worker:
 
     @property
     def trouble(self) -> str:
-        """What this worker struggles with right now, in a few words; empty if nothing."""
+        """Trouble of this worker right now, in a few words; empty if none."""
         return self._loop.buffer.trouble or self._loop.trouble
 
     @property

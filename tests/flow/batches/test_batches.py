@@ -166,7 +166,7 @@ def test_a_closed_gate_stops_one_route_for_every_worker(database: str) -> None:
         assert await take(connection, 5, *both, now=soon) == []
         after = now + timedelta(seconds=61)
         await gates.halt(connection, "test", "model-0", "invalid_api_key", "wrong key", now=after)
-        assert [gate.code for gate in await gates.closed(connection, "test", now=after)] == ["invalid_api_key"]
+        assert [gate.code for gate in await gates.list_closed(connection, "test", now=after)] == ["invalid_api_key"]
         assert await take(connection, 5, *both, now=after) == []
         await gates.reopen(connection, "test")
         leases = await take(connection, 5, *both, now=after)

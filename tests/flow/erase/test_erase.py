@@ -272,7 +272,7 @@ class TestDeletingABatch:
             lanes = {lease.batch_id: lease.lane_id for lease in leases}
             await erase.delete_batch(connection, batch_id, None)
             await purge(connection)
-            assert await claims.closed_lanes(connection, lanes.values()) == {lanes[batch_id]}
+            assert await claims.find_closed_lanes(connection, lanes.values()) == {lanes[batch_id]}
             (mine,) = [lease for lease in leases if lease.batch_id == batch_id]
             assert await claims.read_bodies(connection, mine, mine.ranges, max_rows=9, max_bytes=9) == []
             assert kept in lanes

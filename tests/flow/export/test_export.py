@@ -24,7 +24,7 @@ COMPLETED, FAILED = OutcomeState.COMPLETED, OutcomeState.FAILED
 async def settle_first(connection: Connection, count: int, *outcomes: Outcome) -> None:
     """Settle the first `count` items of each route with the outcomes, in turn."""
     worker = uuid4()
-    for route in await claims.routes_with_work(connection, "test"):
+    for route in await claims.list_routes_with_work(connection, "test"):
         leases = await claim_due(connection, pool="test", wants={route: count}, worker_id=worker, taper_floor=count)
         changes = Changes()
         for lease in leases:

@@ -29,7 +29,7 @@ BAD = Outcome(OutcomeState.FAILED, b'{"error": {"message": "no"}}', 400, None, "
 async def settle_some(connection: Connection, count: int, *outcomes: Outcome) -> None:
     """Settle the next `count` items of each route with the outcomes, in turn by line."""
     worker = uuid4()
-    for route in await claims.routes_with_work(connection, "test"):
+    for route in await claims.list_routes_with_work(connection, "test"):
         leases = await claim_due(connection, pool="test", wants={route: count}, worker_id=worker, taper_floor=count)
         changes = Changes()
         for lease in leases:

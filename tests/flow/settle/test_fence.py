@@ -10,7 +10,7 @@ from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
-from penstock.settle.write import Changes, Settled, applied, settle
+from penstock.settle.write import Changes, Settled, count_applied, settle
 from tests.support.db import one, with_connection
 from tests.support.engine import claim_due, make_batch
 
@@ -170,6 +170,6 @@ def test_what_was_applied_is_known_by_more_than_an_id(database: str) -> None:
         new = await leased(connection, worker)
         await complete(connection, worker, new, 0, 1, 2, 3)
         items = {lease: [Item(lease, ordinal, ordinal + 1, "c", b"") for ordinal in range(4)] for lease in (old, new)}
-        assert [await applied(connection, items[lease]) for lease in (old, new)] == [0, 4]
+        assert [await count_applied(connection, items[lease]) for lease in (old, new)] == [0, 4]
 
     with_connection(database, body)

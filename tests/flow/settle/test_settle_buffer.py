@@ -149,7 +149,7 @@ def test_a_full_buffer_stops_the_producers_until_half_empty(database_18: str) ->
             moments: list[tuple[bool, int]] = []
             limits = replace(LIMITS, settle_capacity_rows=40)
             buffer = SettleBuffer(
-                pool, worker, limits, on_pressure=lambda pressed: moments.append((pressed, len(buffer)))
+                pool, worker, limits, on_backpressure=lambda pressed: moments.append((pressed, len(buffer)))
             )
             for item in items[:39]:
                 buffer.decide(item, answer())

@@ -140,7 +140,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again(database_18: str) -> None:
         worker = await registered(connection)
         (known,) = await take(connection, worker, 2)
         (unheard,) = await take(connection, worker, 3)
-        found = await claims.forgotten(connection, worker, [known.nonce])
+        found = await claims.list_forgotten_leases(connection, worker, [known.nonce])
         assert [(lease.id, lease.ranges) for lease in found] == [(unheard.id, ((2, 5),))]
 
     with_connection(database_18, body)

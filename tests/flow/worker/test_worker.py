@@ -216,7 +216,7 @@ def test_a_halted_route_is_left_alone_and_the_others_go_on(database: str) -> Non
             pool, batch_id, lambda status: status.counts.completed == 100 and status.counts.in_flight == 0
         )
         assert status.counts.pending == 100
-        assert [gate.route for gate in await gates.closed(connection, "test")] == ["model-0"]
+        assert [gate.route for gate in await gates.list_closed(connection, "test")] == ["model-0"]
         assert await one(connection, "SELECT count(*) FROM penstock.attempts") == (0,)
         worker.stop()
         await running
@@ -279,7 +279,7 @@ def test_a_halted_route_goes_on_once_a_person_opens_it(database_18: str) -> None
         worker = worker_of(pool, call)
         running = asyncio.create_task(worker.run())
         async with asyncio.timeout(60):
-            while not await gates.closed(connection, "test"):
+            while not await gates.list_closed(connection, "test"):
                 await asyncio.sleep(0.01)
         mended.set()
         await gates.reopen(connection, "test")
