@@ -30,7 +30,7 @@ from penstock.api.multipart import invalid
 from penstock.backoff import Backoff
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import Pool, borrowed
-from penstock.export.follow import Page, journal_page
+from penstock.export.follow import Page, read_journal_page
 from penstock.model import public_id
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -90,7 +90,7 @@ class _Results:
 
     async def _read(self, offset: int) -> _Block | None:
         try:
-            page = await journal_page(self._database, self._batch_id, "output", offset, _PAGE_BYTES)
+            page = await read_journal_page(self._database, self._batch_id, "output", offset, _PAGE_BYTES)
         finally:
             del self._reads[offset]
         if not page.lines:
