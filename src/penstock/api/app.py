@@ -389,7 +389,7 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
         _pool(conninfo, limits, "penstock serve") as database,
         _pool(conninfo, few, "penstock sessions", planned_once=True) as swift,
         LastingIdentity(database, POOL, config.liveness) as identity,
-        BackgroundDuties(config, conninfo, database, known, describe=events.told) as background,
+        BackgroundDuties(config, conninfo, database, known, describe=events.describe_request) as background,
     ):
         server = make_server(config, conninfo, database, known, identity.id, background, swift)
         identity.on_change = server.take_identity

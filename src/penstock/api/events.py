@@ -23,8 +23,8 @@ from penstock.api.guard import too_large
 from penstock.api.session_objects import request_object
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, checked_key, read_asked
 from penstock.db.pool import Connection, borrowed
-from penstock.deliver.sink_config import ASKED, are_told
-from penstock.deliver.sinks import Told
+from penstock.deliver.sink_config import REQUEST_TYPE, any_wants
+from penstock.deliver.sinks import Announcement
 from penstock.model import public_id
 from penstock.sessions.accept import NewRequest
 from penstock.sessions.answers import get_request
@@ -99,8 +99,8 @@ def _asking(call: Call[None, None], event: Event, index: int | None) -> Asking:
 
 
 def _request(call: Call[None, None], event: Event, place: str) -> NewRequest:
-    if event.type != ASKED:
-        raise EventError(f"Events of the type '{event.type[:100]}' ask for nothing here: send {ASKED}.", "type")
+    if event.type != REQUEST_TYPE:
+        raise EventError(f"Events of the type '{event.type[:100]}' ask for nothing here: send {REQUEST_TYPE}.", "type")
     if event.data is None or not event.has_json:
         raise EventError("The event's data must be JSON: an object with 'endpoint' and 'body'.", "data")
     try:
@@ -131,7 +131,7 @@ def _request(call: Call[None, None], event: Event, place: str) -> NewRequest:
         endpoint=data.endpoint,
         body=content,
         stream=asked.stream,
-        announce=are_told(call.server.config.sinks, owner, from_event=True),
+        announce=any_wants(call.server.config.sinks, owner, from_event=True),
     )
 
 
@@ -175,12 +175,12 @@ def _accepted(call: Call[Any, Any], asking: Asking, request_id: UUID) -> EventAc
     )
 
 
-async def told(connection: Connection, session_key: str, request_id: UUID) -> Told | None:
-    """What sinks are told of a request: the same as whoever asks for it."""
+async def describe_request(connection: Connection, session_key: str, request_id: UUID) -> Announcement | None:
+    """Announcement of a request to sinks: the same object that the API shows."""
     row = await get_request(connection, None, session_key, request_id)
     if row is None or row.status not in _DECIDED:
         return None
-    return Told(row.status, msgspec.json.encode(request_object(row)))
+    return Announcement(row.status, msgspec.json.encode(request_object(row)))
 
 
 ENDPOINTS = (

@@ -13,7 +13,7 @@ import psycopg
 from penstock.api.endpoint import Call
 from penstock.api.errors import ApiError, busy, conflict
 from penstock.api.multipart import idempotency_key, invalid, missing
-from penstock.deliver.sink_config import are_told
+from penstock.deliver.sink_config import any_wants
 from penstock.dispatch.providers import Provider
 from penstock.model import new_id, public_id
 from penstock.sessions.accept import Existing, NewRequest, Refused, Stored
@@ -130,7 +130,7 @@ async def submit(
         body=content,
         stream=asked.stream,
         waited=waited,
-        announce=are_told(server.config.sinks, call.caller.owner, from_event=False),
+        announce=any_wants(server.config.sinks, call.caller.owner, from_event=False),
         idempotency_key=repeat_key,
         fingerprint=fingerprint,
     )

@@ -282,7 +282,7 @@ def _object(row: WebhookEndpoint) -> WebhookObject:
 
 
 def _with_secret(row: WebhookEndpoint) -> WebhookObjectWithSecret:
-    return WebhookObjectWithSecret(**_fields(row), signing_secret=signing.shown(row.secret))
+    return WebhookObjectWithSecret(**_fields(row), signing_secret=signing.encode_secret(row.secret))
 
 
 def _delivery(row: Delivery) -> DeliveryObject:
