@@ -13,7 +13,7 @@ from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
 from penstock.export.follow import number_lines
-from penstock.export.merged import attempts_page, results_page
+from penstock.export.merged import read_attempts_page, read_results_page
 from penstock.export.order import read_inputs, read_results
 from tests.plan.conftest import SMALL
 from tests.plan.crowd import Subject, fresh_database, inform, make_subject
@@ -164,12 +164,12 @@ async def lines(at: Journalled, connection: Connection) -> None:
 async def merged(at: Journalled, connection: Connection) -> None:
     """Half of the page has outcomes."""
     after_line = at.subject.lines // 2 - _PAGE // 2
-    assert len(await results_page(connection, at.subject.batch, after_line, _PAGE)) == _PAGE
+    assert len(await read_results_page(connection, at.subject.batch, after_line, _PAGE)) == _PAGE
 
 
 async def attempts(at: Journalled, connection: Connection) -> None:
     place = (at.subject.lane, at.subject.lines // 4, 0)
-    assert len(await attempts_page(connection, at.subject.batch, place, _PAGE)) == _PAGE
+    assert len(await read_attempts_page(connection, at.subject.batch, place, _PAGE)) == _PAGE
 
 
 async def undecided(at: Journalled, connection: Connection) -> None:

@@ -92,7 +92,7 @@ def test_what_a_receiver_gets_passes_the_official_check(database: str) -> None:
             assert message.path == "/hook?a=b"
             assert message.headers["host"] == f"127.0.0.1:{receiver.port}"
             assert message.headers["content-type"] == "application/json"
-            secret = signing.shown(endpoint.secret)
+            secret = signing.encode_secret(endpoint.secret)
             event = CLIENT.webhooks.unwrap(message.body, message.headers, secret=secret)
             assert isinstance(event, openai.types.webhooks.BatchCompletedWebhookEvent)
             batch_id, event_id = await one(
@@ -121,15 +121,15 @@ def test_both_secrets_sign_while_a_rotation_lasts(database_18: str) -> None:
             message = receiver.messages[-1]
             assert len(message.headers["webhook-signature"].split()) == 2
             for endpoint in (old, new):
-                CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.shown(endpoint.secret))
+                CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.encode_secret(endpoint.secret))
             newest = await endpoints.rotate_secret(bench.connection, old.id, "alice", keep_s=0)
             assert newest
             await bench.event(old)
             await bench.deliver()
             message = receiver.messages[-1]
-            CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.shown(newest.secret))
+            CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.encode_secret(newest.secret))
             with pytest.raises(openai.InvalidWebhookSignatureError):
-                CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.shown(new.secret))
+                CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.encode_secret(new.secret))
 
     on_bench(database_18, body)
 
@@ -325,7 +325,7 @@ def test_what_a_dead_process_had_taken_comes_due_again(database: str) -> None:
             assert await bench.deliver() == 1
             row = await bench.row(delivery)
             assert (row["attempts"], row["status_code"]) == (2, 200)
-            await mail.record(lost, rounds.Result(500, "late"), 1, final=False)
+            await mail.record(lost, rounds.SendResult(500, "late"), 1, final=False)
             assert await bench.row(delivery) == row
 
     on_bench(database, body)

@@ -66,8 +66,8 @@ _SHOWN_PATH_CHARS = 200
 _MAX_REMEMBERED_PATHS = 1_000
 _MAX_REMEMBERED_CHARS = 200
 _CLOSED_REQUEST = 499
-_SWIFT_CONNECTIONS = 3
-_NOBODY = Caller("", "user", None)
+_SESSION_CONNECTIONS = 3
+_UNKNOWN = Caller("", "user", None)
 
 _MODULES = (
     files,
@@ -89,12 +89,13 @@ _MODULES = (
 
 
 def endpoints() -> tuple[Endpoint, ...]:
-    """Every route there is."""
+    """Every route of the API."""
     return tuple(endpoint for module in _MODULES for endpoint in module.ENDPOINTS)
 
 
 def create_app(server: Server, *, in_process: bool = False, trust_prefix: bool = False) -> Api:
-    """The application. `in_process` is for a caller who holds the database anyway: everybody is the local user."""
+    """Create the application. `in_process` is for a caller who has the database itself: every call is the local
+    user's."""
     public = server.config.public_url
     host = urlsplit(public).hostname if public else None
     auth = Auth(server.database, server.config.serve.key_cache_s, public_host=host, in_process=in_process)
@@ -133,7 +134,7 @@ class Api:
             _constant_headers(dialect, request_id),
             bodiless=scope["method"] == "HEAD",
         )
-        who = _NOBODY
+        who = _UNKNOWN
         try:
             response: Response
             try:
@@ -143,17 +144,17 @@ class Api:
             except (ClientDisconnect, SlowReaderError):
                 raise
             except Exception as error:
-                # Whatever it is, the client gets an answer in shape.
-                response = _refusal(_in_words(error, request_id), dialect, request_id)
+                # Whatever went wrong, the client gets an answer in its dialect's shape.
+                response = _refusal(_to_api_error(error, request_id), dialect, request_id)
                 await guard.linger()
-            await _deliver(response, scope, guard)
+            await _send(response, scope, guard)
         except (ClientDisconnect, SlowReaderError):
-            pass  # nobody is left to be answered; the connection is closed for want of an end
+            pass  # no client is left to be answered; without an end, the server closes the connection
         except Exception as error:
             # Too late for another answer: the connection is cut.
-            _report(error, request_id)
+            _log_error(error, request_id)
         finally:
-            _tell(scope["method"], path, guard, who, monotonic() - started, request_id)
+            _log_access(scope["method"], path, guard, who, monotonic() - started, request_id)
 
     def _mounted(self, scope: Scope) -> str:
         """The path as the routes know it: what a proxy put before it is taken off, if it left it there."""
@@ -180,7 +181,7 @@ class Api:
         methods, request.scope["path_params"] = found
         route = methods.get("GET" if method == "HEAD" else method)
         if route is not None and route.endpoint.role == "anyone":
-            return route, _NOBODY
+            return route, _UNKNOWN
         who = await self._auth.identify(request.headers)
         if route is None:
             allowed = ", ".join(sorted({*methods, "OPTIONS", *(["HEAD"] if "GET" in methods else [])}))
@@ -220,7 +221,7 @@ class Api:
 
 
 class _Encoded(Response):
-    """An answer that is bytes already and has nothing special to say: nothing has to be worked out."""
+    """Response that is encoded already and needs no headers of its own: faster than starlette's."""
 
     def __init__(self, body: bytes, status: int, media: str) -> None:
         self.status_code = status
@@ -230,7 +231,7 @@ class _Encoded(Response):
 
 
 class _Reader:
-    """How one endpoint's query and body are read."""
+    """Readers of one endpoint's query and body."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -239,7 +240,7 @@ class _Reader:
 
 
 class _Routes:
-    """Finds what a path leads to: by method, and the path's variable parts."""
+    """Routes: finds the endpoints of a path, by method, and the path's variable parts."""
 
     def __init__(self, declared: Iterable[Endpoint]) -> None:
         paths: dict[str, dict[str, _Reader]] = {}
@@ -250,7 +251,7 @@ class _Routes:
             methods[endpoint.method] = _Reader(endpoint)
         self._plain = {path: methods for path, methods in paths.items() if "{" not in path}
         variable = [entry for entry in paths.items() if "{" in entry[0]]
-        # Where two could match, the one that names more of the path itself.
+        # Where two could match, the one with fewer variable parts goes first.
         variable.sort(key=lambda entry: [("{" in part, ":path" in part) for part in entry[0].split("/")])
         self._found: dict[str, tuple[dict[str, _Reader], dict[str, str]]] = {}
         self._variable: dict[str, list[tuple[re.Pattern[str], dict[str, _Reader]]]] = {}
@@ -274,7 +275,7 @@ class _Routes:
 
 
 def _family(path: str) -> str:
-    """The part of a path that no route leaves open: `/v1/files`."""
+    """The part of a path that is fixed in every route: `/v1/files`."""
     return "/".join(path.split("/", 3)[:3])
 
 
@@ -285,7 +286,7 @@ def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, by
     return headers
 
 
-async def _deliver(response: Response, scope: Scope, guard: Guard) -> None:
+async def _send(response: Response, scope: Scope, guard: Guard) -> None:
     if scope["method"] == "HEAD":
         await guard.send(
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
@@ -295,15 +296,15 @@ async def _deliver(response: Response, scope: Scope, guard: Guard) -> None:
     await response(scope, guard.receive, guard.send)
 
 
-# -- what went wrong
+# -- errors and the access log
 
 
 def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> Response:
     return Response(render(error, dialect, request_id), error.status, error.headers, "application/json")
 
 
-def _in_words(error: Exception, request_id: str) -> ApiError:
-    """What a client is told."""
+def _to_api_error(error: Exception, request_id: str) -> ApiError:
+    """The answer to a client for any exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TooManyWaitingError):
@@ -320,21 +321,21 @@ def _in_words(error: Exception, request_id: str) -> ApiError:
         _log.warning("%s: the database is away: %s", request_id, type(error).__name__)
         return busy()
     if isinstance(error, psycopg.DataError):
-        # A NUL in a text, a number past its column: nothing the server could store.
+        # A NUL in a text, or a number past its column.
         return ApiError(400, "The request contains a value that cannot be stored.", code="invalid_value")
-    _report(error, request_id)
+    _log_error(error, request_id)
     return ApiError(500, f"Something went wrong here. Quote {request_id} to find it in the log.", type="server_error")
 
 
-def _report(error: Exception, request_id: str) -> None:
-    """Where it happened; not what it said, since an exception's text may quote a request."""
+def _log_error(error: Exception, request_id: str) -> None:
+    """Log where an exception was raised; not its text, which may quote a request."""
     frames = traceback.extract_tb(error.__traceback__)
     way = " < ".join(f"{frame.filename.rsplit('penstock/', 1)[-1]}:{frame.lineno}" for frame in reversed(frames))
     state = f" {error.sqlstate}" if isinstance(error, psycopg.Error) and error.sqlstate else ""
     _log.error("%s: %s%s at %s", request_id, type(error).__name__, state, way)
 
 
-def _tell(method: str, path: str, guard: Guard, who: Caller, seconds: float, request_id: str) -> None:
+def _log_access(method: str, path: str, guard: Guard, who: Caller, seconds: float, request_id: str) -> None:
     if not _access.isEnabledFor(logging.INFO):
         return
     shown = path[:_SHOWN_PATH_CHARS].encode("ascii", "backslashreplace").decode()
@@ -360,10 +361,11 @@ def make_server(
     known: Providers,
     worker_id: UUID,
     background: BackgroundDuties,
-    swift: Pool | None = None,
+    sessions_database: Pool | None = None,
 ) -> Server:
-    """What handlers share, to be closed after the last request. `swift` is for what all sessions' callers wait for."""
-    swift = swift or database
+    """Make what handlers share, to be closed after the last request. `sessions_database` is for the statements that the
+    callers of all sessions wait for."""
+    sessions_database = sessions_database or database
     return Server(
         config,
         conninfo,
@@ -372,8 +374,8 @@ def make_server(
         worker_id,
         follow.Hub(database),
         background,
-        Acceptor(swift, config.sessions),
-        Waiters(swift, conninfo),
+        Acceptor(sessions_database, config.sessions),
+        Waiters(sessions_database, conninfo),
         passthrough.Upstreams(config),
         Halts(database),
     )
@@ -381,17 +383,17 @@ def make_server(
 
 @asynccontextmanager
 async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncIterator[Server]:
-    """Everything the application needs, for as long as the context lasts. The database must be migrated."""
+    """Open everything the application needs, for as long as the context lasts. The database must be migrated."""
     limits = replace(config.database, pool_max=config.serve.api_pool_max)
-    # Storing requests and finding answers is done for many at once: it does not queue behind single calls.
-    few = replace(config.database, pool_max=_SWIFT_CONNECTIONS)
+    # Statements that store requests and find answers serve many callers at once: they do not queue behind single calls.
+    few = replace(config.database, pool_max=_SESSION_CONNECTIONS)
     async with (
         _pool(conninfo, limits, "penstock serve") as database,
-        _pool(conninfo, few, "penstock sessions", planned_once=True) as swift,
+        _pool(conninfo, few, "penstock sessions", planned_once=True) as sessions_database,
         LastingIdentity(database, POOL, config.liveness) as identity,
-        BackgroundDuties(config, conninfo, database, known, describe=events.told) as background,
+        BackgroundDuties(config, conninfo, database, known, describe=events.describe_request) as background,
     ):
-        server = make_server(config, conninfo, database, known, identity.id, background, swift)
+        server = make_server(config, conninfo, database, known, identity.id, background, sessions_database)
         identity.on_change = server.take_identity
         try:
             yield server

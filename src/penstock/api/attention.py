@@ -11,13 +11,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from penstock.api.errors import ApiError
-from penstock.api.follow import until_left
+from penstock.api.follow import wait_until_left
 from penstock.server.waiters import Waiter, Waiters
 from penstock.sessions.answers import RequestRow
 
 
 class Attention:
-    """What a handler keeps an eye on for as long as it waits: its waiter, its caller, the server."""
+    """Wait of a handler for a request: ends when its waiter has news, its caller leaves, or the server stops."""
 
     def __init__(self, waiters: Waiters, waiter: Waiter, receive: Receive) -> None:
         self._waiters = waiters
@@ -25,7 +25,7 @@ class Attention:
         self._receive = receive
 
     def __enter__(self) -> Self:
-        self._left = asyncio.create_task(until_left(self._receive))
+        self._left = asyncio.create_task(wait_until_left(self._receive))
         self._left.add_done_callback(lambda _: self._waiter.changed.set())
         return self
 
@@ -34,8 +34,8 @@ class Attention:
     ) -> None:
         self._left.cancel()
 
-    async def change(self, until: float) -> bool:
-        """Wait for news until this time of the monotonic clock: False if there was none, or the server is stopping.
+    async def wait_for_change(self, until: float) -> bool:
+        """Wait for news until this time of the monotonic clock. False if there was none, or the server is stopping.
 
         Raises ClientDisconnect if the caller has gone.
         """
@@ -55,9 +55,9 @@ class Attention:
             raise ClientDisconnect
         return False
 
-    async def answer(self, until: float) -> RequestRow | None:
-        """The answer, if it comes in time."""
+    async def wait_for_answer(self, until: float) -> RequestRow | None:
+        """Wait for the answer until this time of the monotonic clock. None if it did not come."""
         while self._waiter.row is None:
-            if not await self.change(until):
+            if not await self.wait_for_change(until):
                 return None
         return self._waiter.row

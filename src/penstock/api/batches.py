@@ -1,4 +1,4 @@
-"""Batches: asked for, watched, steered, ended."""
+"""Batches: create, read, steer, run again, delete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDPOINTS_OF_BATCHES = (
     "/v1/responses",
     "/v1/moderations",
 )
-# Checked by hand, so that whoever is wrong is told what would be right.
+# Checked in the handler, so that the error text names the allowed values.
 BatchEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_BATCHES)})]
 Window = Annotated[
     str,
@@ -96,11 +96,11 @@ class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
     request_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)] | None = None
 
 
-# -- asking for one
+# -- creating
 
 
 async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
-    """Stores the wish and answers; whether the file can be run is found out right after."""
+    """Stores the batch and answers; its file is validated right after."""
     body = call.body
     if body.endpoint not in ENDPOINTS_OF_BATCHES:
         raise invalid("endpoint", f"it is one of {', '.join(ENDPOINTS_OF_BATCHES)}.")
@@ -165,7 +165,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def refuse_nul(name: str, texts: Iterable[str]) -> None:
-    """The one character that a text in the database cannot hold."""
+    """Refuse the one character that a text in the database cannot hold."""
     if any("\x00" in text for text in texts):
         raise invalid(name, "it contains a NUL character.")
 
@@ -174,7 +174,7 @@ def refuse_nul(name: str, texts: Iterable[str]) -> None:
 
 
 async def find_batch(call: Call[Any, Any], batch_id: UUID) -> Batch:
-    """The caller's batch. Somebody else's answers like one that does not exist."""
+    """Find the caller's batch. Another owner's answers like one that does not exist."""
     async with borrowed(call.server.database) as connection:
         batch = await get_batch(connection, batch_id, call.caller.scope)
     return known(call, batch)
@@ -220,7 +220,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
 
 
 def _states(wanted: Sequence[str] | None) -> list[str] | None:
-    """The states that are asked for, separated by commas or one by one; none at all is not the same as any."""
+    """States that the caller asked for, separated by commas or one by one. None: any state; an empty list: no batch."""
     if wanted is None:
         return None
     words = [word for entry in wanted for word in entry.split(",")]
@@ -237,7 +237,7 @@ def _moment(unix_s: int | None) -> datetime | None:
 
 
 async def cancel_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    """Also lands in `cancelled` at once if nothing was in flight."""
+    """Cancels a batch. It is `cancelled` at once if nothing was in flight."""
     return await _steer(call, "cancel", batch_steer.cancel_batch, BatchState.CANCELLING)
 
 
@@ -250,7 +250,8 @@ async def resume_batch(call: Call[None, Nothing | None]) -> objects.Batch:
 
 
 async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState) -> objects.Batch:
-    """Move the batch. One that is there already is left as it is; one that cannot go there is a conflict."""
+    """Move the batch to a state. A batch that is there already is left as it is; one that cannot go there is a
+    conflict."""
     batch_id, scope = call.id("batch", "batch_id"), call.caller.scope
     async with borrowed(call.server.database) as connection:
         found = known(call, await get_batch(connection, batch_id, scope))
@@ -264,7 +265,7 @@ async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState)
 async def steer(call: Call[Any, Any], connection: Connection, found: Batch, move: Move) -> bool:
     """Move the caller's batch, whatever its dialect; False if it cannot go there."""
     if found.state is BatchState.VALIDATING and call.server.providers:
-        # So that its lines are known, and each is told that it was not run.
+        # So that its lines are known, and each has a line in the error file.
         await validate_batch(connection, found.id, call.server.providers.pool_of)
     moved = await move(connection, found.id, call.caller.scope)
     if moved and move is batch_steer.cancel_batch:
@@ -274,7 +275,8 @@ async def steer(call: Call[Any, Any], connection: Connection, found: Batch, move
 
 
 async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
-    """Runs again what failed or was not run: all of it, or what is named. Completed requests are never run again."""
+    """Runs requests again that failed or were not run: all of them, or those named. Completed requests are never run
+    again."""
     batch_id = call.id("batch", "batch_id")
     body = call.body or RetryBody()
     if body.custom_ids is not None and body.request_ids is not None:
@@ -298,7 +300,7 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
         if not retried.requests and retried.worn_out:
             raise conflict(worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
         if not retried.requests:
-            raise conflict("Nothing of that has failed.")
+            raise conflict("None of these requests has failed.")
         batch = known(call, await get_batch(connection, batch_id, call.caller.scope))
     return objects.batch_object(batch)
 
@@ -354,7 +356,7 @@ ENDPOINTS = (
         "GET",
         "/v1/batches/{batch_id}",
         retrieve_batch,
-        "One batch, at once or when it has ended.",
+        "One batch, at once or, with `wait`, when it has ended.",
         query=WaitQuery,
         answer=objects.Batch,
         errors=(400, 404),

@@ -1,4 +1,4 @@
-"""Reports of what was erased: they outlive what they are about."""
+"""Erasure reports: they outlive the erased objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ID_KINDS: Mapping[Kind, str] = {
     "upload": "upload",
     "session": "session",
 }
-"""How what was erased was called."""
+"""Prefix of the erased object's public id, by kind."""
 
 
 class ErasuresQuery(msgspec.Struct):
@@ -75,7 +75,7 @@ ENDPOINTS = (
         "GET",
         "/v1/erasures",
         list_erasures,
-        "What was asked to be erased, newest first.",
+        "Erasure reports, newest first.",
         query=ErasuresQuery,
         answer=objects.ErasureList,
         errors=(400,),

@@ -15,7 +15,7 @@ _MAX_ID_CHARS = 100
 
 
 class ApiError(Exception):
-    """An answer other than success. Everything in it is shown to the client."""
+    """Answer other than success. Everything in it is shown to the client."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ def render(error: ApiError, dialect: Dialect, request_id: str) -> bytes:
 
 
 def not_found(kind_word: str, public_id: str, param: str | None = "id") -> ApiError:
-    """The one answer for what is not there, was deleted, or is somebody else's."""
+    """404: the one answer for an object that does not exist, was deleted, or is another owner's."""
     return ApiError(404, f"No such {kind_word} object: {public_id[:_MAX_ID_CHARS]}", param=param)
 
 
 def conflict(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """409. The official clients would repeat it; they are told not to."""
+    """409. The official clients would repeat the call; a header tells them not to."""
     return ApiError(409, message, param=param, code=code, headers={"x-should-retry": "false"})
 
 
@@ -86,7 +86,7 @@ def busy(
     retry_after_s: int = 1,
     repeatable: bool = True,
 ) -> ApiError:
-    """503, with the time to come again. What must not be repeated, the official clients are told not to."""
+    """503, with the time to come again. For calls that must not be repeated, a header tells the official clients so."""
     headers = {"retry-after": str(retry_after_s)}
     if not repeatable:
         headers["x-should-retry"] = "false"
@@ -94,6 +94,6 @@ def busy(
 
 
 def disk_full() -> ApiError:
-    """507: nothing more can be stored until somebody makes room."""
+    """507: nothing more can be stored until the operator makes room."""
     headers = {"retry-after": "10"}
     return ApiError(507, "The database's disk is full.", type="server_error", code="disk_full", headers=headers)

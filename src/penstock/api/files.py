@@ -288,7 +288,7 @@ async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response
     async def lines() -> AsyncIterator[bytes]:
         place = offset
         while place < end:
-            page = await follow.journal_page(database, batch.id, which, place, _PAGE_BYTES)
+            page = await follow.read_journal_page(database, batch.id, which, place, _PAGE_BYTES)
             if not page.lines:
                 return
             yield b"".join(line for line, after in zip(page.lines, page.offsets, strict=True) if after <= end)

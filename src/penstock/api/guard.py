@@ -1,4 +1,4 @@
-"""A request's stream under watch: slow senders and slow readers are cut off, sizes are bounded, headers are added."""
+"""Guard of a request's streams: slow senders and slow readers are cut off, sizes are bounded, headers are added."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.config import ServeLimits
 
 
 class SlowReaderError(Exception):
-    """The client has left the answer unread for too long."""
+    """Client that has left the answer unread for too long."""
 
 
 class Guard:
-    """Stands between the server and the handler of one request."""
+    """Guard between the server and the handler of one request."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Guard:
         self._waited_s = 0.0
         self._received = 0
         self.status: int | None = None
-        """Of the answer, once it has begun."""
+        """Status of the answer, once it has begun."""
         self.complete = False
         self.sent_bytes = 0
 
@@ -89,7 +89,7 @@ class Guard:
             raise SlowReaderError from None
 
     async def read(self, max_bytes: int) -> bytes:
-        """The whole body, if it is no longer than that."""
+        """Read the whole body. Raises if it is longer than that."""
         pieces: list[bytes] = []
         while not self._whole:
             message = await self.receive()
@@ -101,8 +101,8 @@ class Guard:
         return b"".join(pieces)
 
     async def linger(self) -> None:
-        """Take and drop what the client is still sending, for a while: many read no answer before they are done, and
-        to cut them off would lose it."""
+        """Read and drop for a while what the client is still sending: many clients read no answer before they have sent
+        everything, and would lose it if they were cut off."""
         with contextlib.suppress(TimeoutError, ApiError):
             async with asyncio.timeout(self._limits.linger_s):
                 while not self._whole:

@@ -1,4 +1,4 @@
-"""What clients read of sessions and their requests."""
+"""Objects that clients read of sessions and their requests."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SessionDeleted(msgspec.Struct, kw_only=True):
 
 
 class StillWaiting(msgspec.Struct, kw_only=True):
-    """The body of a 503 whose request is stored: which one it is, beside the error."""
+    """Body of a 503 whose request is stored: the request beside the error."""
 
     error: OpenAIErrorDetail
     id: str

@@ -12,7 +12,7 @@ from penstock.config import RetryLimits
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 from penstock.errors import PenstockError
-from penstock.export.result_lines import Result, openai_line
+from penstock.export.result_lines import OutcomeRow, openai_line
 from penstock.model import BatchState
 
 _SQL = sql.load("penstock.batches", "run_again.sql")
@@ -197,7 +197,7 @@ class _Failure(NamedTuple):
     ordinal: int
     generation: int
     attempts: int
-    result: Result
+    result: OutcomeRow
 
 
 async def _settled(connection: Connection, wish: _Wish, lane: int, ordinals: Sequence[int]) -> list[_Failure]:
@@ -214,7 +214,7 @@ async def _settled(connection: Connection, wish: _Wish, lane: int, ordinals: Seq
 async def _read(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[_Failure]:
     parameters = {"lane": lane, "ordinals": list(ordinals)}
     cursor = await connection.execute(_SQL["read_failures"], parameters, binary=True)
-    return [_Failure(row[0], row[1], row[2], Result(*row[3:])) for row in await cursor.fetchall()]
+    return [_Failure(row[0], row[1], row[2], OutcomeRow(*row[3:])) for row in await cursor.fetchall()]
 
 
 async def _rerun(

@@ -1,9 +1,9 @@
--- Webhook endpoints and the deliveries to them, which are written by the statement that ends a batch; and the answers of
--- sessions on their way to sinks, which are derived from what is answered and marked to be told.
--- A table's name is no parameter: what is done with deliveries of both kinds stands here once for each.
+-- Webhook endpoints and the deliveries to them, which are written by the statement that ends a batch; and the deliveries
+-- of sessions' answers to sinks, which are made from the requests that were marked for it and are answered.
+-- A table's name cannot be a parameter: statements that both kinds of deliveries need stand here once for each.
 
 -- name: create_endpoint_if_room
--- A new endpoint, unless its owner has as many as anybody may have.
+-- Inserts an endpoint, unless its owner has `most` already.
 INSERT INTO penstock.webhook_endpoints (id, owner, name, url, event_types, secret, created_at, updated_at)
 SELECT %(id)s, %(owner)s, %(name)s, %(url)s, %(event_types)s, %(secret)s,
        @now, @now
@@ -25,7 +25,7 @@ SELECT id, owner, name, url, event_types, secret, created_at, updated_at
  ORDER BY id DESC LIMIT %(limit)s
 
 -- name: update_endpoint_if_owned
--- Changes what is given. An update that changes nothing leaves its time alone.
+-- Changes the given fields. An update that changes nothing leaves `updated_at` alone.
 UPDATE penstock.webhook_endpoints e
    SET name = coalesce(%(name)s::text, e.name), url = coalesce(%(url)s::text, e.url),
        event_types = coalesce(%(event_types)s::text[], e.event_types),
@@ -36,7 +36,7 @@ UPDATE penstock.webhook_endpoints e
 RETURNING e.id, e.owner, e.name, e.url, e.event_types, e.secret, e.created_at, e.updated_at
 
 -- name: rotate_secret_if_owned
--- A new secret. The one before signs along until `keep_s` have passed, if it is to be kept at all.
+-- Sets a new secret. Messages are signed with the previous one too until `keep_s` have passed, if that is above 0.
 UPDATE penstock.webhook_endpoints e
    SET secret = %(secret)s,
        previous_secret = CASE WHEN %(keep_s)s::float8 > 0 THEN e.secret END,
@@ -47,7 +47,7 @@ UPDATE penstock.webhook_endpoints e
 RETURNING e.id, e.owner, e.name, e.url, e.event_types, e.secret, e.created_at, e.updated_at
 
 -- name: delete_endpoint_if_owned
--- The endpoint and everything that was or was to be delivered to it.
+-- Deletes an endpoint with all its deliveries, past and pending.
 WITH gone AS (
   DELETE FROM penstock.webhook_endpoints
    WHERE id = %(id)s AND (%(owner)s::text IS NULL OR owner = %(owner)s)
@@ -59,20 +59,20 @@ dropped AS (
 SELECT id FROM gone
 
 -- name: list_deliveries
--- What was sent to one endpoint, newest first.
+-- Deliveries to one endpoint, newest first.
 SELECT id, event_id, type, batch_id, event_at, attempts, due_at, delivered_at, given_up_at, status_code, error
   FROM penstock.webhook_deliveries
  WHERE endpoint_id = %(endpoint)s AND id < coalesce(%(after)s::int8, 9223372036854775807)
  ORDER BY id DESC LIMIT %(limit)s
 
 -- name: read_signing_keys
--- What signs a message to the endpoint now, and the database's time, which the message carries.
+-- Keys that sign a message to the endpoint now, and the database's time, which the message carries.
 SELECT secret, CASE WHEN previous_until > now() THEN previous_secret END, extract(epoch FROM now())::float8
   FROM penstock.webhook_endpoints WHERE id = %(id)s
 
 -- name: take_deliveries_if_due
--- Takes deliveries by moving their time ahead: nobody else sees them due meanwhile, and if their taker dies they come
--- due again by themselves. The attempt that is counted here is the fence of whoever records the result.
+-- Takes deliveries by moving their time ahead: no other process sees them due meanwhile, and if this one dies they come
+-- due again by themselves. The attempt that is counted here is the fence for recording the result.
 WITH due AS MATERIALIZED (
   SELECT id FROM penstock.webhook_deliveries
    WHERE delivered_at IS NULL AND given_up_at IS NULL AND due_at <= @now
@@ -94,8 +94,8 @@ SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM @now)::float
  ORDER BY t.id
 
 -- name: record_delivery_if_held
--- What became of an attempt: delivered, to be tried again, or given up once the event is too old. "Not decided yet" is
--- put so that the index of what is due does not offer itself: the row is found by its id.
+-- Records the result of an attempt: delivered, to be tried again, or given up once the event is too old. The condition
+-- "not decided yet" is written so that the index over due deliveries does not match it: the row is found by its id.
 UPDATE penstock.webhook_deliveries
    SET status_code = %(status_code)s, error = %(error)s,
        delivered_at = CASE WHEN %(delivered)s THEN @now END,
@@ -108,7 +108,7 @@ UPDATE penstock.webhook_deliveries
 RETURNING id
 
 -- name: put_back_deliveries_if_held
--- Deliveries that were taken and not tried: due again later, the attempt not counted.
+-- Puts back deliveries that were taken and not tried: due again later, the attempt not counted.
 UPDATE penstock.webhook_deliveries d
    SET attempts = d.attempts - 1,
        due_at = @now + make_interval(secs => %(wait_s)s::float8)
@@ -117,7 +117,7 @@ UPDATE penstock.webhook_deliveries d
    AND num_nonnulls(d.delivered_at, d.given_up_at) = 0
 
 -- name: forget_deliveries_if_old
--- Deletes the oldest deliveries past their keep. Ids grow with time, so the oldest rows are the first.
+-- Deletes the oldest decided deliveries, those older than `keep_s`. Ids grow with time, so the oldest rows are the first.
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, event_at, delivered_at, given_up_at FROM penstock.webhook_deliveries
                    ORDER BY id LIMIT %(limit)s) AS first
@@ -129,9 +129,9 @@ DELETE FROM penstock.webhook_deliveries
                        ORDER BY d.id FOR UPDATE SKIP LOCKED))
 
 -- name: list_to_announce
--- Requests whose answers are to be told and may be there: of the sessions after `after`, first come first, no more of
--- one than is before its cursor. What waits behind it costs nothing. The answers are read after this, and the marks
--- taken away after that.
+-- Requests that are marked for a sink and may be answered: of the sessions after `after`, in order, and of each session
+-- only those before its cursor. Requests that wait behind the cursor cost nothing. The answers are read after this, and
+-- the marks taken away after that.
 WITH RECURSIVE lane (id) AS (
   (SELECT lane_id FROM penstock.session_requests WHERE announce AND lane_id > %(after)s ORDER BY lane_id LIMIT 1)
   UNION ALL
@@ -157,7 +157,7 @@ SELECT page.id, a.ordinal, a.id, a.owner, a.session_key,
  ORDER BY page.id, a.ordinal
 
 -- name: read_answers
--- How some requests ended, those that did, and when.
+-- Status and time of the answers to some requests, where there is one.
 -- GROUP BY its key keeps each a probe: a join might read the table whole, and a LIMIT for each of many is what a table
 -- that is spread over nodes cannot do.
 SELECT w.n, o.finished_at, CASE WHEN o.state = 'completed' THEN 'completed'
@@ -170,8 +170,8 @@ SELECT w.n, o.finished_at, CASE WHEN o.state = 'completed' THEN 'completed'
  ORDER BY w.n
 
 -- name: announce_if_marked
--- Turns answers that are to be told into deliveries, one for each sink that wants them, and takes their mark away. The
--- mark is what counts: whoever takes it tells of the answer, so that two who have read the same tell of it once.
+-- Turns marked answers into deliveries, one for each sink that wants them, and takes their marks away. The transaction
+-- that takes the mark makes the deliveries, so that of two that have read the same answer only one does.
 WITH marked AS (
   UPDATE penstock.session_requests SET announce = false
    WHERE id = ANY (ARRAY(
@@ -197,8 +197,8 @@ told AS (
 SELECT count(*) FROM answered
 
 -- name: take_sink_deliveries_if_due
--- Takes what is due for the sinks that are known here, some of each, as webhooks are taken. With it come the event that
--- asked, if one did, and the database's time.
+-- Takes deliveries that are due for the configured sinks, `most` of each, as webhooks are taken. Returns with each the
+-- event that brought its request, if one did, and the database's time.
 WITH due AS MATERIALIZED (
   SELECT d.id
     FROM unnest(%(sinks)s::text[]) AS s (name)
@@ -225,7 +225,7 @@ SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM @now)::float
  ORDER BY t.id
 
 -- name: record_sink_delivery_if_held
--- What became of an attempt, as for webhooks.
+-- Records the result of an attempt, as for webhooks.
 UPDATE penstock.sink_deliveries
    SET status_code = %(status_code)s, error = %(error)s,
        delivered_at = CASE WHEN %(delivered)s THEN @now END,
@@ -238,7 +238,7 @@ UPDATE penstock.sink_deliveries
 RETURNING id
 
 -- name: put_back_sink_deliveries_if_held
--- Deliveries that were taken and not tried: due again later, the attempt not counted.
+-- Puts back deliveries that were taken and not tried: due again later, the attempt not counted.
 UPDATE penstock.sink_deliveries d
    SET attempts = d.attempts - 1,
        due_at = @now + make_interval(secs => %(wait_s)s::float8)
@@ -247,7 +247,7 @@ UPDATE penstock.sink_deliveries d
    AND num_nonnulls(d.delivered_at, d.given_up_at) = 0
 
 -- name: forget_sink_deliveries_if_old
--- Deletes the oldest deliveries past their keep; also those nobody has decided, whose sink is no longer configured.
+-- Deletes the oldest deliveries, those older than `keep_s`; also undecided ones, whose sink is no longer configured.
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, event_at FROM penstock.sink_deliveries ORDER BY id LIMIT %(limit)s) AS first
    WHERE event_at < @now - make_interval(secs => %(keep_s)s::float8)
@@ -257,7 +257,7 @@ DELETE FROM penstock.sink_deliveries
                        ORDER BY d.id FOR UPDATE SKIP LOCKED))
 
 -- name: forget_events_if_old
--- Deletes what is known of events that came in, past its keep: the same event again would be a new one.
+-- Deletes the oldest incoming events, those older than `keep_s`: the same event sent again counts as a new one.
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, received_at FROM penstock.incoming_events ORDER BY id LIMIT %(limit)s) AS first
    WHERE received_at < @now - make_interval(secs => %(keep_s)s::float8)

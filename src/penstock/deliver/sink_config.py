@@ -1,4 +1,4 @@
-"""Sinks: where the answers of sessions go as CloudEvents. Only the operator names them.
+"""Sinks: receivers to which the answers of sessions go as CloudEvents. Only the operator names them.
 
 [[sinks]]
 name = "crm"
@@ -28,10 +28,10 @@ from penstock.validators import read_secret_file, read_secret_variable
 
 Requests = Literal["events", "all"]
 
-ASKED = "com.penstock.session.request"
-"""The type of an event that asks for something."""
-TYPES = tuple(f"{ASKED}.{status}" for status in ("completed", "failed", "cancelled"))
-"""The types of events that tell what became of it."""
+REQUEST_TYPE = "com.penstock.session.request"
+"""Type of an event that brings a request."""
+TYPES = tuple(f"{REQUEST_TYPE}.{status}" for status in ("completed", "failed", "cancelled"))
+"""Types of the events that bring the answer."""
 
 _FIELDS = ("name", "url", "secret_env", "secret_file", "mode", "requests", "types", "owners", "source")
 _SOURCE = re.compile(r"[\x21-\x7e]{1,512}")
@@ -44,7 +44,7 @@ _C = TypeVar("_C", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """One receiver. Its secret is named here, never held."""
+    """Sink: one receiver. Its secret is named here, never held."""
 
     name: str
     url: str
@@ -52,16 +52,16 @@ class Sink:
     secret_file: str | None = None
     mode: Mode = "structured"
     requests: Requests = "events"
-    """Whether it gets the answers to requests that came in as events, or to all."""
+    """Whether it gets the answers to the requests that came in as events, or to all."""
     types: tuple[str, ...] = TYPES
     owners: tuple[str, ...] = ()
-    """Whose; everybody's if empty."""
+    """Owners whose answers it gets; everybody's if empty."""
     source: str | None = None
-    """What the events name as their source; the server's public URL if not given."""
+    """Source that the events name; the server's public URL if not given."""
 
     def wants(self, owner: str, *, from_event: bool) -> bool:
-        whose = not self.owners or owner in self.owners
-        return whose and (from_event or self.requests == "all")
+        listed = not self.owners or owner in self.owners
+        return listed and (from_event or self.requests == "all")
 
     def secret(self) -> bytes:
         """The signing key, read now: `whsec_` and base64 as receivers are given it, or plain text."""
@@ -85,17 +85,17 @@ class Sink:
         return read_secret_variable(name, f"sink '{self.name}': the variable {name} (secret_env)")
 
 
-def are_told(sinks: Iterable[Sink], owner: str, *, from_event: bool) -> bool:
-    """Whether anybody wants to know what becomes of an owner's request."""
+def any_wants(sinks: Iterable[Sink], owner: str, *, from_event: bool) -> bool:
+    """Whether any sink wants the answer to an owner's request."""
     return any(sink.wants(owner, from_event=from_event) for sink in sinks)
 
 
 def parse(entries: Any, file: str) -> tuple[Sink, ...]:
     """The `[[sinks]]` of a configuration file. Errors name the file, the entry and the field."""
-    return read_entries("sinks", entries, file, lambda *entry: _Entry(*entry).parse(), "the sinks' deliveries")
+    return read_entries("sinks", entries, file, lambda *entry: _SinkEntry(*entry).parse(), "the sinks' deliveries")
 
 
-class _Entry(TableEntry):
+class _SinkEntry(TableEntry):
     kind = "sinks"
     fields = _FIELDS
     hint = _HINT

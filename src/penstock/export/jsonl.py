@@ -1,4 +1,4 @@
-"""A batch's results as JSONL in the Batch API's shape, in input order, streamed from one snapshot."""
+"""Result files of a batch: JSONL in the Batch API's shape, in input order, streamed from one snapshot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAGE_ROWS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written where."""
+    """Result files that were written, and their lines."""
 
     output: Path
     output_lines: int
@@ -38,12 +38,12 @@ class Exported:
 
 
 def errors_path(output: Path) -> Path:
-    """Where the failures of `output` go: `answers.jsonl` has `answers.errors.jsonl` beside it."""
+    """Path of the error file of `output`: `answers.jsonl` has `answers.errors.jsonl` beside it."""
     return output.with_name(f"{output.stem}.errors{output.suffix}")
 
 
 def draft_of(path: Path) -> Path:
-    """Where this process writes before it renames to `path`."""
+    """Path to which this process writes before it renames to `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
@@ -74,10 +74,10 @@ def export_files(
 
 
 class _Draft:
-    """A file under construction, invisible under its final name until published."""
+    """File under construction, invisible under its final name until published."""
 
     def __init__(self, path: Path) -> None:
-        # What a link points at is replaced, not the link.
+        # The file that a link points at is replaced, not the link.
         self._path = path.resolve()
         self._draft = draft_of(self._path)
         self._file: IO[bytes] | None = None
@@ -117,13 +117,13 @@ class _Draft:
 
 
 def _open_locked(draft: Path) -> IO[bytes]:
-    """Open for writing, under a lock that the kernel takes back when this process ends, in whatever way."""
+    """Open a draft for writing, under a lock that the kernel takes back however this process ends."""
     while True:
         file = draft.open("wb", buffering=1 << 20)
         try:
             with suppress(OSError):  # a file system without locks: drafts of killed exports stay there
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Another export may have taken it for abandoned in the moment before the lock.
+            # Another export may have removed it as abandoned in the moment before the lock.
             if os.path.samestat(os.fstat(file.fileno()), draft.stat()):
                 return file
         except FileNotFoundError:
@@ -135,7 +135,7 @@ def _open_locked(draft: Path) -> IO[bytes]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the drafts of exports that were killed: they are the ones nobody holds a lock on."""
+    """Remove the drafts of exports that were killed: no process holds a lock on them."""
     prefix = f".{path.name}."
     for draft in path.parent.iterdir():
         if draft.name.startswith(prefix) and draft.name.removeprefix(prefix).removesuffix(".part").isdecimal():

@@ -1,7 +1,7 @@
-"""How a result looks as a line of JSONL, as OpenAI's clients and as Anthropic's expect it, and how long the line is.
+"""Result lines: outcomes as JSONL, as OpenAI's and Anthropic's clients expect them, and the length of each line.
 
-The length is counted when an outcome is settled, so that a result file's size is known without reading it: what is
-counted here and what is written here must be the same to the byte.
+The length is counted when an outcome is settled, so that a result file's size is known without reading it: the counted
+and the written length must be the same to the byte.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _encode = msgspec.json.encode
 
 # Raw line breaks inside valid JSON are white space between tokens; in JSONL they would break the line.
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
-# Three characters that JSON allows raw but that many clients take for line ends: how each begins, in UTF-8, what it
-# is, and what to write in its place. Looking for the first byte alone is ten times faster and mostly enough.
+# Three characters that JSON allows raw but that many clients take for line ends: the first byte of each in UTF-8, the
+# whole of it, and its escape. Looking for the first byte alone is ten times faster and mostly enough.
 _LINE_ENDS = (
     (0xE2, "\u2028".encode(), b"\\u2028"),
     (0xE2, "\u2029".encode(), b"\\u2029"),
@@ -29,7 +29,7 @@ _LINE_ENDS = (
 _ANSWERED = b'{"id":"%b","custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":%b}\n'
 _UNANSWERED = b'{"id":"%b","custom_id":%b,"response":null,"error":%b}\n'
 _ID_BYTES = len(request_public_id(UUID(int=0), 1)) - 1
-"""Without the digits of the line."""
+"""Bytes of a request's public id without the digits of the line."""
 _ANSWERED_BYTES = len(_ANSWERED % (b"", b"", 200, b"", b"", b"null")) + _ID_BYTES
 _UNANSWERED_BYTES = len(_UNANSWERED % (b"", b"", b"")) + _ID_BYTES
 
@@ -40,7 +40,7 @@ NOT_RUN = {
         "This request could not be executed before the completion window expired.",
     ),
 }
-"""What is said of the lines that a batch, ended so, never ran."""
+"""Error code and message of the lines that a batch which ended so never ran."""
 
 _COMPLETED = OutcomeState.COMPLETED
 
@@ -48,8 +48,8 @@ _COMPLETED = OutcomeState.COMPLETED
 _MAX_ERROR_BYTES = 64 * 1024
 
 
-class Result(NamedTuple):
-    """What a line is made of: the columns of an outcome, in the order in which they are read."""
+class OutcomeRow(NamedTuple):
+    """Outcome as a result line needs it: its columns, in the order in which they are read."""
 
     line: int
     state: str
@@ -61,8 +61,8 @@ class Result(NamedTuple):
     response: bytes | None
 
 
-def openai_line(batch_id: UUID, result: Result) -> bytes:
-    """A result as the Batch API has it: what was answered, or why nothing was."""
+def openai_line(batch_id: UUID, result: OutcomeRow) -> bytes:
+    """Result line as the Batch API has it: the answer, or why there is none."""
     line, state, custom_id, status_code, request_id, error_code, error_message, response = result
     completed = state == "completed"
     if response is None:
@@ -76,21 +76,21 @@ def openai_line(batch_id: UUID, result: Result) -> bytes:
         status_code or 200,
         _text(request_id) if request_id else b'"%b"' % public_id,
         _one_line(response),
-        b"null" if completed or _told(status_code) else _error(error_code or state, error_message or state),
+        b"null" if completed or _status_tells(status_code) else _error(error_code or state, error_message or state),
     )
 
 
 def openai_error_line(batch_id: UUID, line: int, custom_id: str, code: str, message: str) -> bytes:
-    """A request that got no answer: `response` is null and `error` says why."""
+    """Result line of a request that got no answer: `response` is null and `error` says why."""
     public_id = request_public_id(batch_id, line).encode()
     return _UNANSWERED % (public_id, _text(custom_id), _error(code, message))
 
 
 def openai_bytes(line: int, custom_id: str, outcome: Outcome) -> int:
-    """The length of `openai_line`, without making it: one is counted for every outcome there is."""
+    """Length of `openai_line`, without making the line: every outcome that is settled needs it."""
     body, request_id, status = outcome.body, outcome.request_id, outcome.status_code
-    if outcome.state is not _COMPLETED and (body is None or not _told(status)):
-        return _untold_bytes(line, custom_id, outcome)
+    if outcome.state is not _COMPLETED and (body is None or not _status_tells(status)):
+        return _bytes_with_error(line, custom_id, outcome)
     digits = len(str(line))
     name = _encode(custom_id)
     size = _ANSWERED_BYTES + digits + (len(name) if name.isascii() else len(_one_line(name)))
@@ -102,8 +102,8 @@ def openai_bytes(line: int, custom_id: str, outcome: Outcome) -> int:
     return size + (len(body) if body.isascii() else _one_line_bytes(body))
 
 
-def _untold_bytes(line: int, custom_id: str, outcome: Outcome) -> int:
-    """The same where `error` says what happened."""
+def _bytes_with_error(line: int, custom_id: str, outcome: Outcome) -> int:
+    """Length of `openai_line` where `error` says what happened."""
     state = str(outcome.state)
     error = len(_error(outcome.error_code or state, outcome.error_message or state))
     if outcome.body is None:
@@ -112,8 +112,8 @@ def _untold_bytes(line: int, custom_id: str, outcome: Outcome) -> int:
     return openai_bytes(line, custom_id, answered) - 4 + error
 
 
-def _told(status_code: int | None) -> bool:
-    """A status that tells the failure by itself leaves `error` null, as the Batch API has it."""
+def _status_tells(status_code: int | None) -> bool:
+    """Whether the status tells the failure by itself, and so leaves `error` null, as the Batch API has it."""
     return (status_code or 200) >= 300
 
 
@@ -149,8 +149,8 @@ def _one_line_bytes(value: bytes) -> int:
 # -- Anthropic
 
 
-def anthropic_line(result: Result) -> bytes:
-    """A result of a message batch. Whatever the upstream answered, the line is one valid JSON object."""
+def anthropic_line(result: OutcomeRow) -> bytes:
+    """Result line of a message batch. Whatever the upstream answered, the line is one valid JSON object."""
     if result.state == "completed":
         message = b"null" if result.response is None else _one_line(result.response)
         return b'{"custom_id":%b,"result":{"type":"succeeded","message":%b}}\n' % (_text(result.custom_id), message)
@@ -168,34 +168,34 @@ def anthropic_not_run_line(custom_id: str, state: BatchState) -> bytes:
     return b'{"custom_id":%b,"result":{"type":"%b"}}\n' % (_text(custom_id), kind)
 
 
-def _anthropic_error(result: Result) -> Any:
-    told = _told_error(result.response)
-    if told is not None and told.get("type") in ERROR_TYPES:
-        return told
-    message = told.get("message") if told is not None else None
+def _anthropic_error(result: OutcomeRow) -> Any:
+    answered = _error_in(result.response)
+    if answered is not None and answered.get("type") in ERROR_TYPES:
+        return answered
+    message = answered.get("message") if answered is not None else None
     if not isinstance(message, str) or not message:
         message = result.error_message or result.error_code or result.state
     return {"type": _anthropic_type(result), "message": message}
 
 
-def _anthropic_type(result: Result) -> str:
+def _anthropic_type(result: OutcomeRow) -> str:
     status = result.status_code
     if status is None:
         return "timeout_error" if result.error_code == "request_timeout" else "api_error"
-    # An upstream's 503 may mean anything; only ours says that there is too much to do.
+    # An upstream's 503 may mean anything; only Penstock's own means that it is overloaded.
     return "api_error" if status == 503 else error_type(status)
 
 
-def _told_error(body: bytes | None) -> dict[str, Any] | None:
-    """The `error` of an error body, if it has one that can be sent on as it is."""
+def _error_in(body: bytes | None) -> dict[str, Any] | None:
+    """The `error` of an upstream's error body, if it has one that can be sent on as it is."""
     if body is None or len(body) > _MAX_ERROR_BYTES:
         return None
     try:
         whole = msgspec.json.decode(body)
-        told = whole.get("error") if isinstance(whole, dict) else None
-        if isinstance(told, dict) and (isinstance(told.get("message"), str) or told.get("type") not in ERROR_TYPES):
-            _encode(told)
-            return told
+        error = whole.get("error") if isinstance(whole, dict) else None
+        if isinstance(error, dict) and (isinstance(error.get("message"), str) or error.get("type") not in ERROR_TYPES):
+            _encode(error)
+            return error
     except (ValueError, TypeError, RecursionError):
         pass
     return None

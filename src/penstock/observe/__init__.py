@@ -1,1 +1,1 @@
-"""What a running system says of itself: logs without secrets or anybody's data."""
+"""Logs of a running system, without secrets and without users' data."""

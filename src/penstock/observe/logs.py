@@ -1,4 +1,4 @@
-"""The log of the long-running commands, without secrets and without anybody's data."""
+"""Log of the long-running commands, without secrets and without users' data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUOTES = re.compile(r"\n?\b(?:DETAIL|CONTEXT|STATEMENT|LINE \d+):.*", re.DOTALL
 
 
 def redacted(text: str) -> str:
-    """The text without what looks like a secret or like somebody's data."""
+    """The text without parts that look like a secret or like a user's data."""
     text = _QUOTES.sub("", text)
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
@@ -38,5 +38,5 @@ def log_to_stderr(level: int) -> None:
     # A log that cannot be written must not end the server.
     logging.raiseExceptions = False
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # What it has to say quotes requests, and is said better elsewhere.
+    # Its messages quote requests; Penstock logs the same errors itself, without them.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from penstock import __version__
 from penstock.api.app import create_app, open_server
 from penstock.api.endpoint import Server
-from penstock.api.keys import any_key
+from penstock.api.keys import has_any_key
 from penstock.claim import gates
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed, open_pool
@@ -70,7 +70,7 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
     providers = Providers(plan.providers)
     async with open_server(plan.config, conninfo, providers) as server:
         async with borrowed(server.database) as connection:
-            keyless = not await any_key(connection)
+            keyless = not await has_any_key(connection)
         sockets = bind(plan.host, plan.port, keyless=keyless)
         await _reopen(server.database, plan.config, plan.providers)
         listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)

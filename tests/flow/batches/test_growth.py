@@ -18,7 +18,7 @@ from penstock.claim import claim as claims
 from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.erase import erase
-from penstock.export.merged import results_page
+from penstock.export.merged import read_results_page
 from penstock.model import BatchState, Lease, OutcomeState
 from tests.support.db import one, with_connection
 from tests.support.engine import count_leased
@@ -65,7 +65,7 @@ def test_it_completes_only_once_it_is_sealed(database: str) -> None:
         await answer(connection, leases)
         assert await finish_batch(connection, batch_id)
         assert (await state(connection, batch_id))[0] is BatchState.COMPLETED
-        rows = await results_page(connection, batch_id)
+        rows = await read_results_page(connection, batch_id)
         assert [(row.line, row.custom_id, row.route) for row in rows] == [
             (n + 1, name, "model-1" if name in "ef" else "model-0") for n, name in enumerate("abcdefg")
         ]

@@ -17,7 +17,7 @@ from penstock.batches.validate import validate_batch
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.erase import erase
-from penstock.export.result_lines import Result, openai_line
+from penstock.export.result_lines import OutcomeRow, openai_line
 from penstock.model import BatchState, Counts, Lease, OutcomeState
 from tests.support.db import one, with_connection
 from tests.support.engine import count_leased, make_batch, make_file
@@ -49,7 +49,7 @@ async def error_bytes(connection: Connection, batch_id: UUID) -> int:
         " WHERE l.batch_id = %s AND o.state <> 'completed'",
         [batch_id],
     )
-    return sum(len(openai_line(batch_id, Result(*row))) for row in await cursor.fetchall())
+    return sum(len(openai_line(batch_id, OutcomeRow(*row))) for row in await cursor.fetchall())
 
 
 async def mixed(connection: Connection, totals: list[int]) -> UUID:

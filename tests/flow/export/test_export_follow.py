@@ -15,7 +15,7 @@ from penstock.batches.finish import finish_batch
 from penstock.batches.run_again import retry_batch
 from penstock.db.pool import Connection, Pool
 from penstock.export import follow
-from penstock.export.follow import Page, journal_page, number_lines
+from penstock.export.follow import Page, number_lines, read_journal_page
 from penstock.export.read import Which
 from penstock.model import Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
@@ -59,7 +59,7 @@ async def all_of(
 ) -> tuple[list[str], int]:
     found: list[str] = []
     while True:
-        page = await journal_page(database, batch_id, which, offset, max_bytes)
+        page = await read_journal_page(database, batch_id, which, offset, max_bytes)
         if not page.lines:
             return found, offset
         found += names(page)
@@ -70,7 +70,7 @@ def test_lines_come_in_the_order_of_their_being_decided(database: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         batch_id = await make_batch(connection, [20, 20])
         first, second = await leased(connection, 20), await leased(connection, 20, "model-1")
-        page = await journal_page(pool, batch_id, "output", 0, BUDGET)
+        page = await read_journal_page(pool, batch_id, "output", 0, BUDGET)
         assert (page.lines, page.after) == ([], 0)
         await decide(connection, second, [7, 3, 4])
         await decide(connection, first, [5])
@@ -122,10 +122,10 @@ def test_who_asks_for_lines_to_come_gets_them_from_there(database_18: str) -> No
         batch_id = await make_batch(connection, [10])
         lease = await leased(connection, 10)
         await decide(connection, lease, [0, 1])
-        page = await journal_page(pool, batch_id, "output", 4, BUDGET)
+        page = await read_journal_page(pool, batch_id, "output", 4, BUDGET)
         assert (page.lines, page.after) == ([], 4)
         await decide(connection, lease, [2, 3, 4, 5])
-        page = await journal_page(pool, batch_id, "output", 4, BUDGET)
+        page = await read_journal_page(pool, batch_id, "output", 4, BUDGET)
         assert (names(page), page.offsets) == (["0-4", "0-5"], [5, 6])
 
     on_pool(database_18, body)
@@ -231,7 +231,7 @@ def test_errors_that_ran_again_are_passed_over_and_keep_their_numbers(database: 
         await decide(connection, again, [1])
         await decide(connection, again, [2], BAD)
         assert await number_lines(connection, batch_id, "errors") == 5
-        page = await journal_page(pool, batch_id, "errors", 0, BUDGET)
+        page = await read_journal_page(pool, batch_id, "errors", 0, BUDGET)
         assert (names(page), page.offsets) == (["0-0", "0-3", "0-2"], [1, 4, 5])
         assert (await all_of(pool, batch_id))[0] == ["0-1"]
         for offset, left in ((2, ["0-3", "0-2"]), (4, ["0-2"]), (5, [])):
@@ -287,10 +287,10 @@ def test_a_large_answer_is_a_page_of_its_own(database_18: str) -> None:
         await decide(connection, lease, range(5), large)
         offset = 0
         for _ in range(5):
-            page = await journal_page(pool, batch_id, "output", offset, BUDGET)
+            page = await read_journal_page(pool, batch_id, "output", offset, BUDGET)
             assert len(page.lines) == 1
             offset = page.after
-        assert not (await journal_page(pool, batch_id, "output", offset, BUDGET)).lines
+        assert not (await read_journal_page(pool, batch_id, "output", offset, BUDGET)).lines
 
     on_pool(database_18, body)
 
@@ -299,7 +299,7 @@ def test_lines_are_those_of_the_output_file(database_18: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         batch_id = await make_batch(connection, [1])
         await decide(connection, await leased(connection, 1), [0])
-        page = await journal_page(pool, batch_id, "output", 0, BUDGET)
+        page = await read_journal_page(pool, batch_id, "output", 0, BUDGET)
         (line,) = page.lines
         said: dict[str, Any] = json.loads(line)
         assert line.endswith(b"\n")

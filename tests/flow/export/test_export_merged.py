@@ -12,7 +12,7 @@ from penstock.batches.run_again import retry_batch
 from penstock.batches.steer import cancel_batch
 from penstock.db.pool import Connection
 from penstock.export import merged
-from penstock.export.merged import STATUSES, AttemptRow, MergedRow, attempts_page, results_page
+from penstock.export.merged import STATUSES, AttemptRow, MergedRow, read_attempts_page, read_results_page
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.support.db import connected, with_connection
@@ -44,7 +44,7 @@ async def walked(
 ) -> list[MergedRow]:
     rows: list[MergedRow] = []
     while True:
-        page = await results_page(connection, batch_id, rows[-1].line if rows else 0, limit, statuses)
+        page = await read_results_page(connection, batch_id, rows[-1].line if rows else 0, limit, statuses)
         assert len(page) <= limit
         if not page:
             return rows
@@ -165,9 +165,9 @@ def test_nothing_is_shown_of_a_deleted_file(database: str) -> None:
 def test_a_page_holds_so_many_bytes(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await make_batch(connection, [10], body=b'"' + b"x" * 1_000 + b'"')
-        page = await results_page(connection, batch_id, 0, 10, max_bytes=2_500)
+        page = await read_results_page(connection, batch_id, 0, 10, max_bytes=2_500)
         assert [row.line for row in page] == [1, 2, 3]
-        page = await results_page(connection, batch_id, 3, 10, ["pending"], max_bytes=1)
+        page = await read_results_page(connection, batch_id, 3, 10, ["pending"], max_bytes=1)
         assert [row.line for row in page] == [4]
 
     with_connection(database_18, body)
@@ -191,7 +191,7 @@ def test_lines_left_blank_in_the_file_are_no_end(database_18: str) -> None:
 async def all_attempts(connection: Connection, batch_id: UUID, limit: int, line: int | None = None) -> list[AttemptRow]:
     rows: list[AttemptRow] = []
     while True:
-        page = await attempts_page(connection, batch_id, rows[-1].place if rows else None, limit, line)
+        page = await read_attempts_page(connection, batch_id, rows[-1].position if rows else None, limit, line)
         if not page:
             return rows
         rows += page
@@ -229,7 +229,7 @@ def test_a_walk_while_lines_are_settled_neither_skips_nor_repeats(database_18: s
             batch_id = await make_batch(connection, [40, 40])
             seen: list[int] = []
             while True:
-                page = await results_page(connection, batch_id, seen[-1] if seen else 0, 7)
+                page = await read_results_page(connection, batch_id, seen[-1] if seen else 0, 7)
                 if not page:
                     break
                 seen += [row.line for row in page]

@@ -99,12 +99,10 @@ def test_nothing_is_held_while_nothing_comes(database_18: str, connection: psyco
     writer = begin(database_18)
     rows = Rows(writer)
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    before = 0
-    for blocks in (QUEUE_BLOCKS, QUEUE_BLOCKS):
-        rows.write(blocks)
-        wait_until(lambda: stored(connection, writer) > before, DEADLINE_S)
+    for before in (0, QUEUE_BLOCKS // 2 * BLOCK_ROWS):
+        rows.write(QUEUE_BLOCKS)
+        wait_until(lambda before=before: stored(connection, writer) > before, DEADLINE_S)  # type: ignore[misc]
         wait_until(lambda: connection.execute(others).fetchone() == (0,), DEADLINE_S)
-        before = stored(connection, writer)
     writer.abandon()
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from penstock.db.pool import Connection
-from penstock.export.result_lines import Result, openai_line
+from penstock.export.result_lines import OutcomeRow, openai_line
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState, Usage
 from penstock.settle.write import Changes, Settled, settle
 from tests.support.db import one, with_connection
@@ -45,7 +45,7 @@ async def stored_bytes(connection: Connection, batch_id: UUID, *, completed: boo
         " WHERE l.batch_id = %s AND (o.state = 'completed') = %s",
         [batch_id, completed],
     )
-    return sum(len(openai_line(batch_id, Result._make(row))) for row in await cursor.fetchall())
+    return sum(len(openai_line(batch_id, OutcomeRow._make(row))) for row in await cursor.fetchall())
 
 
 def test_sizes_and_tokens_are_those_of_the_rows_written(database: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import config
-from penstock.deliver.sink_config import TYPES, Sink, are_told, parse
+from penstock.deliver.sink_config import TYPES, Sink, any_wants, parse
 from penstock.errors import UsageError
 
 GOOD: dict[str, Any] = {"name": "crm", "url": "https://crm.internal:9443/events?x=1", "secret_env": "CRM"}
@@ -89,8 +89,8 @@ def test_secrets_are_read_where_they_are_named(tmp_path: Path, monkeypatch: pyte
 
 def test_who_is_told() -> None:
     everybody, ann = _one(), _one(owners=["ann"], requests="all")
-    assert are_told([everybody], "bob", from_event=True)
-    assert not are_told([everybody], "bob", from_event=False)
-    assert are_told([everybody, ann], "ann", from_event=False)
-    assert not are_told([ann], "bob", from_event=True)
-    assert not are_told([], "bob", from_event=True)
+    assert any_wants([everybody], "bob", from_event=True)
+    assert not any_wants([everybody], "bob", from_event=False)
+    assert any_wants([everybody, ann], "ann", from_event=False)
+    assert not any_wants([ann], "bob", from_event=True)
+    assert not any_wants([], "bob", from_event=True)

@@ -221,20 +221,20 @@ class TestBackoff:
 
     def test_an_episode_ends_when_refusals_stop(self) -> None:
         refusals = Refusals(LIMITS)
-        assert refusals.lasting_s("m", 0) == 0
-        assert refusals.lasting_s("m", 50) == 50
-        assert refusals.lasting_s("other", 50) == 0
-        assert refusals.lasting_s("m", 100) == 100
-        assert refusals.lasting_s("m", 100 + 2 * LIMITS.retry_cap_s + 1) == 0
+        assert refusals.note_refusal("m", 0) == 0
+        assert refusals.note_refusal("m", 50) == 50
+        assert refusals.note_refusal("other", 50) == 0
+        assert refusals.note_refusal("m", 100) == 100
+        assert refusals.note_refusal("m", 100 + 2 * LIMITS.retry_cap_s + 1) == 0
 
     def test_one_admitted_call_ends_a_route_s_episode(self) -> None:
         refusals = Refusals(LIMITS)
-        refusals.lasting_s("m", 0.0)
-        refusals.lasting_s("other", 0.0)
-        assert refusals.lasting_s("m", 30.0) == 30.0
+        refusals.note_refusal("m", 0.0)
+        refusals.note_refusal("other", 0.0)
+        assert refusals.note_refusal("m", 30.0) == 30.0
         refusals.end("m")
-        assert refusals.lasting_s("m", 31.0) == 0.0
-        assert refusals.lasting_s("other", 31.0) == 31.0
+        assert refusals.note_refusal("m", 31.0) == 0.0
+        assert refusals.note_refusal("other", 31.0) == 31.0
 
 
 class TestMessages:

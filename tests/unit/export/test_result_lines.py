@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.export.result_lines import (
     NOT_RUN,
-    Result,
+    OutcomeRow,
     anthropic_line,
     anthropic_not_run_line,
     openai_bytes,
@@ -48,8 +48,8 @@ outcomes = st.builds(
 )
 
 
-def result_of(line: int, custom_id: str, outcome: Outcome) -> Result:
-    return Result(
+def result_of(line: int, custom_id: str, outcome: Outcome) -> OutcomeRow:
+    return OutcomeRow(
         line,
         str(outcome.state),
         custom_id,

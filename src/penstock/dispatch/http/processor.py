@@ -187,7 +187,7 @@ class HttpProcessor:
 
     def _refusing_s(self, item: Item, code_or_status: str | int) -> float:
         if refuses(code_or_status):
-            return self._refusals.lasting_s(item.route, monotonic())
+            return self._refusals.note_refusal(item.route, monotonic())
         self._refusals.end(item.route)
         return 0.0
 
