@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -19,8 +20,9 @@ import pytest
 from penstock.config import Config, WebhookLimits
 from penstock.db.pool import Connection, Pool
 from penstock.deliver import endpoints, rounds, signing, webhooks
-from penstock.deliver.addresses import Policy
+from penstock.deliver.addresses import Policy, parse_url
 from penstock.deliver.endpoints import WebhookEndpoint
+from penstock.deliver.post import PostError, post
 from penstock.deliver.webhooks import Sender, deliver_due
 from penstock.model import public_id
 from tests.support.certificates import make_certificate
@@ -430,3 +432,14 @@ def test_headers_of_a_message_are_ours_alone(database_18: str) -> None:
             }
 
     on_bench(database_18, body)
+
+
+def test_a_header_that_would_break_the_request_is_not_sent() -> None:
+    async def scenario() -> None:
+        async with receiving(Receiver()) as receiver:
+            for headers in ({"x-a": "b\r\nx-c: d"}, {"x-a\nx-c": "d"}, {"x-a": "\u00e9"}):
+                with pytest.raises(PostError, match="a header contains a line break"):
+                    await post(parse_url(receiver.url), [IPv4Address("127.0.0.1")], headers, b"", timeout_s=5)
+            assert receiver.messages == []
+
+    asyncio.run(scenario())

@@ -282,10 +282,10 @@ async def header_not_text(exchange: Exchange) -> None:
 
 
 @contextmanager
-def full_backlog() -> Iterator[int]:
+def full_backlog(host: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
     """A port that listens and accepts nobody: its queue is full."""
     with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
+        server.bind((host, port))
         server.listen(0)
         fillers = []
         try:

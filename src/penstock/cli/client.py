@@ -121,7 +121,7 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[
             if signalled > 1:
                 os._exit(ExitCode.INTERRUPTED)
             if task is not None:
-                # Until it has ended: an answer that comes in the same moment makes the HTTP client forget the first.
+                # Until it has ended: see there for how a first cancellation can be lost.
                 ending = loop.create_task(cancel_and_wait([task]))
 
         loop = asyncio.get_running_loop()

@@ -46,8 +46,7 @@ async def post(
             )
             try:
                 connection.send(message, None)
-                while not connection.head_came:
-                    await connection.change()
+                await _wait_for_head(connection)
                 await _take_rest(connection)
                 return connection.status
             finally:
@@ -67,6 +66,15 @@ def _head(target: Target, headers: Mapping[str, str], size: int) -> bytes:
 def _new_connection() -> HttpConnection:
     unused = Countdown(0)  # those of many calls at once; here `post` keeps the time
     return HttpConnection(_LIMITS, unused, unused, lambda _: None)
+
+
+async def _wait_for_head(connection: HttpConnection) -> None:
+    try:
+        while not connection.head_came:
+            await connection.change()
+    except TransportError:
+        if not connection.head_came:  # what is wrong with the rest of an answer does not undo it
+            raise
 
 
 async def _take_rest(connection: HttpConnection) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.certificates import authority, local_tls
 from tests.support.cli import Finished, read_lines, run_cli, write_requests
 
 Json = dict[str, Any]
@@ -67,7 +68,8 @@ class Call(BaseHTTPRequestHandler):
 
     def _play(self) -> None:
         self.content = self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.server.seen.append((self.command, self.path, dict(self.headers.items())))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.seen.append((self.command, self.path, headers))
         self.server.play(self)
 
     def answer(
@@ -131,6 +133,32 @@ def test_nobody_listens(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
     ended = run_cli("ls", "--server", f"http://127.0.0.1:{port}", cwd=tmp_path)
     ended.refuses(1, f"cannot reach the server at http://127.0.0.1:{port}: Connection refused", "penstock serve")
+
+
+def test_a_servers_own_authority_is_named_in_the_environment(tmp_path: Path, script: Script) -> None:
+    script.play = lambda call: call.answer(200, {"object": "list", "data": [], "has_more": False})
+    script.socket = local_tls().wrap_socket(script.socket, server_side=True)
+    origin = f"https://127.0.0.1:{script.server_port}"
+    run_cli("ls", "--server", origin, cwd=tmp_path).refuses(1, "certificate refused", "SSL_CERT_FILE=")
+    assert script.seen == []
+    trusting = {"SSL_CERT_FILE": str(authority().file)}
+    assert run_cli("ls", "--server", origin, "--json", cwd=tmp_path, env=trusting).expect(0).summary["data"] == []
+
+
+def test_the_environments_proxy_is_used_except_for_this_machine(tmp_path: Path, script: Script) -> None:
+    script.play = lambda call: call.answer(200, {"object": "list", "data": [], "has_more": False})
+    proxy = {"http_proxy": script.origin.removeprefix("http://"), "no_proxy": ""}
+    run_cli("ls", "--server", "http://penstock.invalid/", "--json", cwd=tmp_path, env=proxy).expect(0)
+    assert script.seen[0][1].startswith("http://penstock.invalid/v1/batches?")
+    ask_directly = {**proxy, "no_proxy": "penstock.invalid"}
+    ended = run_cli("ls", "--server", "http://penstock.invalid", cwd=tmp_path, env=ask_directly)
+    ended.refuses(1, "cannot reach the server at http://penstock.invalid")
+    nowhere = {**proxy, "http_proxy": "http://127.0.0.1:9"}
+    run_cli("ls", "--server", script.origin, cwd=tmp_path, env=nowhere).expect(0)
+    socks = {**proxy, "http_proxy": "socks5://u:secret@h"}
+    ended = run_cli("ls", "--server", "http://penstock.invalid", cwd=tmp_path, env=socks)
+    ended.refuses(2, "HTTP_PROXY or ALL_PROXY: the proxy's URL is not http://host:port", "NO_PROXY=penstock.invalid")
+    assert "secret" not in ended.stderr
 
 
 @pytest.mark.parametrize("server", ["127.0.0.1:8000", "ftp://host", "http://", "http://h:x"])
@@ -238,7 +266,7 @@ def test_an_upload_and_a_new_batch_are_repeated_under_one_key_each(tmp_path: Pat
     assert contents == [source.read_bytes()] * 2
     for path, count in (("/v1/files", 2), ("/v1/batches", 2)):
         keys = [
-            {name.lower(): value for name, value in headers.items()}["idempotency-key"]
+            headers["idempotency-key"]
             for method, at, headers in script.seen
             if method != "GET" and at.partition("?")[0] == path
         ]

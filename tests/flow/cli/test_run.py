@@ -20,6 +20,7 @@ import pytest
 import zstandard
 from psycopg.conninfo import make_conninfo
 
+from tests.support.certificates import authority, local_tls
 from tests.support.cli import (
     PENSTOCK,
     Finished,
@@ -39,7 +40,10 @@ from tests.support.cli import (
     write_lines,
     write_requests,
 )
+from tests.support.forward_proxy import ForwardProxy
+from tests.support.hostile import Upstream
 from tests.support.mock_process import MockProcess, start_mock_process
+from tests.support.tcp_server import LoopThread
 from tests.support.wait import wait_until
 
 
@@ -185,6 +189,21 @@ def test_the_error_file_goes_when_no_failure_is_left(place: Place, mock: MockPro
     source = write_requests(place.directory / "requests.jsonl", 5)
     place.run(source, "--base-url", mock.base_url).expect(0)
     assert not place.errors.exists()
+
+
+def test_over_tls_and_through_a_proxy(place: Place) -> None:
+    source = write_requests(place.directory / "requests.jsonl", 20)
+    with (
+        LoopThread("upstream") as thread,
+        thread.entered(Upstream(tls=local_tls())) as upstream,
+        thread.entered(ForwardProxy()) as proxy,
+    ):
+        options = ("--base-url", upstream.base_url, "--proxy", f"http://{proxy.authority}", "--concurrency", "4")
+        place.run(source, *options).refuses(1, "cannot be called: certificate refused", "--ca-file")
+        place.run(source, *options, "--ca-file", authority().file, "--workers", "2").expect(0)
+        assert len([request for request in upstream.received if request.method == "POST"]) == 20
+        assert {head.partition(":")[0] for head in proxy.heads} == {"CONNECT 127.0.0.1"}
+    check_answers(place.output, ids_of(20))
 
 
 def test_passing_errors_are_retried_and_counted(place: Place) -> None:

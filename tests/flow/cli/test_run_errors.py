@@ -132,8 +132,16 @@ def test_a_base_url_that_nobody_answers(tmp_path: Path, database_18: str, source
         (["--base-url", "http://127.0.0.1:1", "--set", "max_attempts=0"], ["max_attempts: 0 is out of range"]),
         (["--base-url", "http://127.0.0.1:1", "--concurrency", "0"], ["concurrency", "out of range"]),
         (["--base-url", "http://127.0.0.1:1", "--config", "missing.toml"], ["missing.toml", "No such file"]),
+        (["--base-url", "http://127.0.0.1:1", "--ca-file", "ca.pem"], ["--ca-file without an https://"]),
+        (["--base-url", "https://127.0.0.1:1", "--ca-file", "missing.pem"], ["missing.pem cannot be read", "ca_file"]),
+        (["--base-url", "http://127.0.0.1:1", "--proxy", "socks5://h"], ["the proxy's URL is not http://host:port"]),
+        (["--base-url", "http://127.0.0.1:1", "--proxy", "http://u:p@h:1"], ["--proxy must not carry credentials"]),
+        (["--processor", "a:b", "--proxy", "http://h:1"], ["--proxy without --base-url"]),
     ],
-    ids=["neither", "both", "no scheme", "bad host", "unknown setting", "no value", "range", "concurrency", "config"],
+    ids=[
+        *("neither", "both", "no scheme", "bad host", "unknown setting", "no value", "range", "concurrency", "config"),
+        *("no TLS", "no certificates", "no proxy", "password", "proxy of a function"),
+    ],
 )
 def test_wrong_usage(tmp_path: Path, source: Path, options: list[str], said: list[str]) -> None:
     ended = run(tmp_path, source, "-o", "answers.jsonl", "--json", *options)

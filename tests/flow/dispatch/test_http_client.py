@@ -18,7 +18,7 @@ from penstock.config import KIB, MIB, DispatchLimits
 from penstock.dispatch.http import client as http_client
 from penstock.dispatch.http.answer import Answer
 from penstock.dispatch.http.client import HttpClient, OpenAnswer
-from penstock.dispatch.http.connect import ConnectOptions
+from penstock.dispatch.http.connect import ConnectOptions, Origin, connect
 from penstock.dispatch.http.errors import TransportError
 from tests.support import hostile
 from tests.support.certificates import authority, local_tls
@@ -30,6 +30,8 @@ LIMITS = DispatchLimits(
 )
 SOON_S = 3.0
 """Less than any of the limits, and than a wait for them."""
+
+OPTIONS = ConnectOptions(ca_file=str(authority().file))
 
 _scheme = ContextVar("scheme", default="http")
 
@@ -104,7 +106,7 @@ async def ground(
 
 
 def new_client(limits: DispatchLimits = LIMITS, headers: Mapping[str, str] | None = None) -> HttpClient:
-    return HttpClient(limits, headers or {}, ConnectOptions(ca_file=str(authority().file)))
+    return HttpClient(limits, headers or {}, OPTIONS)
 
 
 async def next_piece(pieces: AsyncIterator[bytes]) -> bytes:
@@ -798,6 +800,34 @@ def test_the_attempts_time_includes_connecting(run: Run) -> None:
                     pass
             assert caught.value.code == "request_timeout"
         await client.close()
+
+    run(scenario)
+
+
+def test_an_address_that_is_silent_leaves_time_for_the_next(run: Run) -> None:
+    async def scenario() -> None:
+        async with ground(answer(200)) as at:
+            origin = Origin(_scheme.get(), "localhost", at.upstream.port)
+            tls = OPTIONS.tls() if _scheme.get() == "https" else None
+            new = at.client._new_connection
+            with hostile.full_backlog("127.0.0.2", at.upstream.port):
+                connection = await connect(origin, new, 2, tls=tls, addresses=["127.0.0.2", "127.0.0.1"])
+                connection.cut()
+                with pytest.raises(TransportError) as caught:
+                    await connect(origin, new, 0.2, tls=tls, addresses=["127.0.0.2"])
+                assert caught.value.code == "connect_timeout"
+
+    run(scenario)
+
+
+def test_addresses_that_were_given_are_the_only_ones_tried(run: Run) -> None:
+    async def scenario() -> None:
+        async with ground(answer(200)) as at:
+            origin = Origin(_scheme.get(), "localhost", at.upstream.port)
+            with pytest.raises(TransportError) as caught:
+                await connect(origin, at.client._new_connection, 5, tls=OPTIONS.tls(), addresses=["127.0.0.3"])
+            assert (caught.value.code, caught.value.message) == ("connect_failed", "Connection refused")
+            assert at.upstream.connections == 0
 
     run(scenario)
 

@@ -96,6 +96,9 @@ def test_a_signal_to_the_whole_group_stops_it(tmp_path: Path, database_18: str, 
         ((), ("no provider is configured", "--base-url")),
         (("--base-url", "ftp://x"), ("not an http",)),
         ((*NOWHERE, "--api-key-env", "NOT_SET"), ("NOT_SET", "is not set")),
+        (("--base-url", "https://x/v1", "--ca-file", "missing.pem"), ("missing.pem cannot be read", "(ca_file)")),
+        ((*NOWHERE, "--ca-file", "ca.pem"), ("--ca-file without an https://",)),
+        ((*NOWHERE, "--proxy", "http://u:secret@h:1"), ("--proxy must not carry credentials", "penstock.toml")),
         ((*NOWHERE, "--root-path", "penstock"), ("--root-path", "is not a path")),
         ((*NOWHERE, "--public-url", "batch.example.org"), ("--public-url",)),
         ((*NOWHERE, "--host", "no.such.host.invalid"), ("no such address",)),
@@ -115,6 +118,9 @@ def test_a_bad_provider_is_named_with_its_place(tmp_path: Path, database_18: str
     for args in (("--config", path), ("--data-dir", tmp_path)):
         refused = run_cli("serve", *args, "--database-url", database_18, cwd=tmp_path)
         refused.refuses(2, "penstock.toml: providers: entry 1 (a): models")
+    path.write_text('[[providers]]\nname = "a"\nbase_url = "https://x/v1"\nmodels = ["*"]\nca_file = "penstock.toml"\n')
+    refused = run_cli("serve", "--config", path, "--database-url", database_18, cwd=tmp_path)
+    refused.refuses(2, "provider 'a': penstock.toml holds no certificate (ca_file)", "PEM")
 
 
 def test_a_taken_port_is_said(tmp_path: Path, idle: ServerProcess, database_18: str) -> None:

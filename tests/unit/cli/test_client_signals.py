@@ -11,7 +11,7 @@ from penstock.errors import ExitCode
 
 
 def test_an_interrupt_is_repeated_until_the_command_ends() -> None:
-    """The HTTP client may forget a cancellation that comes together with an answer."""
+    """A cancellation may be lost, as psycopg loses one that comes together with an error."""
     forgotten = 0
 
     async def work(_: Session) -> None:

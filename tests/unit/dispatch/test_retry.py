@@ -120,6 +120,9 @@ class TestClasses:
         [
             ("connect_failed", False),
             ("connect_timeout", False),
+            ("proxy_refused", False),
+            ("tls_certificate_untrusted", False),
+            ("tls_failed", False),
             ("first_byte_timeout", True),
             ("idle_timeout", True),
             ("request_timeout", True),

@@ -76,8 +76,8 @@ class HttpConnection(asyncio.Protocol):
         return ready and not self.transport.get_write_buffer_size()
 
     def send(self, message: list[bytes], task: asyncio.Task[Any] | None) -> None:
-        """Begin a request. A `task` is told when the answer is whole, and its countdowns are kept; else every piece is
-        told."""
+        """Begin a request. Every piece of the answer wakes the caller; with a `task`, whose countdowns are kept here,
+        only the whole answer does."""
         self._asked = True
         self._task = task
         if len(message) == 1:
