@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
@@ -216,7 +217,7 @@ def open_upload(database: str) -> uploads.UploadRow:
 
 def add(conninfo: str, upload: uploads.UploadRow, data: bytes, key: str | None = None) -> PartRow:
     about: dict[str, Any] = {"owner": "me", "worker_id": WORKER, "limits": LIMITS, "idempotency_key": key}
-    with PartWriter(conninfo, upload_id=upload.id, **about) as taking:
+    with closing(PartWriter(conninfo, upload_id=upload.id, **about)) as taking:
         taking.feed(data)
         return taking.finish()
 

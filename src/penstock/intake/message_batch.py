@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -354,14 +353,6 @@ class MessageBatchIntake:
 
     def close(self) -> None:
         self._intake.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 _QUOTE = ord('"')

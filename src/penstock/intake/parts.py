@@ -11,8 +11,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID, uuid5
 
 import msgspec
@@ -165,7 +164,7 @@ def _found(upload: UploadRow | None, upload_id: UUID) -> UploadRow:
 
 
 class PartWriter:
-    """Takes a part's bytes as they arrive. Leaving the `with` block without `finish` stores nothing.
+    """Takes a part's bytes as they arrive. Closing it without `finish` stores nothing.
 
     Blocks like `FileIntake`. With an idempotency key, the same part sent again is the part of the first time.
     """
@@ -233,14 +232,6 @@ class PartWriter:
     def close(self) -> None:
         if not self._joined:
             self._writer.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _earlier(self, row: tuple[Any, ...] | None) -> PartRow:
         if row is None or row[4] != self._writer.digest:

@@ -72,10 +72,8 @@ class FileWriter:
     ) -> None:
         self.file_id = new_id()
         self._conninfo = conninfo
-        self._owner = owner
         self._filename = filename
         self._about = {"file_id": self.file_id, "owner": owner, "filename": filename, "worker_id": worker_id}
-        self._limits = limits
         self._keep_bytes = keep_bytes
         self._cutter = PieceCutter()
         self._packer = PiecePacker()
@@ -219,7 +217,7 @@ class FileWriter:
 
     def _earlier(self, connection: Connection, purpose: str, idempotency_key: str | None) -> FileRow | None:
         """The file that has our key, unless it is gone: then the key is free again."""
-        key = {"owner": self._owner, "idempotency_key": idempotency_key}
+        key = {"owner": self._about["owner"], "idempotency_key": idempotency_key}
         row = connection.execute(_SQL["read_file_by_key"], key).fetchone()
         if row is None:
             connection.execute(_SQL["free_key_if_gone"], key)

@@ -99,10 +99,14 @@ def test_nothing_is_held_while_nothing_comes(database_18: str, connection: psyco
     writer = begin(database_18)
     rows = Rows(writer)
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    for before in (0, QUEUE_BLOCKS // 2 * BLOCK_ROWS):
+
+    def write_and_wait(before: int) -> None:
         rows.write(QUEUE_BLOCKS)
-        wait_until(lambda before=before: stored(connection, writer) > before, DEADLINE_S)  # type: ignore[misc]
+        wait_until(lambda: stored(connection, writer) > before, DEADLINE_S)
         wait_until(lambda: connection.execute(others).fetchone() == (0,), DEADLINE_S)
+
+    write_and_wait(0)
+    write_and_wait(QUEUE_BLOCKS * BLOCK_ROWS)
     writer.abandon()
 
 

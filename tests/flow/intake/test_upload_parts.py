@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -78,7 +79,7 @@ def writer(database: str, upload_id: UUID, **options: Any) -> PartWriter:
 
 
 def add(database: str, upload_id: UUID, data: bytes, **options: Any) -> PartRow:
-    with writer(database, upload_id, **options) as taking:
+    with closing(writer(database, upload_id, **options)) as taking:
         for at in range(0, len(data), 300_000):
             taking.feed(data[at : at + 300_000])
         return taking.finish()
@@ -211,7 +212,7 @@ def test_a_cancelled_upload_leaves_nothing(database: str, connection: psycopg.Co
 
 def test_a_part_under_way_when_its_upload_ends_is_not_added(database: str, connection: psycopg.Connection) -> None:
     upload = create(database, size=10_000_000)
-    with writer(database, upload.id) as taking:
+    with closing(writer(database, upload.id)) as taking:
         taking.feed(random.Random(1).randbytes(6_000_000))
         cancel(database, upload.id)
         with pytest.raises(UploadNotPending, match="is cancelled"):
@@ -306,7 +307,7 @@ def test_others_do_not_see_an_upload(database: str) -> None:
 def message_batch(database: str, requests: list[Any], **options: Any) -> Any:
     body = json.dumps({"requests": requests}, indent=1).encode()
     about: dict[str, Any] = {"owner": "me", "worker_id": WORKER, "limits": LIMITS} | options
-    with MessageBatchIntake(database, **about) as taking:
+    with closing(MessageBatchIntake(database, **about)) as taking:
         for at in range(0, len(body), 10_000):
             taking.feed(body[at : at + 10_000])
         return taking.finish()
