@@ -19,5 +19,5 @@ ERROR_TYPES = frozenset(_BY_STATUS.values())
 
 
 def error_type(status: int) -> str:
-    """What an error of this status is called; one that Anthropic does not have, as it calls the like."""
+    """Anthropic's error type for a status; for a status that Anthropic does not use, that of a similar one."""
     return _BY_STATUS.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")

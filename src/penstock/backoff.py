@@ -1,4 +1,4 @@
-"""Waits between tries: doubled up to a bound, with jitter, so that many who wait for the same thing come back apart."""
+"""Backoff: waits between tries, doubled up to a bound, with jitter, so that many who wait do not retry at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Backoff:
         self._first_s = first_s
         self._last_s = last_s
         self.longest_s = first_s
-        """What the next wait takes at most."""
+        """Upper bound of the next wait."""
 
     def reset(self) -> None:
         self.longest_s = self._first_s

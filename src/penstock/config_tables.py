@@ -20,10 +20,10 @@ N = TypeVar("N", bound=_Named)
 
 
 class TableEntry:
-    """One entry. What is wrong with it is told with the file, the entry and the field."""
+    """One entry of a table. Its errors name the file, the entry and the field."""
 
     kind: ClassVar[str]
-    """What the table is called."""
+    """Name of the table."""
     fields: ClassVar[tuple[str, ...]]
     hint: ClassVar[str]
 
@@ -58,7 +58,7 @@ class TableEntry:
 def read_entries(
     kind: str, entries: Any, file: str, read: Callable[[str, int, dict[str, Any]], N], names_tell: str
 ) -> tuple[N, ...]:
-    """All entries of a table. Each has a name of its own; `names_tell` says why."""
+    """Read all entries of a table. Names must differ; `names_tell` says what they tell apart."""
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(f"{file}: {kind}: is not a list of tables", hint=f"Begin each with a line [[{kind}]].")
     found = tuple(read(file, number, entry) for number, entry in enumerate(entries, 1))

@@ -1,6 +1,6 @@
-"""Validators of what people configure: URLs that are called, headers and keys that are sent. Secrets are never shown.
+"""Validators of configured URLs, headers and API keys. Secrets are never shown.
 
-URLs that tenants choose are read by `deliver/addresses.py`, which is stricter: there, a url is an attack.
+URLs that tenants choose are checked by `deliver/addresses.py`, which is stricter: such a URL may be an attack.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 from penstock.errors import UsageError
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# Ours to set, or not to be set by anyone: they say where a message ends and whom it is for.
+# Set by Penstock, or not to be set at all: they say where a message ends and which host it is for.
 _RESERVED_HEADERS = frozenset(
     {
         "connection",
@@ -90,14 +90,14 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def checked_value(value: str, what: str) -> str:
-    """A header's value that can be sent; `what` is named if not."""
+    """A header's value that can be sent; else the error names `what`."""
     if not _is_plain(value):
         raise UsageError(f"{what} contains a line break or another character that a header cannot hold")
     return value
 
 
 def checked_key(key: str, place: str) -> str:
-    """An API key that can be sent; `place` is named if not."""
+    """An API key that can be sent; else the error names `place`."""
     if not key or not _is_plain(key):
         raise UsageError(f"{place}: does not hold a usable API key", hint="A key is one line of plain text.")
     return key
@@ -108,7 +108,7 @@ def _is_plain(text: str) -> bool:
 
 
 def read_secret_file(path: str, place: str, hint: str | None = None) -> str:
-    """What the file holds; `place` says who named it."""
+    """Read a secret from a file; errors begin with `place`, which says where the file was named."""
     try:
         return Path(path).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -117,7 +117,7 @@ def read_secret_file(path: str, place: str, hint: str | None = None) -> str:
 
 
 def read_secret_variable(name: str, what: str) -> str:
-    """What the environment holds under this name; `what` is named if that is nothing."""
+    """Read a secret from the environment; the error names `what`."""
     secret = os.environ.get(name, "").strip()
     if not secret:
         raise UsageError(f"{what} is not set", hint=f"Set it before the command: export {name}=...")

@@ -31,7 +31,7 @@ from penstock.db import arrays, sql
 from penstock.erase import erase, purge
 from penstock.model import Again, ClaimPermit, Item, Outcome, OutcomeState, SessionRequest
 from penstock.sessions.accept import Accepted, Existing, Refused, accept_many
-from penstock.sessions.answers import answered, list_requests
+from penstock.sessions.answers import list_requests, read_answered
 from penstock.sessions.sessions import cancel_request, get_session, put_session, resume_session
 from penstock.settle.write import Changes, pass_over, settle
 from tests.support.engine import claim_due
@@ -347,7 +347,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.wait(erase.delete_session(self.db, OWNER, key, now=self.now))
         assert not self.wait(erase.delete_session(self.db, OWNER, key, now=self.now))
         gone = self.sessions.pop(key)
-        told = self.wait(answered(self.db, [request.id for request in gone.requests]))
+        told = self.wait(read_answered(self.db, [request.id for request in gone.requests]))
         assert len(told) == len(gone.requests), "nobody waits for what will never come"
 
     @rule(rows=st.integers(1, 20))

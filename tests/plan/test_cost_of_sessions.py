@@ -146,7 +146,7 @@ async def accept_keyed(_: World, connection: Connection) -> None:
 
 
 async def answered(world: World, connection: Connection) -> None:
-    assert 20 < len(await answers.answered(connection, world.ids)) < 30
+    assert 20 < len(await answers.read_answered(connection, world.ids)) < 30
 
 
 async def get_request(world: World, connection: Connection) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.batches import create, read, unserved, upkeep
 from penstock.batches.create import find_batch_by_key
-from penstock.batches.read import batch_of_result, list_batches
+from penstock.batches.read import find_batch_of_result, list_batches
 from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.batches.unserved import move_lanes
 from penstock.claim import claim as claims
@@ -216,7 +216,7 @@ async def list_by_metadata(_: World, connection: Connection) -> None:
 
 
 async def result_of_nothing(_: World, connection: Connection) -> None:
-    assert await batch_of_result(connection, uuid4(), None) is None
+    assert await find_batch_of_result(connection, uuid4(), None) is None
 
 
 async def list_failures(world: World, connection: Connection) -> None:

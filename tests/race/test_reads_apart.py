@@ -15,7 +15,7 @@ from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.deliver.sinks import announce_answered
 from penstock.model import Lease
-from penstock.sessions.answers import answered, get_request
+from penstock.sessions.answers import get_request, read_answered
 from penstock.sessions.sessions import put_session, resume_session
 from tests.support.db import connected, one, with_connection
 from tests.support.sessions import DEAD, OWNER, end, send, take, take_items
@@ -89,7 +89,7 @@ def test_a_request_is_never_found_nowhere(database_18: str) -> None:
             row = await get_request(meeting, OWNER, "a", asked.request_id)
             assert row is not None
             assert row.status == "processing"
-            (row,) = await answered(connection, [asked.request_id])
+            (row,) = await read_answered(connection, [asked.request_id])
             assert row.status == "completed"
 
     with_connection(database_18, body)

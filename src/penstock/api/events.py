@@ -29,7 +29,7 @@ from penstock.model import public_id
 from penstock.sessions.accept import NewRequest
 from penstock.sessions.answers import get_request
 from penstock.sessions.cloudevents import STRUCTURED, Event, EventError, read
-from penstock.sessions.events import Asking, NotTaken, accept_events
+from penstock.sessions.events import EventRequest, NotTaken, accept_events
 
 _MAX_EVENTS = 1_000
 _DECIDED = ("completed", "failed", "cancelled")
@@ -90,10 +90,10 @@ async def _content(call: Call[None, None]) -> bytes:
     return bytes(content)
 
 
-def _asking(call: Call[None, None], event: Event, index: int | None) -> Asking:
+def _asking(call: Call[None, None], event: Event, index: int | None) -> EventRequest:
     where = "" if index is None else f"[{index}]."
     try:
-        return Asking(event.source, event.id, _request(call, event, where))
+        return EventRequest(event.source, event.id, _request(call, event, where))
     except EventError as error:
         raise _refusal(error, index) from None
 
@@ -149,7 +149,7 @@ def _refusal(error: EventError, index: int | None) -> ApiError:
     )
 
 
-def _not_taken(refusal: NotTaken, asking: Asking, *, batched: bool) -> ApiError:
+def _not_taken(refusal: NotTaken, asking: EventRequest, *, batched: bool) -> ApiError:
     which = f"Event {refusal.index}: " if batched else ""
     if refusal.code == "event_conflict":
         return conflict(
@@ -164,7 +164,7 @@ def _not_taken(refusal: NotTaken, asking: Asking, *, batched: bool) -> ApiError:
     )
 
 
-def _accepted(call: Call[Any, Any], asking: Asking, request_id: UUID) -> EventAccepted:
+def _accepted(call: Call[Any, Any], asking: EventRequest, request_id: UUID) -> EventAccepted:
     key, name = asking.request.session_key, public_id("session_request", request_id)
     return EventAccepted(
         id=name,

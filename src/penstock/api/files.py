@@ -15,7 +15,7 @@ from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, busy, conflict, not_found
 from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
-from penstock.batches.read import Batch, Which, batch_of_result
+from penstock.batches.read import Batch, Which, find_batch_of_result
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.export import follow, read
@@ -225,7 +225,7 @@ async def delete_file(call: Call[None, None]) -> objects.FileDeleted:
             gone = await erase.delete_file(connection, file_id, scope)
         except erase.NotErasable as error:
             raise conflict(error.message) from None
-        if not gone and await batch_of_result(connection, file_id, scope) is not None:
+        if not gone and await find_batch_of_result(connection, file_id, scope) is not None:
             raise conflict("The batch is still writing this file. Cancel the batch, or wait for its end.")
     if not gone:
         raise not_found("File", call.path["file_id"])
@@ -266,7 +266,7 @@ async def _find(call: Call[Any, Any]) -> FileRow | _Result:
         row = await stored.get_file(connection, file_id, call.caller.scope)
         if row is not None and row.kind == "input":
             return row
-        result = await batch_of_result(connection, file_id, call.caller.scope)
+        result = await find_batch_of_result(connection, file_id, call.caller.scope)
         if row is None and result is not None and result[0].state.terminal:
             # The batch has ended since the first look, and its files are there now; or they are deleted.
             row = await stored.get_file(connection, file_id, call.caller.scope)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from penstock.api.endpoint import Call, Endpoint, Server
 from penstock.db import sql
-from penstock.db.migrate import available
+from penstock.db.migrate import list_migrations
 from penstock.db.pool import borrowed
 
 _SQL = sql.load("penstock.api", "health.sql")
@@ -77,7 +77,7 @@ async def _database(server: Server) -> tuple[Verdict, Verdict]:
         return "ok", "failed"
     except (psycopg.Error, PoolTimeout, TimeoutError):
         return "failed", "failed"
-    needed = {migration.number for migration in available() if migration.phase == "pre"}
+    needed = {migration.number for migration in list_migrations() if migration.phase == "pre"}
     return "ok", "ok" if needed <= {number for (number,) in rows} else "failed"
 
 

@@ -1,4 +1,4 @@
-"""Creating batches over sealed files: the cost does not depend on how many lines a file has."""
+"""Batches created over sealed files: the cost does not depend on how many lines a file has."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ batch AS (
     FROM source
   RETURNING id, owner, priority, deadline
 ),
--- Behind whom it comes in line, as 0009 says: each lane behind the one before, if that is for the same route. Nobody
--- knows yet how much its first turn will be: it is charged for 250, or for what there is.
+-- The lanes' places in line, as 0009 says: each lane behind the one before, if that is for the same route. How much its
+-- first turn will be is not known yet: it is charged for 250 ordinals, or for all if there are fewer.
 lane AS (
   SELECT f.*, %(pool)s AS pool, coalesce(%(route)s::text, f.route) AS goes_to, batch.id AS batch_id, batch.owner,
          batch.priority, batch.deadline, w.weight, n.nearness,
@@ -42,12 +42,12 @@ SELECT batch_id, owner, @now, pool, goes_to, endpoint, source_id, source_lane, t
 RETURNING id, batch_id, route, total
 
 -- name: find_batch_by_key
--- The batch a key already made, with the file it runs over.
+-- Finds the batch that a key already created, with the file it runs over.
 SELECT b.id, b.state, b.total, b.pool, f.id AS file_id, f.digest, b.metadata
   FROM penstock.batches b
   JOIN penstock.files f ON f.id = b.file_id
  WHERE b.owner = %(owner)s AND b.idempotency_key = %(key)s AND (b.deleted_at IS NULL) IS TRUE
 
 -- name: release_key
--- Frees a batch's key, so that a new batch can be made under it.
+-- Frees a batch's key, so that a new batch can be created under it.
 UPDATE penstock.batches SET idempotency_key = NULL WHERE id = %(id)s

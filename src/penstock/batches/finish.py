@@ -1,4 +1,4 @@
-"""Finishing batches: the only statements that end one, with its result files and the webhooks that go with it."""
+"""Batches that finish: the only statements that end a batch, with its result files and its webhook deliveries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def finish_batch(connection: Connection, batch_id: UUID, *, now: Now = Non
 
 
 async def finish_batches(connection: Connection, batches: Collection[UUID], *, now: Now = None) -> set[UUID]:
-    """The same for many; returns those that have ended now."""
+    """End those of many batches for which there is nothing left to do; returns those that have ended now."""
     await connection.execute(_SQL["close_if_past_deadline"], {"ids": list(batches), "now": now})
     await give_up_reruns(connection, batches, now=now)
     return await end_if_over(connection, batches, now=now)
@@ -53,6 +53,6 @@ async def end_if_over(connection: Connection, batches: Iterable[UUID], *, now: N
 async def fail_batch(
     connection: Connection, batch_id: UUID, problems: Sequence[Mapping[str, Any]], *, now: Now = None
 ) -> bool:
-    """End a batch that cannot run, and keep why."""
+    """End a batch that cannot run, and record why."""
     parameters = {"id": batch_id, "problems": json.dumps(problems), "now": now}
     return await (await connection.execute(_SQL["fail_if_validating"], parameters)).fetchone() is not None

@@ -25,12 +25,12 @@ RETURNING id
 
 -- name: finish_if_over
 -- Ends those of some batches for which there is nothing left to do, and freezes their figures: completed if every input
--- has its outcome, else cancelled or expired once nothing is in flight any more, nor to be run again. What goes with the
--- end is written by the same statement: the result files, and a delivery for each webhook that asked for the event.
+-- has its outcome, else cancelled or expired once nothing is in flight any more, nor to be run again. The same statement
+-- writes the result files, and a delivery for each webhook that asked for the event.
 -- The lanes of a cancelled or expired batch are closed by then, so no lease can appear after this statement's snapshot.
--- Figures are the snapshot's. Whoever asks for a rerun after it makes `reruns` differ, and the batch is left alone. Rows
--- that somebody else holds are left for the next time: an end waits for nobody. A batch that grows is not whole. IS TRUE,
--- here and below: the id alone finds the batch, whatever the statistics say.
+-- Figures are the snapshot's. A rerun requested after it makes `reruns` differ, and the batch is left alone. Rows locked
+-- by another transaction are left for the next time: this statement waits for no lock. A batch that grows is not whole.
+-- IS TRUE, here and below: the id alone finds the batch, whatever the statistics say.
 WITH sums AS MATERIALIZED (
   SELECT b.id, b.reruns, b.cancelling_at IS NOT NULL OR b.deadline <= @now AS closing,
          b.validated_at IS NOT NULL AND NOT b.growing
@@ -84,7 +84,7 @@ ended AS (
 frozen AS (
   DELETE FROM penstock.progress WHERE batch_id = ANY (ARRAY(SELECT id FROM ended))
 ),
--- Kept for whoever wants the batch to go on after all.
+-- Kept for a retry of the batch.
 waiting AS MATERIALIZED (
   SELECT id FROM penstock.deferrals
    WHERE batch_id = ANY (ARRAY(SELECT id FROM ended WHERE state <> 'completed')) AND NOT held

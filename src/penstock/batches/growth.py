@@ -67,7 +67,7 @@ async def create_growing_batch(
 
 
 async def grow_batch(connection: Connection, batch_id: UUID, inputs: Sequence[NewInput], *, now: Now = None) -> int:
-    """Add inputs, in this order, all or none; the batch's total then. Whoever adds to the same batch waits for it."""
+    """Add inputs, in this order, all or none; returns the batch's new total. Others who add to the same batch wait."""
     async with connection.transaction():
         source_id, total = await _hold(connection, batch_id, now)
         cursor = await connection.execute(_SQL["list_file_lanes"], {"source_id": source_id})
@@ -93,7 +93,7 @@ async def grow_batch(connection: Connection, batch_id: UUID, inputs: Sequence[Ne
 
 
 async def _hold(connection: Connection, batch_id: UUID, now: Now) -> tuple[int, int]:
-    """Lock the batch and its file; the source of the file, and how many inputs there are."""
+    """Lock the batch and its file; returns the file's source, and how many inputs there are."""
     file = await (await connection.execute(_SQL["hold_file_of_batch"], {"id": batch_id})).fetchone()
     if file is not None:
         parameters = {"id": batch_id, "file_id": file[0], "now": now}
@@ -134,7 +134,7 @@ async def _store(
 
 
 async def seal_batch(connection: Connection, batch_id: UUID, *, now: Now = None) -> bool:
-    """Say that no more inputs will come: from now on the batch may complete. Whether it was growing until now."""
+    """Seal the batch: no more inputs will come, and it may complete from now on. False if it was not growing."""
     if await (await connection.execute(_SQL["seal_if_growing"], {"id": batch_id})).fetchone() is None:
         return False
     await finish_batch(connection, batch_id, now=now)

@@ -12,13 +12,13 @@ VALUES (%(id)s, %(owner)s, %(file_id)s, %(pool)s, %(key)s, %(metadata)s::jsonb, 
         @now, true)
 
 -- name: hold_file_of_batch
--- Locks the file that a batch grows with, before the batch, as whoever deletes it does.
+-- Locks the file that a batch grows with, before the batch, as a deletion does.
 SELECT id, source_id FROM penstock.files
  WHERE id = (SELECT file_id FROM penstock.batches WHERE id = %(id)s)
    FOR NO KEY UPDATE
 
 -- name: hold_if_growing
--- Locks a batch that takes more inputs: until the commit nobody else adds any, steers it, ends it or deletes it.
+-- Locks a batch that takes more inputs: until the commit no other adds any, steers it, ends it or deletes it.
 SELECT total FROM penstock.batches
  WHERE id = %(id)s
    AND (growing AND file_id = %(file_id)s AND state IN ('in_progress', 'paused') AND deleted_at IS NULL
@@ -26,11 +26,11 @@ SELECT total FROM penstock.batches
    FOR UPDATE
 
 -- name: list_file_lanes
--- What a file's lanes hold.
+-- Lists a file's lanes and their totals.
 SELECT source_lane, route, endpoint, total FROM penstock.file_lanes WHERE source_id = %(source_id)s
 
 -- name: add_templates
--- Stores inputs at places that nobody can see yet: totals move by the next statement.
+-- Stores inputs beyond the totals, where none is seen yet: the next statement moves the totals.
 INSERT INTO penstock.templates (source_id, source_lane, ordinal, line, custom_id, summary, body)
 SELECT %(source_id)s, t.*
   FROM unnest(%(lanes)s::int4[], %(ordinals)s::int4[], %(lines)s::int4[], %(custom_ids)s::text[], %(summaries)s::text[],
@@ -94,5 +94,5 @@ made AS (
 SELECT pg_notify('penstock_work', pool) FROM batch
 
 -- name: seal_if_growing
--- No more inputs will come.
+-- Seals a growing batch: no more inputs will come.
 UPDATE penstock.batches SET growing = false WHERE id = %(id)s AND growing RETURNING id

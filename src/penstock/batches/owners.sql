@@ -1,5 +1,5 @@
 -- name: set_weight
--- Says how much of the work an owner gets beside the others. Its lanes that wait keep their place for this turn.
+-- Sets an owner's weight: its share of the work beside the others. Its lanes that wait keep their place for this turn.
 WITH owner AS (
   INSERT INTO penstock.owners (owner, weight) VALUES (%(owner)s, %(weight)s)
   ON CONFLICT (owner) DO UPDATE SET weight = excluded.weight
@@ -13,5 +13,5 @@ lane AS MATERIALIZED (
 UPDATE penstock.lanes SET weight = (SELECT weight FROM owner) WHERE id = ANY (ARRAY(SELECT id FROM lane))
 
 -- name: list_weights
--- The owners of whom something was said.
+-- Lists the owners with a weight of their own.
 SELECT owner, weight::float8 FROM penstock.owners WHERE coalesce(%(owner)s = owner, true) ORDER BY owner

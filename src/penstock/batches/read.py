@@ -1,4 +1,4 @@
-"""Batches as they are at one instant: one of them, or a page."""
+"""Batches read at one instant: one of them, or a page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Batch:
     """None once the file is deleted."""
     endpoint: str | None
     model: str | None
-    """If it is one for all requests."""
+    """Set if all requests have the same."""
     completion_window: str | None
     window_s: float | None
     metadata: dict[str, str]
@@ -64,7 +64,7 @@ class Batch:
     output_bytes: int
     error_bytes: int
     eta_s: float | None
-    """At the pace of the last minute; None if there is none."""
+    """Seconds left at the pace of the last minute; None if there is no pace."""
 
     @property
     def ended_at(self) -> datetime | None:
@@ -73,7 +73,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a run needs to know of its batch."""
+    """Status of a batch, as a run needs it."""
 
     id: UUID
     state: BatchState
@@ -84,7 +84,7 @@ class Status:
 
 
 async def get_batch(connection: Connection, batch_id: UUID, owner: str | None, *, now: Now = None) -> Batch | None:
-    """The batch, if that owner has it; any owner's if none is named."""
+    """Read a batch of this owner; of any owner if none is named."""
     batch = await _read(connection, batch_id, owner)
     return await _with_pace(connection, batch, now) if batch else None
 
@@ -110,7 +110,7 @@ async def list_batches(
     created_before: datetime | None = None,
     now: Now = None,
 ) -> list[Batch]:
-    """A page, newest first: what is older than `after`, or the nearest that are newer than `before`.
+    """Read a page of batches, newest first: those older than `after`, or the nearest that are newer than `before`.
 
     Neither need exist any more. `created_after` is part of the time asked for, `created_before` is not.
     """
@@ -133,10 +133,10 @@ async def list_batches(
     return [await _with_pace(connection, _batch(row), now) for row in await cursor.fetchall()]
 
 
-async def batch_of_result(
+async def find_batch_of_result(
     connection: Connection, file_id: UUID, owner: str | None, *, now: Now = None
 ) -> tuple[Batch, Which] | None:
-    """The batch whose output or errors go by this id, while it is running or as long as that file is there."""
+    """Find the batch whose output or error file has this id, while it is running or as long as that file is there."""
     parameters = {"file_id": file_id, "owner": owner, "now": now}
     row = await (await connection.execute(_SQL["find_batch_of_result"], parameters)).fetchone()
     batch = await get_batch(connection, row[0], owner, now=now) if row else None
@@ -149,7 +149,7 @@ async def _read(connection: Connection, batch_id: UUID, owner: str | None) -> Ba
 
 
 async def _with_pace(connection: Connection, batch: Batch, now: Now) -> Batch:
-    """With the time it will take, if it is running."""
+    """Add the estimated time that is left, if the batch is running."""
     if batch.state is not BatchState.IN_PROGRESS:
         return batch
     parameters = {"id": batch.id, "validated_at": batch.validated_at, "now": now}
@@ -160,7 +160,7 @@ async def _with_pace(connection: Connection, batch: Batch, now: Now) -> Batch:
 
 
 def _id_at(moment: datetime, margin: timedelta) -> UUID:
-    """The first id of a time: ids begin with the milliseconds since 1970."""
+    """First id of a moment: ids begin with the milliseconds since 1970."""
     milliseconds = int((moment + margin).timestamp() * 1000)
     return UUID(int=min(max(milliseconds, 0), 2**48 - 1) << 80)
 

@@ -1,5 +1,5 @@
 -- name: read_batch
--- A batch's figures in one snapshot: they add up at every read. Ended batches answer from their frozen figures.
+-- Reads a batch's figures in one snapshot: they add up at every read. Ended batches have frozen figures.
 SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoint, m.model, b.completion_window,
        b.window_s, b.metadata, b.priority, nullif(b.deadline, 'infinity') AS deadline, b.created_at, b.validated_at,
        b.paused_at, b.cancelling_at, b.completed_at, b.cancelled_at, b.expired_at, b.failed_at, b.problems,
@@ -29,8 +29,8 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
  WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
 
 -- name: read_pace
--- How many lines of a batch were decided each second: by its last hundred settles, or in the last minute. Read after
--- its figures, with which it has nothing to add up to.
+-- Reads how many lines of a batch were decided each second: by its last hundred settles, or in the last minute. Read
+-- after the figures, which need not add up with it.
 SELECT sum(done) FILTER (WHERE written_at > began) / nullif(extract(epoch FROM at - min(began)), 0) AS per_s
   FROM (SELECT done, written_at, at,
                CASE WHEN count(*) OVER () = 100 THEN greatest(min(written_at) OVER (), at - interval '1 minute')
@@ -43,9 +43,9 @@ SELECT sum(done) FILTER (WHERE written_at > began) / nullif(extract(epoch FROM a
  GROUP BY at
 
 -- name: list_batches
--- A page of an owner's batches with their figures, in one snapshot: newest first, or, going back, those just after a
--- place, newest first as well. By state, one walk of the index for each, so that the page's size is what counts. By
--- metadata, whatever has it is found first: that many there are, that much it costs.
+-- Reads a page of an owner's batches with their figures, in one snapshot: newest first, or, going back, those just after
+-- a place, newest first as well. By state, one walk of the index for each, so that the cost is the page's size. By
+-- metadata, all batches that have it are found first: the cost is their number.
 WITH ways AS MATERIALIZED (
   SELECT d.dialect, s.state FROM unnest(%(dialects)s::text[]) AS d (dialect), unnest(%(states)s::text[]) AS s (state)
 ),
@@ -115,7 +115,7 @@ SELECT b.id, b.owner, b.dialect, b.state, b.pool, b.target, b.file_id, b.endpoin
  ORDER BY b.id DESC
 
 -- name: find_batch_of_result
--- The batch whose output or errors go by this id: while it is running, or as long as the file is there.
+-- Finds the batch whose output or error file has this id: while it is running, or as long as the file is there.
 SELECT b.id, CASE WHEN b.output_file_id = %(file_id)s THEN 'output' ELSE 'errors' END AS which
   FROM penstock.batches b
  WHERE b.id = ANY (ARRAY(

@@ -1,4 +1,4 @@
-"""Running failures again, a chunk at a time: each keeps its outcome until a new one takes its place."""
+"""Failures that are run again, a chunk at a time: each keeps its outcome until a new one replaces it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _ENDED = (BatchState.COMPLETED, BatchState.CANCELLED, BatchState.EXPIRED)
 @dataclass(frozen=True, slots=True)
 class Retried:
     requests: int
-    """How many will run again, those that were never run included."""
+    """Requests that will run again, those that were never run included."""
     reopened: bool
-    """The batch had ended and goes on."""
+    """Whether the batch had ended and goes on."""
     worn_out: int = 0
-    """How many have failed and will not run again: they have had all the attempts of their life."""
+    """Failed requests that will not run again: they have had all the attempts they may have."""
 
 
 class NotRetryable(PenstockError):  # noqa: N818 - what it is
@@ -44,7 +44,7 @@ class NotFailed(PenstockError):  # noqa: N818 - what it is
     def __init__(self, named: Sequence[str | int]) -> None:
         super().__init__(f"{len(named)} of the requests named have not failed")
         self.named = named
-        """By custom id or line, as they were asked for."""
+        """Custom ids or lines, as the caller named them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ async def retry_batch(
     limits: RetryLimits = _LIMITS,
     now: Now = None,
 ) -> Retried:
-    """Run again what failed, and what an ended batch never ran; or what is named of the failures.
+    """Run failed requests again, and those that an ended batch never ran; or the named failures alone.
 
     Completed requests are never run again. A batch that had ended goes on, with as much time as it had at first.
     Chunks commit one by one: after a crash in between, some run again and the rest has failed as before.
@@ -83,10 +83,10 @@ async def retry_batch(
         async with connection.transaction():
             not_run = await _hold(connection, wish)
             if lanes is None:
-                lanes = await _lanes_with_failures(connection, batch_id)
+                lanes = await _list_lanes_with_failures(connection, batch_id)
                 await _check_named(connection, wish, lanes)
-            ordinals = await _failures(connection, wish, lanes[0], after) if lanes else []
-            failures = await _settled(connection, wish, lanes[0], ordinals) if lanes else []
+            ordinals = await _list_failures(connection, wish, lanes[0], after) if lanes else []
+            failures = await _read_settled(connection, wish, lanes[0], ordinals) if lanes else []
             again = [failure for failure in failures if failure.attempts < wish.max_attempts]
             worn_out += len(failures) - len(again)
             reopens = not_run is not None and bool(again or (not_run and wish.everything))
@@ -104,15 +104,15 @@ async def retry_batch(
 
 
 async def give_up_reruns(connection: Connection, batches: Collection[UUID], *, now: Now = None) -> None:
-    """Of some batches that are to end as they are: what was to be run again keeps the outcome it has."""
+    """Give up the reruns of batches that are to end now: requests that were to be run again keep their outcomes."""
     cursor = await connection.execute(_SQL["list_unrun"], {"ids": list(batches), "now": now})
     for (batch_id,) in await cursor.fetchall():
-        while await _give_up_some(connection, batch_id, now):
+        while await _give_up_page(connection, batch_id, now):
             pass
 
 
-async def _give_up_some(connection: Connection, batch_id: UUID, now: Now) -> bool:
-    """Whether there may be more."""
+async def _give_up_page(connection: Connection, batch_id: UUID, now: Now) -> bool:
+    """Give up some reruns of a batch; returns whether there may be more."""
     async with connection.transaction():
         parameters = {"id": batch_id, "limit": _CHUNK_ROWS, "now": now}
         cursor = await connection.execute(_SQL["hold_first_unrun"], parameters)
@@ -127,7 +127,7 @@ async def _give_up_some(connection: Connection, batch_id: UUID, now: Now) -> boo
 
 
 async def _hold(connection: Connection, wish: _Wish) -> int | None:
-    """Lock the batch, or say why it cannot be. If it has ended: how many of its requests were never run."""
+    """Lock the batch, or raise why it cannot be retried. If it has ended, returns how many requests were never run."""
     parameters = {"id": wish.batch_id, "owner": wish.owner, "now": wish.now}
     cursor = await connection.execute(_SQL["hold_if_known"], parameters)
     row = await cursor.fetchone()
@@ -153,8 +153,8 @@ async def _hold(connection: Connection, wish: _Wish) -> int | None:
     return int(not_run) if state in _ENDED else None
 
 
-async def _lanes_with_failures(connection: Connection, batch_id: UUID) -> list[int]:
-    """The batch is held: no lane is added or taken away between the two reads, and no outcome taken back."""
+async def _list_lanes_with_failures(connection: Connection, batch_id: UUID) -> list[int]:
+    """List the lanes with failures. The batch is locked: no lane or outcome comes or goes between the two reads."""
     cursor = await connection.execute(_SQL["list_lanes_of_batch"], {"id": batch_id})
     lanes = [lane for (lane,) in await cursor.fetchall()]
     cursor = await connection.execute(_SQL["list_lanes_with_failures"], {"lanes": lanes})
@@ -162,7 +162,7 @@ async def _lanes_with_failures(connection: Connection, batch_id: UUID) -> list[i
 
 
 async def _check_named(connection: Connection, wish: _Wish, lanes: Sequence[int]) -> None:
-    """Before anything is taken back: whoever names something wrong is told, and can ask again."""
+    """Check the named requests before anything is run again: a wrong name fails the whole retry."""
     named: Sequence[str | int] = wish.lines or wish.custom_ids or ()
     if not named:
         return
@@ -180,8 +180,8 @@ def worn_out_message(requests: int, max_attempts: int) -> str:
     return f"{requests} failed {have} had {max_attempts} attempts or more (max_attempts_lifetime): not run again."
 
 
-async def _failures(connection: Connection, wish: _Wish, lane: int, after: int) -> list[int]:
-    """The ordinals of the next failures of a lane."""
+async def _list_failures(connection: Connection, wish: _Wish, lane: int, after: int) -> list[int]:
+    """List the ordinals of the next failures of a lane."""
     parameters = {
         "lane": lane,
         "after": after,
@@ -200,9 +200,9 @@ class _Failure(NamedTuple):
     result: OutcomeRow
 
 
-async def _settled(connection: Connection, wish: _Wish, lane: int, ordinals: Sequence[int]) -> list[_Failure]:
-    """Those that are not being run again already. Outcomes are read after it is known what runs: whatever was replaced
-    in between is read as it is now, and only this transaction can have more of it run."""
+async def _read_settled(connection: Connection, wish: _Wish, lane: int, ordinals: Sequence[int]) -> list[_Failure]:
+    """Read failures that are not being run again already. Outcomes are read after the running ones are known: an
+    outcome replaced in between is read as it is now, and only this transaction can have more of them run."""
     if not ordinals:
         return []
     parameters = {"id": wish.batch_id, "lane": lane, "ordinals": list(ordinals)}
@@ -234,8 +234,8 @@ async def _rerun(
 
 
 def _figures(batch_id: UUID, failures: Sequence[_Failure]) -> dict[str, int]:
-    """What some failures are in a batch's figures. What their lines take of the error file is known only by making them
-    again."""
+    """Figures of some failures, as the batch counts them. The bytes of their lines in the error file are known only by
+    making the lines again."""
     states = Counter(failure.result.state for failure in failures)
     size = sum(len(openai_line(batch_id, failure.result)) for failure in failures)
     return {**{state: states[state] for state in ("failed", "not_found", "skipped")}, "bytes": size}

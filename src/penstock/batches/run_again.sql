@@ -1,5 +1,5 @@
 -- name: hold_if_known
--- Locks a batch whose failures are to be run again, and says what there is of it: until the commit nobody ends it,
+-- Locks a batch whose failures are to be run again, and reads its state: until the commit no other transaction ends it,
 -- steers it or deletes it.
 SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
        b.dialect <> 'openai' OR num_nulls(b.output_file_id, b.error_file_id) = 0 AS has_results,
@@ -11,8 +11,8 @@ SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
    FOR UPDATE
 
 -- name: reopen_if_ended
--- Lets an ended batch go on: its figures move again, its lanes are open, what was deferred is due, its result files are
--- to be written anew. What an earlier end may have left of its deltas is part of its figures already.
+-- Lets an ended batch go on: its figures move again, its lanes are open, its deferrals are due, its result files are to
+-- be written again. Deltas that an earlier end may have left are part of its figures already.
 WITH batch AS MATERIALIZED (
   SELECT * FROM penstock.batches WHERE id = %(id)s AND completed IS NOT NULL AND failed_at IS NULL
 ),
@@ -58,19 +58,19 @@ unpublished AS (
 SELECT id FROM opened
 
 -- name: list_lanes_of_batch
--- The lanes of a batch.
+-- Lists the lanes of a batch.
 SELECT id FROM penstock.lanes WHERE batch_id = %(id)s ORDER BY id
 
 -- name: list_lanes_with_failures
--- Those of some lanes that have outcomes to be had again. It reads the keys of all that are, from an index that has
--- nothing else: whoever asks goes on to read all of them whole.
+-- Lists those of some lanes that have failures. It reads the keys of all failures, from an index that has nothing else:
+-- the caller goes on to read all of them whole.
 SELECT lane_id FROM penstock.outcomes
  WHERE lane_id = ANY (%(lanes)s::int8[]) AND state <> 'completed'
  GROUP BY lane_id
  ORDER BY lane_id
 
 -- name: list_failures
--- The next failures of a lane: all, or those with certain custom ids or lines.
+-- Lists the next failures of a lane: all, or those with certain custom ids or lines.
 SELECT ordinal
   FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND state <> 'completed' AND ordinal > %(after)s
@@ -80,7 +80,7 @@ SELECT ordinal
  LIMIT %(limit)s
 
 -- name: list_rerunning
--- Those of some ordinals of a lane that are being run again, as ranges.
+-- Lists those of some ordinals of a lane that are being run again, as ranges.
 SELECT lower(r), upper(r)
   FROM (SELECT unnest(h.ordinals * wanted.ordinals) AS r
           FROM (SELECT range_agg(int4range(o, o + 1)) AS ordinals FROM unnest(%(ordinals)s::int4[]) AS o) AS wanted
@@ -92,8 +92,8 @@ SELECT lower(r), upper(r)
             WHERE batch_id = %(id)s AND lane_id = %(lane)s AND generation > 0) AS h) AS running
 
 -- name: read_failures
--- Some failures of a lane, as they are now. Looked up one by one: with ordinal = ANY(...), servers before 17 may walk the
--- whole lane.
+-- Reads some failures of a lane, as they are now. Looked up one by one: with ordinal = ANY(...), servers before 17 may
+-- walk the whole lane.
 SELECT o.*
   FROM unnest(%(ordinals)s::int4[]) AS wanted (ordinal)
  CROSS JOIN LATERAL (
@@ -104,14 +104,14 @@ SELECT o.*
     LIMIT 1) AS o
 
 -- name: find_named_failures
--- Those of some custom ids or lines that are failures of these lanes.
+-- Finds those of some custom ids or lines that are failures of these lanes.
 SELECT custom_id, line, attempts FROM penstock.outcomes
  WHERE lane_id = ANY (%(lanes)s::int8[]) AND state <> 'completed'
    AND (custom_id = ANY (%(custom_ids)s::text[]) OR line = ANY (%(lines)s::int4[]))
 
 -- name: rerun_if_held
 -- Turns outcomes of one lane into work again, as their next generation: their ordinals are deferred and due, and the
--- figures forget them. The outcomes stay until the new ones take their place. The batch is locked by this transaction,
+-- figures no longer count them. The outcomes stay until new ones replace them. The batch is locked by this transaction,
 -- and nothing but a rerun makes a generation. A batch that was reopened is marked already: a second update in one
 -- transaction would look at the file once more, for the foreign key's sake, and that may be held by a deletion which
 -- waits for the batch.
@@ -140,7 +140,7 @@ counted AS (
 SELECT pg_notify('penstock_work', '')
 
 -- name: list_unrun
--- Those of some batches that are to end although something waits to be run again, and nothing is in flight.
+-- Lists those of some batches that are to end although requests wait to be run again, and nothing is in flight.
 SELECT b.id
   FROM penstock.batches b
  WHERE b.id = ANY (%(ids)s::uuid[])
@@ -151,8 +151,7 @@ SELECT b.id
    AND (SELECT true FROM penstock.lanes WHERE batch_id = b.id AND open LIMIT 1) IS NULL
 
 -- name: hold_first_unrun
--- Locks a batch that is to end, if it still is, and the next of its deferrals of what is to be run again; some ordinals
--- of it.
+-- Locks a batch that is to end, if it still is, and the next of its deferrals for a rerun; returns some ordinals of it.
 WITH batch AS MATERIALIZED (
   SELECT id FROM penstock.batches
    WHERE id = %(id)s
@@ -170,8 +169,8 @@ SELECT d.id, d.lane_id, ARRAY(
    FOR UPDATE
 
 -- name: give_up_unrun
--- Leaves some outcomes as they are that were to be had again: the figures count them once more. The batch is locked by
--- this transaction, and its lanes are closed: nobody claims.
+-- Gives up some reruns: the old outcomes stay, and the figures count them once more. The batch is locked by this
+-- transaction, and its lanes are closed: nothing is claimed.
 WITH rest AS MATERIALIZED (
   SELECT id, ordinals - (SELECT range_agg(int4range(o, o + 1)) FROM unnest(%(ordinals)s::int4[]) AS o) AS ordinals
     FROM penstock.deferrals

@@ -3,7 +3,7 @@
 SELECT id FROM penstock.batches WHERE id = %(id)s FOR UPDATE
 
 -- name: pause_if_running
--- Closes the lanes and holds the deferrals. What is in flight finishes. Statements that wait for several lanes take them
+-- Closes the lanes and holds the deferrals. Calls in flight finish. Statements that wait for several lanes take them
 -- in id order (steering, and settles that make room), and after these deferrals, in id order too.
 WITH batch AS (
   UPDATE penstock.batches
@@ -56,7 +56,7 @@ released AS (
 SELECT id, pg_notify('penstock_work', '') FROM batch
 
 -- name: cancel_if_unfinished
--- Stamps the batch and closes its lanes, whatever the number of lines. What is in flight finishes and is kept.
+-- Stamps the batch and closes its lanes, whatever the number of lines. Calls in flight finish; their outcomes are kept.
 WITH batch AS (
   UPDATE penstock.batches
      SET cancelling_at = @now, steered_at = @now

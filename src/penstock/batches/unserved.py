@@ -1,4 +1,4 @@
-"""Work whose provider is gone: finding it, and giving it to the provider that serves its model now."""
+"""Unserved work, whose provider is gone: found, and moved to the provider that serves its model now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOVED_AT_ONCE = 1_000
 async def list_unserved(
     connection: Connection, served: Sequence[str], grace_s: float, *, now: Now = None
 ) -> dict[str, list[str]]:
-    """Pools with work that are not among these and have no worker anywhere, each with its models."""
+    """List pools with work that are not among these and have no worker anywhere, each with its models."""
     cursor = await connection.execute(_SQL["list_unserved"], {"served": list(served), "grace_s": grace_s, "now": now})
     found: dict[str, list[str]] = {}
     for pool, route in await cursor.fetchall():
@@ -33,7 +33,7 @@ async def move_lanes(
     limit: int = MOVED_AT_ONCE,
     now: Now = None,
 ) -> int:
-    """Give lanes of this model to another pool, some at a time, unless somebody works on them; how many."""
+    """Move lanes of this model to another pool, some at a time, unless they are leased; returns how many."""
     cursor = await connection.execute(
         _SQL["move_if_unserved"],
         {

@@ -1,5 +1,5 @@
 -- name: list_unserved
--- Providers' pools and routes with anything to claim, now or later, that are none of the caller's and have no live
+-- Lists providers' pools and routes with anything to claim, now or later, that are none of the caller's and have no live
 -- worker. One index probe for each pool and route.
 WITH RECURSIVE
 lane_place AS (
@@ -34,9 +34,9 @@ SELECT pool, route FROM place
  ORDER BY pool, route
 
 -- name: move_if_unserved
--- Gives lanes of a route that nobody works off to another pool, with their deferrals and, of sessions, the requests still
--- to come; only lanes of which nothing is leased, and only while no live worker has the pool. Should a claim be quicker
--- all the same, what it gives back is found in the old pool, and moved the next time.
+-- Moves lanes of an unserved route to another pool, with their deferrals and, of sessions, the requests still to come;
+-- only lanes of which nothing is leased, and only while no live worker has the pool. Should a claim be quicker all the
+-- same, the ordinals it gives back are found in the old pool, and moved the next time.
 WITH found AS MATERIALIZED (
   (SELECT id FROM penstock.lanes
     WHERE pool = %(pool)s AND route = %(route)s AND runnable

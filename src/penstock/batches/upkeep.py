@@ -1,4 +1,4 @@
-"""Upkeep of open batches: listing those that need a look, folding their counters, keeping their places in line."""
+"""Upkeep of open batches: list those that need attention, fold their counters, keep their places in line."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _FOLDS = 100
 
 
 async def list_unfinished(connection: Connection, *, after: UUID | None = None, limit: int = 500) -> list[UUID]:
-    """Batches that have started and not ended, a page of them."""
+    """List a page of batches that have started and not ended."""
     cursor = await connection.execute(_SQL["list_unfinished"], {"after": after or UUID(int=0), "limit": limit})
     return [batch_id for (batch_id,) in await cursor.fetchall()]
 
 
 async def list_changed(connection: Connection, *, limit: int) -> list[UUID]:
-    """Batches whose figures have moved since the last fold."""
+    """List batches whose figures have moved since the last fold."""
     cursor = await connection.execute(_SQL["list_changed"], {"limit": limit})
     return [batch_id for (batch_id,) in await cursor.fetchall()]
 
 
 async def list_closing(connection: Connection, *, limit: int, now: Now = None) -> list[UUID]:
-    """Batches that are past their deadline or being cancelled, and have not ended."""
+    """List batches that are past their deadline or being cancelled, and have not ended."""
     cursor = await connection.execute(_SQL["list_closing"], {"limit": limit, "now": now})
     return [batch_id for (batch_id,) in await cursor.fetchall()]
 
 
 async def list_steered(connection: Connection, within_s: float, *, limit: int, now: Now = None) -> list[UUID]:
-    """Batches that were paused, resumed, cancelled or reopened within so many seconds."""
+    """List batches that were paused, resumed, cancelled or reopened within the last `within_s` seconds."""
     cursor = await connection.execute(_SQL["list_steered"], {"within_s": within_s, "limit": limit, "now": now})
     return [batch_id for (batch_id,) in await cursor.fetchall()]
 

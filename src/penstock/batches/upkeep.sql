@@ -1,6 +1,6 @@
 -- name: hold_strays
 -- Holds deferrals that were written while their batch was being paused or cancelled, and releases those that were held
--- while it was being resumed: this very statement may do that, since it waits for nobody and believes its snapshot.
+-- while it was being resumed: this very statement may do that, since it waits for no lock and goes by its snapshot.
 -- Deferrals that a statement holds are left for the next round.
 UPDATE penstock.deferrals SET held = NOT held, tag = NULL
  WHERE id = ANY (ARRAY(
@@ -16,7 +16,7 @@ UPDATE penstock.deferrals SET held = NOT held, tag = NULL
       FOR UPDATE SKIP LOCKED))
 
 -- name: list_unfinished
--- Batches that were started and have not ended, for the housekeeping round: the next some of them.
+-- Lists the next batches that were started and have not ended, for the maintenance round.
 SELECT id FROM penstock.batches
  WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL
    AND id > %(after)s AND deleted_at IS NULL AND state <> 'validating'
@@ -24,7 +24,7 @@ SELECT id FROM penstock.batches
  LIMIT %(limit)s
 
 -- name: list_changed
--- Batches with deltas that no fold has seen: one probe for each.
+-- Lists batches with deltas that no fold has seen: one probe for each.
 WITH RECURSIVE changed AS (
   SELECT '00000000-0000-0000-0000-000000000000'::uuid AS batch_id
   UNION ALL
@@ -35,7 +35,7 @@ WITH RECURSIVE changed AS (
 SELECT batch_id FROM changed WHERE batch_id IS NOT NULL OFFSET 1 LIMIT %(limit)s
 
 -- name: list_closing
--- Batches that are to end although inputs are left: past their deadline, or being cancelled. The earliest first.
+-- Lists batches that are to end although inputs are left: past their deadline, or being cancelled. The earliest first.
 SELECT id FROM penstock.batches
  WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL AND failed_at IS NULL
    AND (cancelling_at IS NOT NULL OR deadline < 'infinity')
@@ -45,13 +45,14 @@ SELECT id FROM penstock.batches
  LIMIT %(limit)s
 
 -- name: list_steered
--- Batches that were paused, resumed, cancelled or reopened within the last seconds, or, by a clock since set back, later.
+-- Lists batches that were paused, resumed, cancelled or reopened within the last seconds, or, by a clock since set back,
+-- later.
 SELECT id FROM penstock.batches
  WHERE steered_at > @now - make_interval(secs => %(within_s)s) AND deleted_at IS NULL
  LIMIT %(limit)s
 
 -- name: line_up_lanes
--- Gives lanes a place in line that code from before there was one has made, or made runnable.
+-- Gives lanes a place in line that were created, or made runnable, by code from before there were places.
 UPDATE penstock.lanes
    SET tag = CASE WHEN session THEN extract(epoch FROM @now)
                   ELSE penstock.line_end(pool, route, band, owner, nearness) + step END
@@ -63,7 +64,7 @@ UPDATE penstock.lanes
       FOR UPDATE SKIP LOCKED))
 
 -- name: weigh_near
--- Counts batches for more as their deadline comes nearer. What a lane still waits for shrinks as its share grows.
+-- Raises the weight of batches as their deadline comes nearer. A lane's remaining wait shrinks as its share grows.
 WITH near AS MATERIALIZED (
   SELECT l.id, penstock.nearness(l.deadline, @now) AS nearness
     FROM (SELECT id FROM penstock.batches

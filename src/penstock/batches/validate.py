@@ -1,4 +1,4 @@
-"""Batches that somebody asks for: noted at once, looked at right after, then started or refused."""
+"""Batches requested by callers: recorded at once, validated right after, then started or failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Problem = Mapping[str, Any]
 class Requested:
     batch: Batch
     existed: bool
-    """The key had made this batch before. Whether for the same wish, its fingerprint says."""
+    """The key had created this batch before. Its fingerprint tells whether the request was the same."""
 
 
 async def request_batch(
@@ -45,9 +45,9 @@ async def request_batch(
     batch_id: UUID | None = None,
     now: Now = None,
 ) -> Requested | None:
-    """Note the wish for a batch over a file; None if the owner has no such file to run."""
+    """Record a requested batch over a file; None if the owner has no such file to run."""
     batch_id = batch_id or new_id()
-    # A message batch has its results, but not as files.
+    # A message batch has results, but not as files.
     output_file_id, error_file_id = (new_id(), new_id()) if dialect == "openai" else (None, None)
     cursor = await connection.execute(
         _SQL["request_batch_if_ready"],
@@ -82,7 +82,7 @@ async def request_batch(
 
 
 async def list_unvalidated(connection: Connection) -> list[UUID]:
-    """Batches that still wait to be looked at, oldest first."""
+    """List batches that wait to be validated, oldest first."""
     cursor = await connection.execute(_SQL["list_unvalidated"], {"limit": _UNVALIDATED_LIMIT})
     return [batch_id for (batch_id,) in await cursor.fetchall()]
 
@@ -95,7 +95,7 @@ async def validate_batch(
     max_reported: int = 20,
     now: Now = None,
 ) -> None:
-    """Start a batch that was asked for, or fail it and say why. One that is decided already is left alone.
+    """Start a requested batch, or fail it and say why. A batch that is decided already is left alone.
 
     `pool_of` names the pool that serves a model; None if nobody does.
     """
@@ -133,7 +133,7 @@ def _wrong_lanes(
     endpoints: Sequence[str],
     pools: Sequence[str | None],
 ) -> dict[int, tuple[str, str, str]]:
-    """What is wrong with the lines of each lane: code, message, parameter."""
+    """Problem with the lines of each wrong lane: code, message, parameter."""
     wrong: dict[int, tuple[str, str, str]] = {}
     for lane, route, url, pool in zip(lanes, routes, endpoints, pools, strict=True):
         if endpoint is not None and url != endpoint:

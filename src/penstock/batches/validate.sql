@@ -1,5 +1,5 @@
 -- name: request_batch_if_ready
--- Notes that somebody wants a batch over a sealed file. A key that made one before makes no second.
+-- Records a requested batch over a sealed file. A key that created one before creates no second.
 WITH source AS MATERIALIZED (
   SELECT id FROM penstock.files
    WHERE id = %(file_id)s
@@ -21,16 +21,16 @@ ON CONFLICT (owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHIN
 RETURNING id
 
 -- name: find_id_by_key
--- The batch a key already made.
+-- Finds the batch that a key already created.
 SELECT id FROM penstock.batches
  WHERE owner = %(owner)s AND idempotency_key = %(key)s AND (deleted_at IS NULL) IS TRUE
 
 -- name: list_unvalidated
--- Batches that were asked for and not looked at yet, oldest first.
+-- Lists batches that were requested and not validated yet, oldest first.
 SELECT id FROM penstock.batches WHERE state = 'validating' AND deleted_at IS NULL ORDER BY id LIMIT %(limit)s
 
 -- name: read_wish
--- What a batch that is to be validated would run: its endpoint, and its file's problems and lanes.
+-- Reads what a batch to be validated would run: its endpoint, and its file's problems and lanes.
 SELECT b.endpoint, f.id, f.source_id, f.lines, f.problems,
        ARRAY(SELECT source_lane FROM penstock.file_lanes WHERE source_id = f.source_id ORDER BY source_lane) AS lanes,
        ARRAY(SELECT route FROM penstock.file_lanes WHERE source_id = f.source_id ORDER BY source_lane) AS routes,
@@ -40,7 +40,7 @@ SELECT b.endpoint, f.id, f.source_id, f.lines, f.problems,
  WHERE b.id = %(id)s AND (b.state = 'validating' AND b.deleted_at IS NULL) IS TRUE
 
 -- name: read_first_lines
--- The first lines of some of a file's lanes: what to name as wrong. Lines grow with ordinals.
+-- Reads the first lines of some of a file's lanes, to be named as wrong. Lines grow with ordinals.
 SELECT t.line, t.source_lane
   FROM unnest(%(lanes)s::int4[]) AS lane (source_lane)
  CROSS JOIN LATERAL (
@@ -60,8 +60,8 @@ WITH batch AS (
    WHERE id = %(id)s AND (state = 'validating' AND file_id = %(file_id)s AND deleted_at IS NULL) IS TRUE
   RETURNING id, owner, priority, deadline
 ),
--- Behind whom it comes in line, as 0009 says: each lane behind the one before, if that is for the same route. Nobody
--- knows yet how much its first turn will be: it is charged for 250, or for what there is.
+-- The lanes' places in line, as 0009 says: each lane behind the one before, if that is for the same route. How much its
+-- first turn will be is not known yet: it is charged for 250 ordinals, or for all if there are fewer.
 lane AS (
   SELECT f.*, p.pool, batch.id AS batch_id, batch.owner, batch.priority, batch.deadline, w.weight, n.nearness,
          least(f.total, 250) / (w.weight * n.nearness) AS step

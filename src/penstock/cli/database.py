@@ -39,7 +39,7 @@ def migrate_command(
     Processes of the version before go on working meanwhile and afterwards. Once none is left, --post removes what only
     they needed.
     """
-    from penstock.db.migrate import migrate, standing
+    from penstock.db.migrate import migrate, read_standing
 
     config = load_config(database_url, data_dir, toml_path, settings)
     with start_database(config) as conninfo, _plain_errors():
@@ -49,7 +49,7 @@ def migrate_command(
             on_step=lambda m: None if as_json else click.echo(f"applying {m.name}"),
             on_wait=lambda m, holders: click.echo(f"{m.name} waits: its tables are in use by {holders}", err=True),
         )
-        left = [migration.name for migration in standing(conninfo).missing]
+        left = [migration.name for migration in read_standing(conninfo).missing]
     if as_json:
         _print_json({"applied": [migration.name for migration in applied], "left": left})
         return
@@ -70,7 +70,7 @@ def status_command(
     as_json: bool,
 ) -> None:
     """Show which migrations the database has. Changes nothing; exit code 1 if this version cannot work on it."""
-    from penstock.db.migrate import standing
+    from penstock.db.migrate import read_standing
 
     config = load_config(database_url, data_dir, toml_path, settings)
     if config.database_url is None and not (config.data_dir / "pg").is_dir():
@@ -79,7 +79,7 @@ def status_command(
             hint="The first `penstock run` or `penstock db migrate` makes one.",
         )
     with start_database(config) as conninfo, _plain_errors():
-        found = standing(conninfo)
+        found = read_standing(conninfo)
     if as_json:
         _print_json(
             {

@@ -1,7 +1,7 @@
-"""Periodic duties that one process does for all: each time, the first that comes when it is due has the turn.
+"""Periodic duties that one process does for all: the first process that asks once a duty is due takes the turn.
 
-Nobody is elected, and a turn is no lock: a process that dies or freezes in its turn holds nothing, and the next one is
-taken by another when it is due. What is done in a turn must be right if two processes do it at once (ADR 15).
+There is no leader, and a turn is no lock: a process that dies or freezes in its turn holds nothing, and another takes
+the next turn when it is due. A duty must be right if two processes do it at once (ADR 15).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock.db.pool import Connection, Now
 
 _SQL = sql.load("penstock.db", "duties.sql")
 
-# Processes come to a duty at about the same time: one that comes a little early has the turn.
+# Processes ask at about the same time: one that asks a little early takes the turn.
 _EARLY = 0.75
 
 

@@ -1,6 +1,6 @@
 -- name: take_turn_if_due
 -- Takes the turn at a duty, unless a process has had it within the interval. A time in the future was written before the
--- clock was set back, and says nothing. A row that another process is just writing is its turn.
+-- clock was set back, and does not count. A row that another process is just writing is its turn.
 WITH taken AS (
   UPDATE penstock.duties SET done_at = @now
    WHERE name = (

@@ -1,7 +1,7 @@
-"""Being told at once instead of at the next poll: one listening connection per process.
+"""Notices of PostgreSQL (LISTEN and NOTIFY): one listening connection per process.
 
-Nothing depends on it. A notice can be lost with its connection, and behind a transaction pooler there are none: whoever
-waits on a bell polls as well, and a ring only makes the next poll come sooner.
+Nothing depends on them. A notice can be lost with its connection, and behind a transaction pooler there are none: every
+subscriber polls as well, and a notice only makes the next poll come sooner.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def lanes_payload(lanes: Iterable[int]) -> str:
 
 
 async def notify(connection: Connection, channel: str, payload: str) -> None:
-    """Tell everybody who listens, on every machine."""
+    """Notify every listening process, on every machine."""
     await connection.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
 
@@ -64,7 +64,7 @@ class NoticeListener:
             self._handlers[channel].discard(handler)
 
     async def run(self) -> None:
-        """Listen, and after every lost connection listen again, until cancelled or told that nobody will ever ring."""
+        """Listen, and after every lost connection listen again, until cancelled. Returns behind a pooler."""
         backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
         while True:
             try:
@@ -95,26 +95,26 @@ class NoticeListener:
             for channel in self._handlers.keys() - known:
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 known.add(channel)
-                # Whatever happened before this moment was not heard.
+                # Notices from before this moment were missed.
                 self.tell(channel, "")
             self.listening.set()
             waiting = asyncio.create_task(self._changed.wait())
-            hearing = asyncio.create_task(self._hear(connection))
+            receiving = asyncio.create_task(self._receive(connection))
             try:
-                await asyncio.wait([waiting, hearing], return_when=asyncio.FIRST_COMPLETED)
-                if hearing.done():
-                    hearing.result()
+                await asyncio.wait([waiting, receiving], return_when=asyncio.FIRST_COMPLETED)
+                if receiving.done():
+                    receiving.result()
                     raise psycopg.OperationalError("the connection ended")
             finally:
-                for task in (waiting, hearing):
+                for task in (waiting, receiving):
                     task.cancel()
-                await asyncio.gather(waiting, hearing, return_exceptions=True)
+                await asyncio.gather(waiting, receiving, return_exceptions=True)
 
-    async def _hear(self, connection: psycopg.AsyncConnection) -> None:
+    async def _receive(self, connection: psycopg.AsyncConnection) -> None:
         async for notice in connection.notifies():
             self.tell(notice.channel, notice.payload)
 
     def tell(self, channel: str, payload: str) -> None:
-        """What a notice does, without one."""
+        """Call the channel's handlers as a notice does."""
         for handler in tuple(self._handlers.get(channel, ())):
             handler(payload)

@@ -1,4 +1,4 @@
-"""The process's connections: autocommit, one statement per transaction, nothing held across round trips."""
+"""Connections of a process: autocommit, one statement per transaction, nothing held across round trips."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.errors import PenstockError
 Connection = psycopg.AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
 Now = datetime | None
-"""The time a statement takes as now: None is the database's clock; tests pass their own."""
+"""Time that a statement takes as now: None is the database's clock; tests pass their own."""
 
 # A server that has vanished without a word is noticed within half a minute.
 KEEPALIVE: dict[str, Any] = {
@@ -55,7 +55,7 @@ _WRONG_SERVER = (
 async def open_pool(
     conninfo: str, limits: DatabaseLimits, *, name: str = "penstock", planned_once: bool = False
 ) -> Pool:
-    """Connect, or say why not. Connections are opened as needed, up to the limit.
+    """Connect, or raise why not. Connections are opened as needed, up to the limit.
 
     `planned_once` is for connections that have few statements, each with one good plan: it is kept from its first use.
     """
@@ -63,8 +63,8 @@ async def open_pool(
     async def configure(connection: Connection) -> None:
         arrays.register(connection)
         if is_pooled(connection, await (await connection.execute(BACKEND_PID)).fetchone()):
-            # Every transaction may get another server connection. What was prepared on this one is not known there,
-            # and what is set on this one would be found by whichever client gets it next.
+            # Every transaction may get another server connection. Statements prepared on this one are not known there,
+            # and settings of this one would apply to the client that gets it next.
             connection.prepare_threshold = None
             return
         milliseconds = int(limits.statement_timeout_s * 1000)
@@ -102,7 +102,7 @@ async def open_pool(
 class _CancelSafePool(AsyncConnectionPool[Connection]):
     """A pool to which connections come back also from tasks that are cancelled.
 
-    Cancelled while it hands a connection on to the next in line, psycopg's loses it, and leaves them waiting.
+    psycopg's pool, cancelled while it passes a connection to the next in line, loses it and leaves that one waiting.
     """
 
     async def putconn(self, conn: Connection) -> None:
@@ -119,9 +119,9 @@ class _CancelSafePool(AsyncConnectionPool[Connection]):
 
 
 class borrowed:  # noqa: N801 -- used like a function
-    """A connection for a statement or two. One that turns out to lead to the wrong server is not given back.
+    """A connection for a statement or two. A connection that turns out to lead to the wrong server is not reused.
 
-    The pool's own way to lend one ends with a commit, of which there is nothing left to do here.
+    The pool's own context manager ends with a commit, which is not needed here.
     """
 
     __slots__ = ("_connection", "_pool")

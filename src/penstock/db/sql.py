@@ -1,4 +1,4 @@
-"""Loads the named statements of a stage's `.sql` file.
+"""Loader of the named statements of a stage's `.sql` file.
 
 A statement starts at `-- name: its_name`, followed by comment lines that describe it. The name says
 what it does and under which guard, so that a call reads like a sentence: `settle_if_leased`.
@@ -24,7 +24,7 @@ class Statement:
     name: str
     about: str
     text: bytes
-    """What is sent to the server, comments stripped."""
+    """Text sent to the server, comments stripped."""
 
 
 class Statements:

@@ -1,4 +1,4 @@
-"""The database a process works on: the configured one, or the embedded one, started if need be."""
+"""Database of a process: the configured one, or the embedded one, started if need be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def start_database(config: Config) -> Iterator[str]:
-    """The conninfo of the configured database; the embedded one is started if need be."""
+    """Yield the conninfo of the configured database, or of the embedded one, which is started if need be."""
     if config.database_url is not None:
         yield _check_conninfo(config.database_url)
         return
@@ -40,7 +40,7 @@ def _check_conninfo(database_url: str) -> str:
 
 
 def migrate_database(conninfo: str) -> None:
-    """Bring a database up to date, turning the driver's errors into ours."""
+    """Bring a database up to date, turning the driver's errors into Penstock's."""
     import psycopg
 
     from penstock.db.migrate import migrate

@@ -25,7 +25,7 @@ from psycopg_pool import PoolTimeout
 from penstock.db.notify import ANSWERS, NoticeListener, lanes_payload, notify
 from penstock.db.pool import Pool, borrowed
 from penstock.sessions.accept import Stored
-from penstock.sessions.answers import RequestRow, answered, find_known
+from penstock.sessions.answers import RequestRow, find_known, read_answered
 from penstock.sessions.streams import Piece, StreamPosition, read_pieces_after
 from penstock.settle.buffer import Answers
 from penstock.tasks import cancel_and_wait
@@ -190,7 +190,7 @@ class Waiters:
             item, outcome = each.item, each.verdict
             for waiter in tuple(self._by_lane.get(item.lease.lane_id, ())):
                 if waiter.stored is not None and waiter.request_id == item.session_request_id:
-                    row = waiter.stored.answered(item, outcome, answers.at)
+                    row = waiter.stored.as_answered(item, outcome, answers.at)
                     if row is not None:
                         waiter.set_answer(row)
                         self._forget(waiter)
@@ -277,7 +277,7 @@ class Waiters:
                 found = await read_pieces_after(connection, [waiter.position for waiter in followers])
                 for waiter, pieces in zip(followers, found, strict=True):
                     waiter.add_pieces(pieces)
-            rows = await answered(connection, list({waiter.request_id for waiter in waiters}))
+            rows = await read_answered(connection, list({waiter.request_id for waiter in waiters}))
             by_id = {row.id: row for row in rows}
             # A request that was purged with its session before it was looked for is found nowhere, and has no notice.
             blind = not self.notices.listening.is_set()

@@ -1,4 +1,4 @@
-"""Accepting requests into sessions: many requests of many sessions in one statement."""
+"""Requests accepted into sessions: many requests of many sessions in one statement."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from penstock.sessions.answers import RequestRow, read_requests
 
 _SQL = sql.load("penstock.sessions", "sessions.sql")
 
-# After so many beginnings, the lanes are locked before the next, so that nobody gets ahead any more.
+# After so many tries, the lanes are locked before the next, so that no other process is faster any more.
 _FREE_TRIES = 3
 _TRIES = 10
 
 
 class NewRequest(msgspec.Struct, frozen=True, gc=False):
-    """What somebody wants to be asked, in a session."""
+    """A request to be stored in a session."""
 
     owner: str
     session_key: str
     pool: str
-    """`Provider.session_pool` of whoever serves the route."""
+    """`session_pool` of the provider that serves the route."""
     route: str
     endpoint: str
     body: bytes
     stream: bool = False
     waited: bool = False
-    """Somebody waits for the answer: it is recorded at once, and rung."""
+    """A caller waits for the answer: it is recorded at once, and notified."""
     announce: bool = False
-    """The answer is to be told to sinks."""
+    """The answer is to be delivered to sinks."""
     idempotency_key: str | None = None
     fingerprint: bytes | None = None
     id: UUID = msgspec.field(default_factory=new_id)
-    # Settings of the session, if this request is what makes it.
+    # Settings of the session, if this request creates it.
     on_dead_head: str = "continue"
     max_queued: int | None = None
     wait_timeout_s: float | None = None
@@ -49,7 +49,7 @@ class NewRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False):
-    """Stored and in line."""
+    """The request is stored and in line."""
 
     request_id: UUID
     session_id: UUID
@@ -59,7 +59,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
     """The session's own; None: as configured."""
     accepted_at: datetime
     lease: Lease | None = None
-    """It was claimed at once, for the worker of its pool."""
+    """Set if the request was claimed at once, for the worker of its pool."""
 
     @property
     def sequence(self) -> int:
@@ -67,7 +67,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Existing(msgspec.Struct, frozen=True):
-    """Its idempotency key was used before. Whether for the same thing, `request.fingerprint` tells."""
+    """The idempotency key was used before, by `request`; its fingerprint tells whether for the same body."""
 
     request: RequestRow
     lane_id: int
@@ -88,8 +88,8 @@ class Stored(msgspec.Struct, frozen=True):
     request: NewRequest
     accepted: Accepted
 
-    def answered(self, item: Item, verdict: Outcome | Again, at: datetime) -> RequestRow | None:
-        """As the database tells it once this verdict is recorded; None if it is not the end of it."""
+    def as_answered(self, item: Item, verdict: Outcome | Again, at: datetime) -> RequestRow | None:
+        """The row that the database holds once this verdict is recorded; None if the verdict is not final."""
         if not isinstance(verdict, Outcome) or verdict.state is OutcomeState.SKIPPED:
             return None
         request, accepted = self.request, self.accepted
@@ -122,10 +122,10 @@ async def accept_many(
     permits: Mapping[str, ClaimPermit] | None = None,
     now: Now = None,
 ) -> list[Acceptance]:
-    """Append requests to their sessions, in the order given; what became of each, in the same order.
+    """Append requests to their sessions, in the order given; returns the acceptance of each, in the same order.
 
-    `max_queued` is for sessions that have no bound of their own. What a permit of its pool has room for, and is the
-    first of its session, is claimed under it; for the others, the workers of their pools are rung.
+    `max_queued` is for sessions that have no bound of their own. The first request of an idle session is claimed under
+    the permit of its pool, if that has room; for the others, the workers of their pools are notified.
     """
     if len(requests) == 1 and (permit := _permit_for(requests[0].pool, requests[0].route, permits)) is not None:
         accepted = await _accept_one(connection, requests[0], permit, now)
@@ -145,7 +145,8 @@ async def accept_many(
                     await connection.execute(_SQL["hold_lanes"], {"owners": owners, "keys": keys})
                     verdicts = await _accept(connection, asked, max_queued, {}, now)
         except psycopg.errors.DeadlockDetected:
-            # One that holds lanes makes its new sessions after that, the others before. Nothing of this try is left.
+            # A process that locks lanes first creates its new sessions after that, the others before. This try left
+            # nothing behind.
             if attempt == _TRIES - 1 or connection.info.transaction_status != TransactionStatus.IDLE:
                 raise
             continue
@@ -154,19 +155,19 @@ async def accept_many(
         if not pending:
             break
     else:
-        raise AssertionError("a session was deleted and made anew too often in the same moment")
+        raise AssertionError("a session was deleted and created again too often in the same moment")
     await _add_twins(connection, found, twins)
     return [found[index] for index in range(len(requests))]
 
 
 async def find_stored(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, Accepted]:
-    """Those of some requests that are stored, whoever was told of it."""
+    """Find which of these requests are stored, although the answer may have been lost."""
     rows = await (await connection.execute(_SQL["find_stored"], {"ids": list(ids)})).fetchall()
     return {row[0]: Accepted(*row) for row in rows}
 
 
 def _permit_for(pool: str, route: str, permits: Mapping[str, ClaimPermit] | None) -> ClaimPermit | None:
-    """The permit under which something of this route may be claimed."""
+    """Permit under which a request of this route may be claimed, if there is one."""
     permit = permits.get(pool) if permits else None
     return permit if permit is not None and permit.room and route not in permit.closed else None
 
@@ -192,7 +193,8 @@ async def _accept_one(connection: Connection, request: NewRequest, permit: Claim
     try:
         row = await (await connection.execute(_SQL["accept_one_if_idle"], parameters)).fetchone()
     except psycopg.errors.UniqueViolation:
-        # Its key was used while this waited for the lane. In a transaction that is over now, and the caller's to undo.
+        # The idempotency key was used while this waited for the lane. A transaction has failed by it, and the caller
+        # has to roll it back.
         if connection.info.transaction_status != TransactionStatus.IDLE:
             raise
         return None
@@ -204,7 +206,7 @@ async def _accept_one(connection: Connection, request: NewRequest, permit: Claim
 
 
 def _twins(requests: Sequence[NewRequest]) -> tuple[list[int], dict[int, int]]:
-    """Which requests to send, and which of the others have the key of one sent before them."""
+    """Indexes of the requests to send, and of each other one the index of the request sent with the same key."""
     first: dict[tuple[str, str, str], int] = {}
     sent: list[int] = []
     twins: dict[int, int] = {}
@@ -236,7 +238,7 @@ async def _accept(
     permits: Mapping[str, ClaimPermit],
     now: Now,
 ) -> list[Acceptance | None]:
-    """One statement. None: its session has changed under the statement's hands; ask again."""
+    """Accept in one statement. None: the session changed while the statement ran; try again."""
     parameters = {**_parameters(requests, permits), "max_queued": max_queued, "now": now}
     rows = await (await connection.execute(_SQL["accept_if_room"], parameters)).fetchall()
     known = [existing for verdict, _, _, _, existing, *_ in rows if verdict == "existing"]
@@ -264,7 +266,7 @@ def _lease(lease_id: int, nonce: int, request: NewRequest, session_id: UUID, lan
 
 
 def _parameters(requests: Sequence[NewRequest], permits: Mapping[str, ClaimPermit]) -> dict[str, object]:
-    """Requests by their number, sessions and kinds by theirs, from 1."""
+    """Parameters of the statement: requests, sessions and kinds (pool, route, endpoint), each numbered from 1."""
     numbers: dict[tuple[str, str], int] = {}
     kinds: dict[tuple[str, str, str], int] = {}
     makers: list[NewRequest] = []
@@ -287,7 +289,7 @@ def _parameters(requests: Sequence[NewRequest], permits: Mapping[str, ClaimPermi
     return {
         "s_owner": TextArray([maker.owner for maker in makers]),
         "s_key": TextArray([maker.session_key for maker in makers]),
-        # Ascending: the statement finds them by halving.
+        # Ascending: the statement finds ids by halving.
         "s_id": sorted(new_id() for _ in makers),
         "s_keyed": BoolArray(keyed),
         "s_on_dead_head": TextArray([maker.on_dead_head for maker in makers]),

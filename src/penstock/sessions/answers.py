@@ -1,4 +1,4 @@
-"""What became of a session's requests."""
+"""Requests of sessions with their status and answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.db.pool import Connection
 _SQL = sql.load("penstock.sessions", "sessions.sql")
 
 _CANCELLED = "It was cancelled before it was sent."
-# So often is an outcome looked for that was there a moment ago.
+# Tries to read an outcome that was there a moment ago.
 _LOOKS = 3
 
 
 class RequestRow(msgspec.Struct, frozen=True, gc=False):
-    """A request as far as it has come."""
+    """A request with its status and, once decided, its answer."""
 
     id: UUID
     session_id: UUID
@@ -40,16 +40,16 @@ class RequestRow(msgspec.Struct, frozen=True, gc=False):
     attempts: int
     accepted_at: datetime
     completed_at: datetime | None
-    """When it was decided, one way or the other."""
+    """When the request was decided, one way or the other."""
     fingerprint: bytes | None
     lease_nonce: int | None
-    """Under which it was answered, or is being worked on."""
+    """Nonce of the lease under which the request was answered, or is being worked on."""
 
 
 async def get_request(
     connection: Connection, owner: str | None, session_key: str, request_id: UUID
 ) -> RequestRow | None:
-    """A request of a session; with no owner named, anybody's."""
+    """Read a request of a session; with no owner named, of any owner."""
     found = await _find(connection, [request_id])
     if not found or found[0].session_deleted_at is not None:
         return None
@@ -69,7 +69,7 @@ async def list_requests(
     limit: int = 20,
     status: str | None = None,
 ) -> list[RequestRow]:
-    """A session's requests in their order, from a place on; all, or those with one status."""
+    """Read a session's requests in order, after a sequence number; all, or those with one status."""
     lane = await (await connection.execute(_SQL["find_lane"], {"owner": owner, "key": key})).fetchone()
     if lane is None:
         return []
@@ -79,7 +79,7 @@ async def list_requests(
     if status in ("pending", "processing"):
         start = max(start, cursor - 1)
     stop = total if status in (None, "pending", "cancelled") else cursor
-    # First their places, then what is there: what has moved on in between is left out, and the page filled up.
+    # First ordinals, then their rows: a request whose status changed in between is left out, and the page filled up.
     while len(rows) < limit and start < stop:
         ordinals = await _places(connection, lane_id, status, start, stop, limit - len(rows))
         if not ordinals:
@@ -95,11 +95,11 @@ async def list_requests(
 async def _places(
     connection: Connection, lane_id: int, status: str | None, start: int, stop: int, limit: int
 ) -> list[int]:
-    """The ordinals of the next requests that may have this status."""
+    """List the ordinals of the next requests that may have this status."""
     if status is None:
         return list(range(start, min(start + limit, stop)))
     if status in ("pending", "processing"):
-        # One more: the first may turn out to be the other.
+        # One more: the first may turn out to have the other status.
         statement, limit = "list_undecided", limit + 1
     else:
         statement = {"completed": "list_completed", "failed": "list_failed", "cancelled": "list_cancelled"}[status]
@@ -107,11 +107,11 @@ async def _places(
     return [ordinal for (ordinal,) in await (await connection.execute(_SQL[statement], parameters)).fetchall()]
 
 
-async def answered(connection: Connection, ids: Sequence[UUID]) -> list[RequestRow]:
-    """Those of some requests that are decided, or whose session was deleted: what callers wait for."""
+async def read_answered(connection: Connection, ids: Sequence[UUID]) -> list[RequestRow]:
+    """Read those of some requests that are decided, or whose session was deleted: the ones callers wait for."""
     found = await _find(connection, ids)
     deleted = {one.id: one.session_deleted_at for one in found if one.session_deleted_at is not None}
-    # What waits in line, or is being worked on, need not be looked at any further.
+    # Requests that wait in line, or are being worked on, are not read any further.
     over = [one for one in found if one.decided or one.cancelled_at is not None or one.id in deleted]
     rows: list[RequestRow] = []
     for row in await _read(connection, over):
@@ -131,18 +131,18 @@ async def answered(connection: Connection, ids: Sequence[UUID]) -> list[RequestR
 
 
 async def find_known(connection: Connection, ids: Sequence[UUID]) -> set[UUID]:
-    """Those of some requests that have not gone with their session."""
+    """Find which of these requests have not been purged with their session."""
     rows = await (await connection.execute(_SQL["find_known"], {"ids": list(ids)})).fetchall()
     return {request_id for (request_id,) in rows}
 
 
 async def read_requests(connection: Connection, ids: Sequence[UUID]) -> list[RequestRow]:
-    """Requests by their ids, in no order."""
+    """Read requests by their ids, in no order."""
     return await _read(connection, await _find(connection, ids))
 
 
 class _Found(msgspec.Struct, frozen=True, gc=False):
-    """What the control tables say of a request."""
+    """A request as the control tables have it, without its outcome."""
 
     id: UUID
     session_id: UUID
@@ -161,7 +161,7 @@ class _Found(msgspec.Struct, frozen=True, gc=False):
     lease_nonce: int | None
     deferred_attempt: int | None
     decided: bool
-    """It has an outcome."""
+    """Whether the request has an outcome."""
 
 
 class _Outcome(NamedTuple):
@@ -181,14 +181,14 @@ async def _find(connection: Connection, ids: Sequence[UUID]) -> list[_Found]:
 
 
 async def _read(connection: Connection, found: Sequence[_Found]) -> list[RequestRow]:
-    """The requests that were found, with their answers, in the same order."""
+    """Read the outcomes of requests that were found; returns the rows in the same order."""
     for _ in range(_LOOKS):
         outcomes = await _outcomes(connection, [one for one in found if one.decided])
         alive = [one for one in found if one.session_deleted_at is None]
         gone = {one.id for one in alive if one.decided and one.id not in outcomes}
         if not gone:
             break
-        # Deleted with their session, or to be run again: neither was so when they were found.
+        # Since they were found, these were deleted with their session, or are being run again.
         now = {one.id: one for one in await _find(connection, list(gone))}
         found = [now[one.id] if one.id in gone else one for one in found if one.id not in gone or one.id in now]
     return [_row(one, outcomes.get(one.id)) for one in found]
@@ -218,7 +218,7 @@ def _row(one: _Found, outcome: _Outcome | None) -> RequestRow:
     else:
         status = "pending" if one.leased_attempt is None else "processing"
     if outcome is not None:
-        # What was cancelled before it was sent is no attempt.
+        # A request that was cancelled before it was sent had no attempt.
         attempts = outcome.attempts - cancelled
     elif one.leased_attempt is not None:
         attempts = one.leased_attempt

@@ -1,7 +1,7 @@
 """CloudEvents 1.0 over HTTP: structured, binary and batched, in JSON. cloudevents.io has the texts.
 
-Read strictly: what is required must be there, names and types must be legal, and an error names the attribute. An
-event's data is kept as the bytes that came.
+Events are read strictly: required attributes must be there, names and types must be legal, and an error names the
+attribute. An event's data is kept as the bytes that came.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class EventError(ValueError):
-    """Not a CloudEvent. `attribute` is what is wrong with it, if it is one."""
+    """The request is no CloudEvent. `attribute` names the wrong attribute, if one is to blame."""
 
     def __init__(self, message: str, attribute: str | None = None, *, unsupported: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.attribute = attribute
         self.unsupported = unsupported
-        """The content type is none in which events are taken."""
+        """Whether the content type is not one of CloudEvents."""
         self.index: int | None = None
-        """Which event of a batch."""
+        """Index of the event in its batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. Extension attributes are as they are written in a header."""
+    """One event. Extension attributes are texts, as they are written in a header."""
 
     id: str
     source: str
@@ -69,7 +69,7 @@ class Event:
 
     @property
     def has_json(self) -> bool:
-        """Whether the data says to be JSON; that is what no word about it means too."""
+        """Whether the data is declared as JSON, which is also the meaning of no declaration."""
         return self.datacontenttype is None or is_json(self.datacontenttype)
 
 
@@ -85,7 +85,7 @@ def rfc3339(at: datetime) -> str:
 
 
 def read(headers: Mapping[str, str], content: bytes) -> tuple[list[Event], bool]:
-    """The events of a request, and whether they came as a batch. `headers` have names in lower case."""
+    """Read the events of a request, and whether they came as a batch. `headers` have names in lower case."""
     media = headers.get("content-type", "")
     kind = media.partition(";")[0].strip().lower()
     if kind == STRUCTURED:
@@ -121,7 +121,7 @@ def _read_structured(content: bytes) -> Event:
     attributes: dict[str, str] = {}
     for name, raw in fields.items():
         value = msgspec.json.decode(raw)
-        if value is not None:  # which is the same as not being there
+        if value is not None:  # null means that the attribute is absent
             attributes[_named(name)] = _as_text(name, value)
     event = _checked(attributes)
     if data is not None and data_base64 is not None:
@@ -248,7 +248,7 @@ def _with_data(event: Event, data: bytes | None) -> Event:
 
 
 def write(event: Event, mode: Mode) -> tuple[dict[str, str], bytes]:
-    """The headers and the body of a request that carries the event."""
+    """Write the headers and the body of a request that carries the event."""
     return _write_structured(event) if mode == "structured" else _write_binary(event)
 
 

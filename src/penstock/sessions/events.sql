@@ -1,7 +1,7 @@
 -- name: note_events_if_new
--- Takes down events that came in, each with the request it is to become; where one is known, the request it became. What
--- somebody else is taking down at the same moment is waited for. In the order of the key, so that two who bring the
--- same events do not wait for each other.
+-- Records events, each with the request it is to become; of a known event, returns the request it became. Events that
+-- another transaction is recording at the same moment are waited for. Rows go in key order, so that two transactions
+-- with the same events do not wait for each other.
 INSERT INTO penstock.incoming_events
   (owner, digest, source, event_id, fingerprint, request_id, session_key, received_at)
 SELECT %(owner)s, e.digest, e.source, e.event_id, e.fingerprint, e.request_id, e.session_key,

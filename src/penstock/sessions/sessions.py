@@ -1,4 +1,4 @@
-"""Sessions: open lanes of width 1. What is accepted is appended; one request of a session is worked on at a time."""
+"""Sessions: open lanes of width 1. Requests are appended; one request of a session is worked on at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SessionRow:
     key: str
     lane_id: int
     on_dead_head: str
-    """`continue` with the next request when one fails for good, or `block` until somebody decides."""
+    """`continue` with the next request when one fails for good, or `block` until a person resumes the session."""
     max_queued: int | None
     """None: as configured."""
     wait_timeout_s: float | None
@@ -75,7 +75,7 @@ async def put_session(
     priority: int = 0,
     now: Now = None,
 ) -> SessionRow:
-    """Replace a session's settings; make it if there is none."""
+    """Replace a session's settings; create the session if there is none."""
     where = {"owner": owner, "key": key}
     settings = {
         "on_dead_head": on_dead_head,
@@ -100,7 +100,7 @@ async def resume_session(
         lane = await _one(connection, "hold_lane_if_blocked", {"owner": owner, "key": key})
         if lane is None:
             return False
-        # Nothing is decided in between: the lane is locked, and closed.
+        # No request is decided in between: the lane is locked, and closed.
         head = await _one(connection, "find_head", {"lane": lane[0]}) if retry_head else None
         parameters = {"lane": lane[0], "head": head[0] if head else None, "now": now}
         return await _one(connection, "resume_if_held", parameters) is not None
@@ -109,7 +109,7 @@ async def resume_session(
 async def cancel_request(
     connection: Connection, owner: str | None, session_key: str, request_id: UUID, *, now: Now = None
 ) -> bool:
-    """Cancel a request that is not being worked on. False if it is, if it is decided, or if there is none."""
+    """Cancel a request that waits. False if it is being worked on, if it is decided, or if there is none."""
     parameters = {"owner": owner, "key": session_key, "id": request_id, "now": now}
     return await _one(connection, "cancel_if_waiting", parameters) is not None
 

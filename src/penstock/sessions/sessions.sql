@@ -1,15 +1,16 @@
--- Whoever needs several of these takes them in this order: session rows by owner and key, leases by id, lanes by id.
--- Accepting and settling wait for lanes; a claim waits for nobody.
+-- Locks are taken in this order: session rows by owner and key, leases by id, lanes by id. Accepting and settling wait
+-- for lanes; a claim waits for no lock.
 
 -- name: accept_if_room
--- Appends requests to their sessions, many of each, in the order given; sessions that do not exist yet are made. One
+-- Appends requests to their sessions, many of each, in the order given; sessions that do not exist yet are created. One
 -- statement, one commit: the lanes' row locks make the order of commit the order in each session.
--- The caller numbers the sessions (`s`) and says which of a few kinds (pool, route, endpoint) each request is of. What
--- belongs together is found by these numbers in arrays: joins would depend on estimates, which are worth nothing here.
+-- The caller numbers the sessions (`s`) and says which of a few kinds (pool, route, endpoint) each request is of. Rows
+-- find each other by these numbers in arrays: joins would depend on estimates, which are worth nothing here.
 -- Where a kind names a worker, the first request of an idle session is claimed for it by the same commit, for as many
 -- sessions as the worker has room for. It is the claim of an open lane, under the same lock.
--- Verdicts: accepted; existing, by its idempotency key; refused, for want of room; again, if somebody has made or
--- deleted the session meanwhile, or has appended to it what this statement cannot see and a key might stand for.
+-- Verdicts: accepted; existing, by its idempotency key; refused, for want of room; again, if another transaction has
+-- created or deleted the session meanwhile, or has appended requests that this statement cannot see and that may have
+-- the same idempotency key.
 WITH wanted AS MATERIALIZED (
   SELECT w.*, k.*
     FROM unnest(%(s_owner)b::text[], %(s_key)b::text[], %(s_id)s::uuid[], %(s_keyed)b::bool[],
@@ -38,7 +39,7 @@ made AS (
 makes AS MATERIALIZED (
   SELECT coalesce(array_agg(id ORDER BY id), '{}') AS ids, array_agg(lane_id ORDER BY id) AS lanes FROM made
 ),
--- After the sessions, so that nobody who waits for a session holds a lane.
+-- Lanes are locked after the sessions, so that no transaction that waits for a session holds a lane.
 held AS MATERIALIZED (
   SELECT l.id, l.next, l.total, l.busy, l.open, l.deadline, l.band
     FROM penstock.lanes l
@@ -98,7 +99,7 @@ judged AS MATERIALIZED (
   SELECT asked.*, total + before AS ordinal,
          CASE WHEN NOT ok THEN 'again' WHEN existing IS NOT NULL THEN 'existing'
               WHEN total - next + before < cap THEN 'accepted'
-              -- What was cancelled takes no room. It is counted only where that matters.
+              -- Cancelled requests take no room. They are counted only where that matters.
               WHEN total - next + before < cap + (
                      SELECT count(*) FROM penstock.session_requests r
                       WHERE r.lane_id = asked.lane_id AND r.ordinal >= asked.next AND r.cancelled_at IS NOT NULL)
@@ -154,7 +155,7 @@ begins AS MATERIALIZED (
          array_agg(nonce ORDER BY lane_id) AS nonces
     FROM leased
 ),
--- The first request of an empty queue is what the lane asks for next.
+-- The first request of an empty queue gives the lane its pool, route and endpoint.
 grown AS MATERIALIZED (
   SELECT j.s, j.lane_id, j.fresh, j.next + j.begun AS next, j.busy + j.begun AS busy,
          (max(j.ordinal) + 1)::int4 AS total, coalesce(max(j.kind) FILTER (WHERE j.ordinal = j.next), 0) AS head,
@@ -202,12 +203,12 @@ appended AS (
                     THEN extract(epoch FROM @now) ELSE l.tag END
    WHERE l.id = ANY (ARRAY(SELECT lane_id FROM grown WHERE NOT fresh))
 ),
--- Somebody waits now for what was accepted without.
+-- A caller waits now for a request that was accepted before without one.
 awaited AS (
   UPDATE penstock.session_requests SET waited = true
    WHERE id = ANY (ARRAY(SELECT existing FROM judged WHERE existing IS NOT NULL AND waited)) AND NOT waited
 ),
--- Workers hear of what they can begin at once.
+-- Workers are notified of requests that they can begin at once.
 notified AS MATERIALIZED (
   SELECT pg_notify('penstock_work', pool)
     FROM (SELECT DISTINCT (%(k_pool)b::text[])[head] AS pool FROM grown WHERE ready) AS ready
@@ -223,8 +224,8 @@ SELECT verdict, session_id, lane_id, ordinal, existing, wait_timeout_s,
  ORDER BY n
 
 -- name: accept_one_if_idle
--- The same for the one case that somebody waits for most: a single request to a session that exists and has nothing to
--- do, claimed at once, at half the cost. No row: the case is another, and nothing has happened.
+-- Appends a single request to an idle session that exists, and claims it at once, at half the cost of accept_if_room:
+-- the case that callers wait for most. No row: the case is another, and nothing was changed.
 WITH place AS MATERIALIZED (
   SELECT id, lane_id, wait_timeout_s FROM penstock.sessions WHERE place = ARRAY[%(owner)s::text, %(key)s]
 ),
@@ -270,7 +271,7 @@ SELECT lane.batch_id, lane.id, lane.ordinal, place.wait_timeout_s, leased.id, le
   FROM lane, leased, place
 
 -- name: find_stored
--- Those of some requests that are stored, whoever was told of it.
+-- Finds which of some requests are stored, although the answer may have been lost.
 SELECT r.id, r.session_id, r.lane_id, r.ordinal, s.wait_timeout_s, r.accepted_at
   FROM unnest(%(ids)s::uuid[]) AS mine (id)
  CROSS JOIN LATERAL (
@@ -278,12 +279,12 @@ SELECT r.id, r.session_id, r.lane_id, r.ordinal, s.wait_timeout_s, r.accepted_at
  CROSS JOIN LATERAL (SELECT wait_timeout_s FROM penstock.sessions WHERE id = r.session_id LIMIT 1) AS s
 
 -- name: find_known
--- Those of some requests of which there is anything.
+-- Finds which of some requests have not been purged.
 SELECT id FROM unnest(%(ids)s::uuid[]) AS mine (id)
  WHERE EXISTS (SELECT FROM penstock.session_requests r WHERE r.id = mine.id)
 
 -- name: hold_lanes
--- Locks the lanes of some sessions: whoever has had to begin again too often lets nobody get ahead any more.
+-- Locks the lanes of some sessions: a caller that had to try again too often lets no other get ahead any more.
 SELECT id FROM penstock.lanes
  WHERE id = ANY (ARRAY(
          SELECT k.lane_id
@@ -296,10 +297,10 @@ SELECT id FROM penstock.lanes
    FOR UPDATE
 
 -- name: find_requests
--- Some requests, as far as they have come: whether each is being worked on, waits for another try, or was decided. An
--- outcome is there of what was decided, and is read after this: what is in flight now, or waits, may be decided by then
--- and is told as it was; what was decided stays so, unless it is deleted or run again in between. Then it is looked for
--- once more. The other way round, a request could be answered between the two and be found nowhere.
+-- Reads some requests without their outcomes: whether each is being worked on, waits for another try, or was decided.
+-- Outcomes of decided requests are read after this. A request in flight or waiting may be decided by then, and is shown
+-- as it was here; a decided one stays so, unless it is deleted or run again in between: then it is looked for once
+-- more. The other way round, a request could be answered between the two and be found nowhere.
 -- Each part is one probe: a join might read the tables whole.
 SELECT r.id, r.session_id, s.key, r.ordinal, r.endpoint, r.route, r.stream, r.accepted_at, r.cancelled_at,
        r.fingerprint, s.owner, s.deleted_at, r.lane_id, l.attempt, l.nonce, d.attempt,
@@ -316,7 +317,7 @@ SELECT r.id, r.session_id, s.key, r.ordinal, r.endpoint, r.route, r.stream, r.ac
  WHERE r.id = ANY (%(ids)s::uuid[])
 
 -- name: find_requests_at
--- The same of one session, by their places.
+-- Reads requests of one session like find_requests, by their ordinals.
 SELECT r.id, r.session_id, s.key, r.ordinal, r.endpoint, r.route, r.stream, r.accepted_at, r.cancelled_at,
        r.fingerprint, s.owner, s.deleted_at, r.lane_id, l.attempt, l.nonce, d.attempt,
        l.attempt IS NULL AND d.attempt IS NULL AND coalesce(
@@ -334,7 +335,7 @@ SELECT r.id, r.session_id, s.key, r.ordinal, r.endpoint, r.route, r.stream, r.ac
  ORDER BY r.ordinal
 
 -- name: read_decided
--- What became of some requests that were decided.
+-- Reads the outcomes of some requests that were decided.
 -- GROUP BY its key keeps each a probe: a join might read the table whole, and a LIMIT for each of many is what a table
 -- that is spread over nodes cannot do.
 SELECT w.n, o.state::text, o.status_code, o.response, o.error_code, o.error_message, o.attempts, o.finished_at,
@@ -347,22 +348,22 @@ SELECT w.n, o.state::text, o.status_code, o.response, o.error_code, o.error_mess
     GROUP BY lane_id, ordinal) AS o
 
 -- name: read_one_decided
--- The same of a single one, which is what most ask for: at half the cost, and of the one node that has it.
+-- Reads a single outcome, the most common case: at half the cost, and from the one node that has it.
 SELECT 1, state::text, status_code, response, error_code, error_message, attempts, finished_at, lease_nonce
   FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND ordinal = %(ordinal)s
 
 -- name: find_lane
--- A session's lane, its cursor and its end.
+-- Finds a session's lane, its cursor and its total.
 SELECT l.id, l.next, l.total
   FROM penstock.sessions s
  CROSS JOIN LATERAL (SELECT id, next, total FROM penstock.lanes WHERE id = s.lane_id LIMIT 1) AS l
  WHERE s.place = ARRAY[%(owner)s::text, %(key)s]
 
 -- name: list_undecided
--- The places of a session's next requests that may be pending, or being worked on: none is behind the cursor's last,
--- which may be either, or neither. Ordinals are dense, so that they are counted out rather than read in order, for
--- which a planner who expects few rows would sort them all; here and below.
+-- Lists the ordinals of a session's next requests that may be pending, or being worked on: none is before the last that
+-- the cursor has passed, which may be either, or neither. Ordinals are dense, so that they are counted out rather than
+-- read in order, for which a planner that expects few rows would sort them all; here and below.
 SELECT every.ordinal
   FROM generate_series(%(from)s::int4, %(stop)s::int4 - 1) AS every (ordinal)
  CROSS JOIN LATERAL (
@@ -372,14 +373,14 @@ SELECT every.ordinal
  LIMIT %(limit)s
 
 -- name: list_cancelled
--- The places of a session's next requests that were cancelled.
+-- Lists the ordinals of a session's next requests that were cancelled.
 SELECT ordinal FROM penstock.session_requests
  WHERE lane_id = %(lane)s AND ordinal >= %(from)s AND ordinal < %(stop)s AND cancelled_at IS NOT NULL
  ORDER BY ordinal
  LIMIT %(limit)s
 
 -- name: list_completed
--- The places of a session's next requests that were completed.
+-- Lists the ordinals of a session's next requests that were completed.
 SELECT every.ordinal
   FROM generate_series(%(from)s::int4, %(stop)s::int4 - 1) AS every (ordinal)
  CROSS JOIN LATERAL (
@@ -389,7 +390,7 @@ SELECT every.ordinal
  LIMIT %(limit)s
 
 -- name: list_failed
--- The places of a session's next requests that failed, from an index of their own.
+-- Lists the ordinals of a session's next requests that failed, from an index of their own.
 SELECT ordinal FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND ordinal >= %(from)s AND ordinal < %(stop)s AND state <> 'completed'
    AND error_code IS DISTINCT FROM 'cancelled'
@@ -397,8 +398,9 @@ SELECT ordinal FROM penstock.outcomes
  LIMIT %(limit)s
 
 -- name: cancel_if_waiting
--- Cancels a request that is queued, or put off for another try: when its turn comes it is passed over. What is being
--- worked on is not. The lane's lock keeps it from being claimed meanwhile; a deferral that is gone was claimed.
+-- Cancels a request that is queued, or deferred for another try: when its turn comes it is passed over. A request that
+-- is being worked on is not cancelled. The lane's lock keeps it from being claimed meanwhile; a deferral that is gone
+-- was claimed.
 WITH request AS MATERIALIZED (
   SELECT r.id, r.lane_id, r.ordinal, r.session_id
     FROM penstock.session_requests r
@@ -428,7 +430,7 @@ SELECT count(pg_notify('penstock_answers', lane_id::text)) FROM cancelled
 HAVING count(*) > 0
 
 -- name: read_sessions
--- One session by its key, or a page of an owner's, newest first, with their figures.
+-- Reads one session by its key, or a page of an owner's sessions, newest first, with their figures.
 SELECT s.id, s.owner, s.key, s.lane_id, s.on_dead_head, s.max_queued, s.wait_timeout_s, s.priority, s.created_at,
        l.total - l.next + l.busy - f.in_flight AS queued, f.in_flight, l.open, l.total, l.next - l.busy AS answered
   FROM penstock.sessions s
@@ -447,7 +449,7 @@ SELECT s.id, s.owner, s.key, s.lane_id, s.on_dead_head, s.max_queued, s.wait_tim
  ORDER BY s.id DESC
 
 -- name: make_session_if_new
--- Makes a session that nobody has sent anything to yet.
+-- Creates a session that has no requests yet.
 WITH made AS (
   INSERT INTO penstock.sessions (id, owner, key, lane_id, created_at)
   VALUES (%(id)s, %(owner)s, %(key)s, nextval('penstock.lanes_id_seq'), @now)
@@ -472,7 +474,7 @@ UPDATE penstock.lanes SET blocks = %(on_dead_head)s = 'block', priority = %(prio
  WHERE id = (SELECT lane_id FROM session)
 
 -- name: hold_lane_if_blocked
--- Locks the lane of a session whose head has failed for good, until somebody has decided.
+-- Locks the lane of a session that is blocked: its head has failed for good.
 SELECT id FROM penstock.lanes
  WHERE id = (SELECT lane_id FROM penstock.sessions
               WHERE place = ARRAY[%(owner)s::text, %(key)s])
@@ -480,15 +482,15 @@ SELECT id FROM penstock.lanes
    FOR UPDATE
 
 -- name: find_head
--- The last request of a session that was decided. Requests after it that were cancelled were passed over meanwhile.
+-- Finds the last request of a session that was decided. Cancelled requests after it were passed over meanwhile.
 SELECT ordinal FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND NOT (state = 'skipped' AND error_code IS NOT DISTINCT FROM 'cancelled')
  ORDER BY ordinal DESC
  LIMIT 1
 
 -- name: resume_if_held
--- Lets a blocked session go on, with its head once more if that is named and dead. The lane is locked by this
--- transaction, and nothing of it is in flight.
+-- Lets a blocked session go on, with its head once more if that is named and has failed. The lane is locked by this
+-- transaction, and no request of it is in flight.
 WITH dead AS (
   DELETE FROM penstock.outcomes
    WHERE lane_id = %(lane)s AND ordinal = %(head)s::int4 AND state IN ('failed', 'not_found')

@@ -1,6 +1,6 @@
-"""Answers on their way, piece by piece, from the worker that reads them to the server where their caller waits.
+"""Pieces of streamed answers, from the worker that reads them to the server where their caller waits.
 
-Pieces only make an answer come sooner. What counts is the outcome, which holds the whole of it: whoever has read some
+Pieces only make an answer come sooner. The outcome counts, which holds the whole answer: a caller that has read some
 pieces takes the rest from there.
 """
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("penstock.streams")
 
 _SQL = sql.load("penstock.sessions", "streams.sql")
 
-# Many tokens make one row; a reader does not notice so short a wait, and the first piece does not wait at all.
+# Many tokens make one row; a caller does not notice so short a wait, and the first piece does not wait at all.
 _LIMITS = CoalesceLimits(
     max_rows=1_000,
     max_bytes=16 * MIB,
@@ -46,15 +46,15 @@ _SWEEP_AT_ONCE = 1_000
 _READ_AT_ONCE = 64
 
 HEAD = 0
-"""The number of the first piece, which is not of the body: it is the content type."""
+"""Number of the first piece, which is the content type and not of the body."""
 
 
-# Below every lease's id: nothing was read yet.
+# Below every lease's id: no piece was read yet.
 _NO_LEASE = 0
 
 
 class StreamPosition(NamedTuple):
-    """How far somebody has read."""
+    """Position up to which a caller has read a request's pieces."""
 
     request_id: UUID
     lease_id: int = _NO_LEASE
@@ -68,26 +68,26 @@ class Piece(NamedTuple):
     content: bytes
 
 
-async def read_pieces_after(connection: Connection, places: Sequence[StreamPosition]) -> list[list[Piece]]:
-    """What has come since, for each of the places."""
+async def read_pieces_after(connection: Connection, positions: Sequence[StreamPosition]) -> list[list[Piece]]:
+    """Read the pieces that have come since, for each of the positions."""
     cursor = await connection.execute(
         _SQL["read_pieces_after"],
         {
-            "requests": [place.request_id for place in places],
-            "leases": Int8Array([place.lease_id for place in places]),
-            "pieces": Int4Array([place.piece for place in places]),
+            "requests": [position.request_id for position in positions],
+            "leases": Int8Array([position.lease_id for position in positions]),
+            "pieces": Int4Array([position.piece for position in positions]),
             "limit": _READ_AT_ONCE,
         },
         binary=True,
     )
-    found: list[list[Piece]] = [[] for _ in places]
+    found: list[list[Piece]] = [[] for _ in positions]
     for number, lease_id, nonce, piece, content in await cursor.fetchall():
         found[number - 1].append(Piece(lease_id, nonce, piece, bytes(content)))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _PieceRow:
     request_id: UUID
     lease: Lease
     piece: int
@@ -96,7 +96,7 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One answer that is being read. `put` and `end` are all that its reader knows."""
+    """One answer that is being received from an upstream. Its processor calls `put` and `end`."""
 
     writer: StreamWriter
     request_id: UUID
@@ -107,46 +107,46 @@ class Stream:
         self.writer.put(self, piece)
 
     def end(self) -> None:
-        """The outcome holds the whole answer: what is not written yet need not be."""
+        """End the stream: the outcome holds the whole answer, so unwritten pieces are dropped."""
         self.writer.end(self)
 
 
 @dataclass(slots=True, eq=False)
 class _Pieces:
-    """What came of one stream since the last flush."""
+    """Pieces of one stream that came since the last flush."""
 
     stream: Stream
     contents: list[bytes]
     size: int
     """Bytes of the contents."""
-    rows: list[_Row] = field(default_factory=list)
-    """What to write of them, once that is decided: a flush that is tried again writes the same."""
+    rows: list[_PieceRow] = field(default_factory=list)
+    """Rows to write, once made: a flush that is tried again writes the same."""
 
-    def as_rows(self) -> list[_Row]:
-        """The head by itself, the rest as one."""
+    def as_rows(self) -> list[_PieceRow]:
+        """Rows to write: the head by itself, the rest as one."""
         if not self.rows:
             stream, contents = self.stream, self.contents
             parts = [contents[0], b"".join(contents[1:])] if stream.next_piece == HEAD else [b"".join(contents)]
             for part in parts:
                 if part or stream.next_piece == HEAD:
-                    self.rows.append(_Row(stream.request_id, stream.lease, stream.next_piece, part))
+                    self.rows.append(_PieceRow(stream.request_id, stream.lease, stream.next_piece, part))
                     stream.next_piece += 1
         return self.rows
 
 
 class StreamWriter:
-    """All streams of one process: few statements, each for all that have something to say."""
+    """Writes the pieces of all streams of one process, in few statements."""
 
     def __init__(self, database: Pool) -> None:
         self._database = database
-        self._writer = Coalescer(_StreamPieces(), database, _LIMITS, name="pieces of answers")
+        self._writer = Coalescer(_PieceWrite(), database, _LIMITS, name="pieces of answers")
         self._put_at = -math.inf
         self._over: deque[tuple[float, UUID]] = deque()
 
     def begin(self, item: Item, content_type: str) -> Stream:
-        """An answer has begun to come. Only items of sessions have readers."""
+        """Begin the stream of an answer that has begun to come. Only items of sessions have streams."""
         if item.session_request_id is None:
-            raise ValueError("this item has no reader")
+            raise ValueError("only an item of a session has a stream")
         stream = Stream(self, item.session_request_id, item.lease)
         stream.put(content_type.encode())
         return stream
@@ -155,7 +155,7 @@ class StreamWriter:
         now = monotonic()
         self._writer.put(_Pieces(stream, [piece], len(piece)))
         if now - self._put_at >= _LIMITS.interval_s:
-            self._writer.flush_soon()  # after a silence nothing is gained by waiting for more
+            self._writer.flush_soon()  # after a pause there is nothing to gain by waiting for more
         self._put_at = now
 
     def end(self, stream: Stream) -> None:
@@ -163,11 +163,11 @@ class StreamWriter:
         self._over.append((monotonic() + _FORGET_AFTER_S, stream.request_id))
 
     async def run(self) -> None:
-        """Write until cancelled. Faults of the database delay pieces and lose none that still matter."""
-        await asyncio.gather(self._writer.run(), self._tidy())
+        """Write until cancelled. Faults of the database delay pieces and lose none that is still needed."""
+        await asyncio.gather(self._writer.run(), self._delete_old())
 
-    async def _tidy(self) -> None:
-        """Forget the pieces of answers that have ended, and those that a lost worker left."""
+    async def _delete_old(self) -> None:
+        """Delete pieces of answers that have ended, and those that lost workers left."""
         while True:
             await asyncio.sleep(_SWEEP_EVERY_S)
             now = monotonic()
@@ -183,11 +183,11 @@ class StreamWriter:
                     sweep = {"before": before, "limit": _SWEEP_AT_ONCE}
                     await connection.execute(_SQL["sweep_pieces_if_unleased"], sweep)
             except psycopg.Error as error:
-                _log.warning("pieces of ended answers stay for now: %s", error)
+                _log.warning("pieces of ended answers could not be deleted, trying again later: %s", error)
 
 
-class _StreamPieces:
-    """The kind of write that hands pieces of answers on."""
+class _PieceWrite:
+    """Stores pieces of answers: the `WriteKind` of the stream writer."""
 
     def key(self, entry: _Pieces) -> Stream:
         return entry.stream
@@ -217,8 +217,8 @@ class _StreamPieces:
         )
 
     def replace_rejected(self, entry: _Pieces, error: Exception) -> None:  # noqa: ARG002 -- which one does not matter
-        """The outcome has the whole answer: its reader gets the rest from there."""
-        _log.warning("a piece of an answer could not be handed on: %s", error)
+        """Drop the piece: the caller gets the rest from the outcome, which has the whole answer."""
+        _log.warning("a piece of an answer could not be stored: %s", error)
 
     async def give_up(self, entries: Sequence[_Pieces], error: Exception) -> None:  # noqa: ARG002 -- it never comes to this
         raise error

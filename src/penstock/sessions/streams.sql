@@ -1,8 +1,8 @@
--- Pieces of answers on their way to callers who wait at another server.
+-- Pieces of streamed answers, for callers who wait at another server.
 
 -- name: append_pieces_if_leased
--- Stores pieces and tells those who wait, in one statement. Pieces of a lease that was taken back are not stored: what
--- its worker still reads is nobody's answer. Storing the same piece again changes nothing.
+-- Stores pieces and notifies waiting callers, in one statement. Pieces of a lease that was taken back are not stored:
+-- the answer that its worker still reads will not be recorded. Storing the same piece again changes nothing.
 WITH live AS MATERIALIZED (
   SELECT nonce FROM penstock.leases WHERE id = ANY (%(leases)b::int8[])
 ),
@@ -18,8 +18,8 @@ stored AS (
 SELECT pg_notify('penstock_answers', %(lanes)s) WHERE EXISTS (SELECT FROM stored);
 
 -- name: read_pieces_after
--- What has come of each stream since the place its reader knows; n tells the readers apart. A new lease comes after
--- the one before it: the call was begun anew.
+-- Reads the pieces of each stream after its reader's position; n tells the readers apart. Pieces of a new lease come
+-- after those of the one before it: the call was made again.
 SELECT w.n::int4, s.lease_id, s.lease_nonce, s.piece, s.bytes
   FROM unnest(%(requests)s::uuid[], %(leases)b::int8[], %(pieces)b::int4[])
        WITH ORDINALITY AS w (request_id, lease_id, piece, n)
@@ -32,11 +32,11 @@ SELECT w.n::int4, s.lease_id, s.lease_nonce, s.piece, s.bytes
  ORDER BY w.n, s.lease_id, s.piece;
 
 -- name: forget_pieces
--- The answers are recorded as a whole: nobody needs their pieces any more.
+-- Deletes the pieces of answers that are recorded as a whole.
 DELETE FROM penstock.session_stream WHERE request_id = ANY (%(requests)s::uuid[]);
 
 -- name: sweep_pieces_if_unleased
--- What workers left behind that did not live to forget it.
+-- Deletes pieces left by lost workers.
 DELETE FROM penstock.session_stream
  WHERE request_id = ANY (ARRAY(
    SELECT s.request_id

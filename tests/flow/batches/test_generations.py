@@ -10,7 +10,7 @@ import pytest
 from penstock.batches import run_again
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import get_batch
-from penstock.batches.run_again import NotRetryable, Retried, _failures, retry_batch
+from penstock.batches.run_again import NotRetryable, Retried, _list_failures, retry_batch
 from penstock.batches.steer import cancel_batch
 from penstock.claim import liveness
 from penstock.config import LivenessLimits, RetryLimits
@@ -194,14 +194,14 @@ def test_an_answer_that_comes_while_a_rerun_is_asked_for_is_not_lost(
         batch_id = await failed(connection, 1)
         await retry_batch(connection, batch_id, None)
         leases = await take(connection)
-        listed = _failures
+        listed = _list_failures
 
         async def settled_meanwhile(*args: Any) -> list[int]:
             ordinals = await listed(*args)
             await answer(connection, leases, FAILED, message="second")
             return ordinals
 
-        monkeypatch.setattr(run_again, "_failures", settled_meanwhile)
+        monkeypatch.setattr(run_again, "_list_failures", settled_meanwhile)
         assert (await retry_batch(connection, batch_id, None)).requests == 1
         [again] = await take(connection)
         assert (again.generation, again.spent, again.ranges) == (2, 3, ((0, 1),))

@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from penstock.db import migrate as migrations
-from penstock.db.migrate import Migration, migrate, standing
+from penstock.db.migrate import Migration, migrate, read_standing
 from penstock.errors import PenstockError
 from tests.support.payload import PAYLOAD
 
@@ -26,14 +26,14 @@ def empty(server: str) -> Iterator[str]:
 
 
 def test_an_empty_database_becomes_ready_and_stays_so(empty: str) -> None:
-    assert not standing(empty).ready
-    assert [m.name for m in migrate(empty)] == [m.name for m in migrations.available()]
-    assert standing(empty).ready
+    assert not read_standing(empty).ready
+    assert [m.name for m in migrate(empty)] == [m.name for m in migrations.list_migrations()]
+    assert read_standing(empty).ready
     assert migrate(empty) == []
 
 
 def test_status_changes_nothing(empty: str) -> None:
-    standing(empty)
+    read_standing(empty)
     with psycopg.connect(empty) as connection:
         assert connection.execute("SELECT to_regnamespace('penstock')").fetchone() == (None,)
 
@@ -55,7 +55,7 @@ def test_a_user_who_owns_the_schema_needs_no_more(empty: str) -> None:
 def test_many_at_once_apply_each_migration_once(empty: str) -> None:
     with ThreadPoolExecutor(6) as threads:
         applied = list(threads.map(migrate, [empty] * 6))
-    assert sorted(len(each) for each in applied) == [0] * 5 + [len(migrations.available())]
+    assert sorted(len(each) for each in applied) == [0] * 5 + [len(migrations.list_migrations())]
 
 
 def test_a_changed_migration_is_refused(empty: str) -> None:
@@ -75,15 +75,15 @@ def note_applied(conninfo: str, name: str) -> None:
 def test_old_code_goes_on_after_a_pre_step_it_does_not_know(empty: str) -> None:
     migrate(empty)
     note_applied(empty, "9999_future_pre")
-    assert standing(empty).unknown == ["9999_future_pre"]
-    assert standing(empty).ready
+    assert read_standing(empty).unknown == ["9999_future_pre"]
+    assert read_standing(empty).ready
     assert migrate(empty) == []
 
 
 def test_old_code_is_refused_after_a_post_step_it_does_not_know(empty: str) -> None:
     migrate(empty)
     note_applied(empty, "9999_future_post")
-    assert not standing(empty).ready
+    assert not read_standing(empty).ready
     with pytest.raises(PenstockError, match="newer Penstock"):
         migrate(empty)
 
@@ -91,11 +91,11 @@ def test_old_code_is_refused_after_a_post_step_it_does_not_know(empty: str) -> N
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replaces the migrations after ours: `steps(9000_words_pre="SELECT 1")`."""
-    ours = migrations.available()
+    ours = migrations.list_migrations()
 
     def replace(**texts: str) -> None:
         more = [Migration(int(name[1:5]), name[1:], name.rsplit("_", 1)[1], text) for name, text in texts.items()]
-        monkeypatch.setattr(migrations, "available", lambda: [*ours, *more])
+        monkeypatch.setattr(migrations, "list_migrations", lambda: [*ours, *more])
 
     return replace
 
@@ -108,7 +108,7 @@ def test_post_steps_run_only_when_asked_for(empty: str, steps: Callable[..., Non
     migrate(empty)
     steps(_9000_more_pre="SELECT 1", _9001_less_post="SELECT 1")
     assert names(migrate(empty)) == ["9000_more_pre"]
-    assert standing(empty).ready
+    assert read_standing(empty).ready
     assert names(migrate(empty)) == []
     assert names(migrate(empty, post=True)) == ["9001_less_post"]
 
@@ -202,15 +202,15 @@ def test_a_step_that_waits_too_long_says_for_whom(empty: str, steps: Callable[..
 
 
 def test_a_failing_migration_leaves_no_trace_and_can_be_repeated(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = migrations.available()
+    ours = migrations.list_migrations()
     broken = Migration(9000, "9000_broken_pre", "pre", "CREATE TABLE penstock.half (); SELECT 1 / 0;")
-    monkeypatch.setattr(migrations, "available", lambda: [*ours, broken])
+    monkeypatch.setattr(migrations, "list_migrations", lambda: [*ours, broken])
     with pytest.raises(psycopg.errors.DivisionByZero):
         migrate(empty)
     with psycopg.connect(empty) as connection:
         assert connection.execute("SELECT to_regclass('penstock.half')").fetchone() == (None,)
     mended = Migration(9000, "9000_broken_pre", "pre", "CREATE TABLE penstock.half ();")
-    monkeypatch.setattr(migrations, "available", lambda: [*ours, mended])
+    monkeypatch.setattr(migrations, "list_migrations", lambda: [*ours, mended])
     assert [m.number for m in migrate(empty)] == [9000]
 
 
@@ -220,7 +220,7 @@ def test_a_migrator_killed_in_the_middle_is_made_good_by_the_next(empty: str) ->
         [sys.executable, "-c", _DIE_IN_MIGRATION, empty], capture_output=True, text=True, check=False, timeout=60
     )
     assert child.returncode == 9, child.stderr
-    assert [m.name for m in migrate(empty)] == [m.name for m in migrations.available()]
+    assert [m.name for m in migrate(empty)] == [m.name for m in migrations.list_migrations()]
 
 
 _DIE_IN_MIGRATION = """

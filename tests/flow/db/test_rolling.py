@@ -38,12 +38,12 @@ _DONE = Outcome(OutcomeState.COMPLETED, b"1", 200)
 @pytest.fixture
 def upgraded(server_18: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A database that was made by the version before, and has had the pre steps since."""
-    available = migrations.available()
+    available = migrations.list_migrations()
     with psycopg.connect(server_18, autocommit=True) as connection:
         connection.execute("CREATE DATABASE rolling")
         conninfo = make_conninfo(server_18, dbname="rolling")
         with monkeypatch.context() as before:
-            before.setattr(migrations, "available", lambda: [step for step in available if step.number < 9])
+            before.setattr(migrations, "list_migrations", lambda: [step for step in available if step.number < 9])
             migrate(conninfo)
         assert all(step.name.endswith("_pre") for step in migrate(conninfo))
         yield conninfo

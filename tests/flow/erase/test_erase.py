@@ -12,7 +12,7 @@ import pytest
 
 from penstock.batches.create import create_batch, find_batch_by_key
 from penstock.batches.finish import finish_batch
-from penstock.batches.read import batch_of_result, get_batch, list_batches, read_status
+from penstock.batches.read import find_batch_of_result, get_batch, list_batches, read_status
 from penstock.batches.run_again import NotRetryable, retry_batch
 from penstock.batches.steer import pause_batch
 from penstock.batches.upkeep import list_unfinished
@@ -185,14 +185,14 @@ class TestDeletingResults:
             file_id = batch.output_file_id if which == "output" else batch.error_file_id
             assert file_id is not None
             assert not await erase.delete_file(connection, file_id, "local"), "not before its end"
-            assert await batch_of_result(connection, file_id, "other") is None
-            found = await batch_of_result(connection, file_id, "local")
+            assert await find_batch_of_result(connection, file_id, "other") is None
+            found = await find_batch_of_result(connection, file_id, "local")
             assert found is not None
             assert (found[0].id, found[1]) == (batch_id, which)
             assert await finish_batch(connection, batch_id)
             assert not await erase.delete_file(connection, file_id, "other")
             assert await erase.delete_file(connection, file_id, "local")
-            assert await batch_of_result(connection, file_id, "local") is None
+            assert await find_batch_of_result(connection, file_id, "local") is None
             await purge(connection, rows=3)
             state = "completed" if which == "errors" else "failed"
             query = "SELECT count(*), count(*) FILTER (WHERE state = %s) FROM penstock.outcomes"

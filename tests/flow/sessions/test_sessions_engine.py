@@ -259,14 +259,14 @@ def test_a_request_shows_how_far_it_is(database: str) -> None:
         assert (await look("processing", 1)).lease_nonce == item.lease.nonce
         await end(connection, WORKER, [item], LATER)
         await look("pending", 1)
-        assert await answers.answered(connection, [first.request_id, second.request_id]) == []
+        assert await answers.read_answered(connection, [first.request_id, second.request_id]) == []
         await connection.execute("UPDATE penstock.deferrals SET due_at = now()")
         (item,) = await take_items(connection, WORKER)
         await end(connection, WORKER, [item], DEAD)
         row = await look("failed", 2)
         assert (row.status_code, row.response, row.error_code, row.error_message) == (400, b'"no"', "bad_request", "no")
         assert row.completed_at is not None
-        assert await answers.answered(connection, [first.request_id, second.request_id]) == [row]
+        assert await answers.read_answered(connection, [first.request_id, second.request_id]) == [row]
 
     with_connection(database, body)
 
@@ -362,7 +362,7 @@ def test_a_queued_request_is_cancelled_at_once_and_passed_over(database: str) ->
         first, second, third = await send(connection, "a", "a", "a")
         assert await cancel_request(connection, OWNER, "a", second.request_id)
         assert not await cancel_request(connection, OWNER, "a", second.request_id)
-        (row,) = await answers.answered(connection, [first.request_id, second.request_id, third.request_id])
+        (row,) = await answers.read_answered(connection, [first.request_id, second.request_id, third.request_id])
         assert (row.id, row.status, row.error_code, row.attempts) == (second.request_id, "cancelled", "cancelled", 0)
         (item,) = await take_items(connection, WORKER)
         assert not await cancel_request(connection, OWNER, "a", first.request_id), "it is being worked on"
@@ -371,7 +371,7 @@ def test_a_queued_request_is_cancelled_at_once_and_passed_over(database: str) ->
         (item,) = await take_items(connection, WORKER)
         assert item.cancelled
         await end(connection, WORKER, [item], SKIPPED)
-        row = (await answers.answered(connection, [second.request_id]))[0]
+        row = (await answers.read_answered(connection, [second.request_id]))[0]
         assert (row.status, row.error_code, row.attempts) == ("cancelled", "cancelled", 0)
         assert await one(connection, "SELECT count(*) FROM penstock.attempts") == (0,)
         (item,) = await take_items(connection, WORKER)
@@ -481,7 +481,7 @@ def test_a_deleted_session_is_gone_for_everybody(database: str) -> None:
         assert await get_session(connection, OWNER, "a") is None
         assert await list_requests(connection, OWNER, "a") == []
         assert await get_request(connection, OWNER, "a", first.request_id) is None
-        told = await answers.answered(connection, [first.request_id, second.request_id])
+        told = await answers.read_answered(connection, [first.request_id, second.request_id])
         assert [(row.status, row.error_code) for row in told] == [("cancelled", "session_deleted")] * 2
         (fresh,) = await send(connection, "a")
         assert (fresh.sequence, fresh.session_id == first.session_id) == (1, False)

@@ -12,7 +12,7 @@ from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Again, Item, Outcome, OutcomeState, Verdict
-from penstock.sessions.answers import RequestRow, answered
+from penstock.sessions.answers import RequestRow, read_answered
 from penstock.sessions.sessions import cancel_request
 from penstock.worker.worker import Worker
 from tests.support.db import one, pooled
@@ -33,7 +33,7 @@ async def until_answered(pool: Pool, ids: list[UUID]) -> list[RequestRow]:
     async with asyncio.timeout(60):
         while True:
             async with pool.connection() as connection:
-                rows = await answered(connection, ids)
+                rows = await read_answered(connection, ids)
             if len(rows) == len(ids):
                 return sorted(rows, key=lambda row: ids.index(row.id))
             await asyncio.sleep(0.01)

@@ -1,1 +1,1 @@
-"""PostgreSQL without an installation: a server under a data directory, kept by a small process of its own."""
+"""Embedded PostgreSQL: a server under a data directory, run by a small keeper process."""

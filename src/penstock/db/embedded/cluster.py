@@ -1,4 +1,4 @@
-"""PGDATA: who owns it, which version it is, how it is made. Used by the keeper process alone.
+"""PGDATA: its owner, its version, how it is created. Used by the keeper process alone.
 
 Like the keeper, it imports only light modules of the standard library.
 """
@@ -44,7 +44,7 @@ def log(text: str) -> None:
 
 
 class Identity:
-    """Whom PostgreSQL runs as: itself refuses to run as root."""
+    """User that PostgreSQL runs as: it refuses to run as root."""
 
     def __init__(self, uid: int, gid: int, how: str) -> None:
         self.uid = uid
@@ -54,11 +54,11 @@ class Identity:
 
     @property
     def owner(self) -> tuple[int, int]:
-        """Who must own its directories, seen from outside."""
+        """Owner that its directories must have, seen from outside."""
         return (self.uid, self.gid) if self.how == "switch" else (os.geteuid(), os.getegid())
 
     def become(self) -> None:
-        """In a forked child, before exec."""
+        """Switch to this identity; in a forked child, before exec."""
         if self.how == "switch":
             os.setgroups([])
             os.setgid(self.gid)
@@ -108,7 +108,7 @@ def spawn(
 
 
 def run(argv: list[str], identity: Identity, *, cwd: str = "/", stdin: bytes = b"") -> tuple[int, str]:
-    """Exit status of a short command, and all it said."""
+    """Run a short command; returns its exit status and all its output."""
     in_read, in_write = os.pipe()
     out_read, out_write = os.pipe()
     os.write(in_write, stdin)
@@ -124,7 +124,7 @@ def run(argv: list[str], identity: Identity, *, cwd: str = "/", stdin: bytes = b
 
 
 class Cluster:
-    """PGDATA and everything about making it: who owns it, which version it is."""
+    """PGDATA: its owner, its version, and how it is created."""
 
     def __init__(self, data_dir: str, bin_dir: str) -> None:
         self.data_dir = data_dir
@@ -204,7 +204,7 @@ class Cluster:
             raise self.explain("\n".join(output.splitlines()[-6:]))
 
     def explain(self, tail: str) -> StartError:
-        """Why the server did not start, in a person's words, from the last it said."""
+        """Explain why the server did not start, from the end of its log."""
         made, here = self.data_major(), self.binary_major()
         if made is not None and made != here:
             return StartError(

