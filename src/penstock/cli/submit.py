@@ -73,7 +73,7 @@ async def submit(
     waits = wait or output is not None
     if waits and not await context.api.is_served():
         raise UsageError(
-            "no server runs on this data: waiting would be in vain, and nothing was stored",
+            "no server runs on this data, so the batch would never end: nothing was stored",
             hint="Start `penstock serve` here first; or submit without --wait and -o.",
         )
     batch = await _create_batch(context, source, endpoint, window, metadata, priority)
