@@ -172,7 +172,8 @@ class Api:
         return path
 
     async def _admit(self, request: Request, path: str) -> tuple[_Reader | Response, Caller]:
-        """The endpoint, and who may call it. Keys come first: without one, nobody learns which routes exist."""
+        """Find the endpoint and the caller. Keys are checked first: a caller without one does not learn which routes
+        exist."""
         method = request.method
         found = self._routes.find(path)
         if found is None:

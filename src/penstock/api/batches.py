@@ -62,7 +62,7 @@ _MAX_WINDOW_S = 366 * 86_400
 _MAX_NAMED = 20
 _REQUEST_ID = re.compile(r"batch_req_([0-9a-f]{32})_([1-9][0-9]{0,9})")
 
-# What clients call `in_progress` covers batches that are paused.
+# States by status: `in_progress` covers paused batches for clients.
 _STATES_OF: Mapping[str, tuple[str, ...]] = {"in_progress": ("in_progress", "paused"), "finalizing": ()}
 
 

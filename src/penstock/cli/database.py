@@ -113,9 +113,9 @@ def share_command(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Give OWNER's batches WEIGHT times the work of an owner of whom nothing is said, while both have work waiting.
+    """Give OWNER's batches WEIGHT times the work of an owner without a weight, while both have work waiting.
 
-    Holds for its batches that wait, and for those to come. Without a WEIGHT, shows the shares.
+    Holds for OWNER's waiting batches, and for those to come. Without a WEIGHT, shows the shares.
     """
     import asyncio
 
@@ -139,7 +139,9 @@ def share_command(
     for name, each in found:
         click.echo(f"{each:8.4g}  {name}")
     if not found:
-        click.echo("every owner has the same share" if owner is None else f"{owner} has the share of everybody: 1")
+        click.echo(
+            "every owner has the same share" if owner is None else f"{owner} has the same share as every owner: 1"
+        )
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.client import CommandContext, client_command, print_json
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ _REST_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """What was written where."""
+class WrittenResults:
+    """Result files that were written, and their lines."""
 
     batch: str
     complete: bool
-    """Whether these are all results there will ever be."""
+    """Whether the batch has ended: no more results will come."""
     output: str
     output_lines: int
     errors: str | None
@@ -49,10 +49,10 @@ class Fetched:
     "--output",
     required=True,
     type=click.Path(path_type=Path, allow_dash=True),
-    help="Where the answers go (JSONL); - is standard output.",
+    help="File for the answers (JSONL); - is standard output.",
 )
 @client_command()
-async def export(session: Session, batch: str, output: Path) -> ExitCode:
+async def export(context: CommandContext, batch: str, output: Path) -> ExitCode:
     """Write the results of the batch ID to the output, one answer per line, in the order of the input.
 
     Failures go to a file beside it: answers.jsonl has answers.errors.jsonl. Both are written beside their final names
@@ -62,7 +62,7 @@ async def export(session: Session, batch: str, output: Path) -> ExitCode:
     from penstock.cli.lookup import find_batch
 
     check_output(output, None)
-    found = await find_batch(session.api, batch)
+    found = await find_batch(context.api, batch)
     if found["status"] == "failed":
         from penstock.cli.figures import problem_lines
 
@@ -76,9 +76,9 @@ async def export(session: Session, batch: str, output: Path) -> ExitCode:
             f"{found['id']} has not been started yet",
             hint=f"`penstock watch {found['id']}` waits for it; without a running `penstock serve` nothing starts it.",
         )
-    fetched = await export_results(session, found, output)
-    if session.as_json and str(output) != _STDOUT:
-        print_json(fetched.as_dict())
+    written = await export_results(context, found, output)
+    if context.as_json and str(output) != _STDOUT:
+        print_json(written.as_dict())
     return ExitCode.OK
 
 
@@ -91,20 +91,20 @@ def check_output(output: Path, source: Path | None) -> None:
     check_outputs(output, source)
 
 
-async def export_results(session: Session, batch: Json, output: Path) -> Fetched:
+async def export_results(context: CommandContext, batch: Json, output: Path) -> WrittenResults:
     """Stream the results of a batch to their files."""
     if str(output) == _STDOUT:
-        return await _print_results(session, batch)
+        return await _print_results(context, batch)
     from penstock.cli.figures import has_ended
     from penstock.cli.progress import Display
     from penstock.export.jsonl import errors_path
 
     errors = errors_path(output)
     try:
-        with Display(quiet=session.as_json) as display, contextlib.ExitStack() as drafts:
+        with Display(quiet=context.as_json) as display, contextlib.ExitStack() as drafts:
             display.stage("writing")
-            good, good_lines, whole = await _download(session, batch, "output_file_id", output, drafts, display)
-            bad, bad_lines, _ = await _download(session, batch, "error_file_id", errors, drafts, display)
+            good, good_lines, whole = await _download(context, batch, "output_file_id", output, drafts, display)
+            bad, bad_lines, _ = await _download(context, batch, "error_file_id", errors, drafts, display)
             bad.publish(if_empty="remove")
             good.publish(if_empty="keep")
     except OSError as error:
@@ -113,15 +113,18 @@ async def export_results(session: Session, batch: Json, output: Path) -> Fetched
             hint="Nothing was half-written: make room or choose another -o, then run the command again.",
         ) from error
     complete = whole and has_ended(batch)
-    fetched = Fetched(batch["id"], complete, str(output), good_lines, str(errors) if bad_lines else None, bad_lines)
-    _say_written(session, fetched)
-    return fetched
+    written = WrittenResults(
+        batch["id"], complete, str(output), good_lines, str(errors) if bad_lines else None, bad_lines
+    )
+    _say_written(context, written)
+    return written
 
 
 async def _download(
-    session: Session, batch: Json, which: str, path: Path, drafts: contextlib.ExitStack, display: Display
+    context: CommandContext, batch: Json, which: str, path: Path, drafts: contextlib.ExitStack, display: Display
 ) -> tuple[Draft, int, bool]:
-    """A draft of one file, its lines, and whether it holds all there will be. Begun anew if it is cut."""
+    """Download one file into a draft. Returns the draft, its lines, and whether it is complete. Started again if it is
+    cut."""
     import asyncio
 
     from penstock.cli.api import Refused, Unreachable
@@ -132,7 +135,7 @@ async def _download(
             draft = held.enter_context(Draft(path))
             lines, whole = 0, True
             try:
-                async with _content(session, batch, which) as answer:
+                async with _content(context, batch, which) as answer:
                     if answer is not None:
                         whole = answer.headers.get("x-incomplete", "false") == "false"
                         async for piece in answer.pieces:
@@ -142,39 +145,39 @@ async def _download(
             except (Unreachable, Refused) as error:
                 if not left or (isinstance(error, Refused) and not error.passing):
                     raise
-                session.say(f"{error.message}: starting over")
+                context.say(f"{error.message}: starting over")
             else:
                 drafts.push(held.pop_all())
                 return draft, lines, whole
         await asyncio.sleep(_REST_S)
-        await session.api.get(f"/v1/batches/{batch['id']}")  # waits for a server that is being restarted
+        await context.api.get(f"/v1/batches/{batch['id']}")  # waits for a server that is being restarted
     raise AssertionError("the last try returns or raises")
 
 
 @contextlib.asynccontextmanager
-async def _content(session: Session, batch: Json, which: str) -> AsyncIterator[Answer | None]:
-    """What one of a batch's files holds; None if there is no such file."""
+async def _content(context: CommandContext, batch: Json, which: str) -> AsyncIterator[Answer | None]:
+    """Open the content of one of a batch's files; None if there is no such file."""
     from penstock.cli.api import Refused
 
     if not batch[which]:
         yield None
         return
     try:
-        async with session.api.stream(f"/v1/files/{batch[which]}/content", accept="application/binary") as answer:
+        async with context.api.stream(f"/v1/files/{batch[which]}/content", accept="application/binary") as answer:
             yield answer
     except Refused as refusal:
         if refusal.status != 404:
             raise
         raise PenstockError(
             f"the results of {batch['id']} are no longer kept: {batch[which]} was deleted or has expired",
-            hint="They are kept for 30 days unless told otherwise. Submit the file again to have them again.",
+            hint="Results are kept for 30 days unless the batch asked for another time. Submit the file again.",
         ) from None
 
 
-async def _print_results(session: Session, batch: Json) -> Fetched:
-    """The answers to standard output. What was written cannot be taken back, so a cut is an error."""
+async def _print_results(context: CommandContext, batch: Json) -> WrittenResults:
+    """Write the answers to standard output. Written lines cannot be taken back, so a cut is an error."""
     lines, complete = 0, True
-    async with _content(session, batch, "output_file_id") as answer:
+    async with _content(context, batch, "output_file_id") as answer:
         if answer is not None:
             complete = answer.headers.get("x-incomplete", "false") == "false"
             async for piece in answer.pieces:
@@ -182,15 +185,15 @@ async def _print_results(session: Session, batch: Json) -> Fetched:
                 lines += piece.count(b"\n")
     sys.stdout.buffer.flush()
     if batch["error_file_id"]:
-        session.say(f"{batch['request_counts']['failed']:,} failed: they are not in this output; -o FILE writes both")
-    return Fetched(batch["id"], complete, _STDOUT, lines, None, 0)
+        context.say(f"{batch['request_counts']['failed']:,} failed: they are not in this output; -o FILE writes both")
+    return WrittenResults(batch["id"], complete, _STDOUT, lines, None, 0)
 
 
-def _say_written(session: Session, fetched: Fetched) -> None:
-    if session.as_json:
+def _say_written(context: CommandContext, written: WrittenResults) -> None:
+    if context.as_json:
         return
-    click.echo(f"  output  {fetched.output}  ({fetched.output_lines:,} lines)")
-    if fetched.errors is not None:
-        click.echo(f"  errors  {fetched.errors}  ({fetched.error_lines:,} lines)")
-    if not fetched.complete:
-        session.say(f"The batch is still under way: these are the results so far. penstock watch {fetched.batch}")
+    click.echo(f"  output  {written.output}  ({written.output_lines:,} lines)")
+    if written.errors is not None:
+        click.echo(f"  errors  {written.errors}  ({written.error_lines:,} lines)")
+    if not written.complete:
+        context.say(f"The batch is still under way: these are the results so far. penstock watch {written.batch}")

@@ -1,6 +1,6 @@
-"""The API over the data itself: the server's application in this process, for the one user of this machine.
+"""API on the database itself: the server's application in this process, for the one user of this machine.
 
-Nothing is worked off here. What a command changes, a server on the same database finds, now or when it is started.
+No requests are worked off here. A server on the same database finds what a command changed, now or when it is started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SQL = sql.load("penstock.cli", "local.sql")
 
 
 class LocalTransport(AsgiTransport):
-    """Calls the application over one database."""
+    """Transport to the application on one database."""
 
     def __init__(self, application: Application, place: str, database: Pool, grace_s: float) -> None:
         super().__init__(application, place)
@@ -38,15 +38,15 @@ class LocalTransport(AsgiTransport):
         self._grace_s = grace_s
 
     async def is_served(self) -> bool:
-        """Whether somebody works off what is stored here."""
+        """Whether a server or one of its workers is alive on this database."""
         async with borrowed(self._database) as connection:
             cursor = await connection.execute(_SQL["is_any_server_alive"], {"grace_s": self._grace_s})
             return await cursor.fetchone() == (True,)
 
 
 @contextlib.asynccontextmanager
-async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[LocalTransport]:
-    """The application over the configured database; an embedded one is started if need be."""
+async def open_local_transport(config: Config, *, uploads: bool) -> AsyncIterator[LocalTransport]:
+    """Open the application on the configured database; an embedded one is started if needed."""
     _log_into(config.data_dir if config.database_url is None else None)
     with contextlib.ExitStack() as held:
         conninfo = await asyncio.to_thread(held.enter_context, start_database(config))
@@ -56,7 +56,7 @@ async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[Loc
             place = "the database" if config.database_url is not None else str(config.data_dir)
             grace_s = config.liveness.heartbeat_grace_s
             async with _identity(database, config, needed=uploads) as worker_id:
-                # Duties that are never begun: checking and purging are left to servers, who know the models.
+                # Duties that are never started: validating and purging are left to servers, which know the models.
                 background = BackgroundDuties(config, conninfo, database, Providers(()))
                 known = Providers(config.providers)
                 server = make_server(config, conninfo, database, known, worker_id, background)
@@ -75,7 +75,7 @@ async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[Loc
 
 @contextlib.asynccontextmanager
 async def _identity(database: Pool, config: Config, *, needed: bool) -> AsyncIterator[UUID]:
-    """A registered identity for a command that uploads: what it leaves half-done can be swept."""
+    """Register an identity for a command that uploads: an intake that it leaves half-done can be swept."""
     if not needed:
         yield new_id()
         return
@@ -84,7 +84,7 @@ async def _identity(database: Pool, config: Config, *, needed: bool) -> AsyncIte
 
 
 def _log_into(data_dir: Path | None) -> None:
-    """The application's log goes to a file, if to anywhere: a command's output is for its results."""
+    """Send the application's log to a file, or nowhere: a command's output is for its results."""
     handler: logging.Handler = logging.NullHandler()
     if data_dir is not None:
         with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.client import CommandContext, client_command, print_json
 from penstock.cli.submit import parse_pairs
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 _PAGE_MAX = 100
 _LIMIT = 20
-# At once: enough to hide the way there and back, few enough to be no burden.
+# Calls at a time: enough to hide the round trip, few enough to be no burden.
 _NAMES_AT_ONCE = 8
 
 
@@ -33,7 +33,7 @@ _NAMES_AT_ONCE = 8
 @click.option("--all", "everything", is_flag=True, help="Every one.")
 @client_command()
 async def ls(
-    session: Session, status: str | None, metadata: dict[str, str], limit: int | None, everything: bool
+    context: CommandContext, status: str | None, metadata: dict[str, str], limit: int | None, everything: bool
 ) -> None:
     """List batches, newest first: id, state, progress, age and file.
 
@@ -43,12 +43,12 @@ async def ls(
     query: dict[str, str | int] = {f"metadata[{name}]": value for name, value in metadata.items()}
     if status is not None:
         query["status"] = status
-    table = None if session.as_json else _Table(session.api)
+    table = None if context.as_json else _Table(context.api)
     kept: list[Json] = []
     shown, more = 0, True
     while more and (most is None or shown < most):
         query["limit"] = _PAGE_MAX if most is None else min(_PAGE_MAX, most - shown)
-        page = await session.api.get("/v1/batches", query)
+        page = await context.api.get("/v1/batches", query)
         batches = page["data"]
         more = bool(page["has_more"] and batches)
         if table is None:
@@ -58,17 +58,17 @@ async def ls(
         shown += len(batches)
         if batches:
             query["after"] = batches[-1]["id"]
-    if session.as_json:
+    if context.as_json:
         print_json({"object": "list", "data": kept, "has_more": more})
     elif not shown:
         filtered = status is not None or metadata
-        session.say("no such batch" if filtered else "no batches yet: `penstock submit FILE` makes one")
+        context.say("no such batch" if filtered else "no batches yet: `penstock submit FILE` makes one")
     elif more:
-        session.say(f"(the newest {shown:,}; --all shows every one)")
+        context.say(f"(the newest {shown:,}; --all shows every one)")
 
 
 class _Table:
-    """Rows are printed page by page, so the columns' widths are fixed."""
+    """Table printed page by page, so the columns' widths are fixed."""
 
     _ROW = "{:<38}  {:<11}  {:<22}  {:>4}  {}"
 
@@ -107,7 +107,7 @@ class _Table:
 
 
 async def file_name(api: Api, file_id: str) -> str:
-    """What a file was called by those who sent it."""
+    """Name under which a file was uploaded."""
     from penstock.cli.api import Refused
 
     try:

@@ -27,7 +27,7 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--base-url", metavar="URL", help="Endpoint to call, ending in /v1.")
 @click.option("--processor", metavar="MODULE:FUNCTION", help="Python function to call instead.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where the answers go (JSONL).")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File for the answers (JSONL).")
 @click.option("--concurrency", type=int, help="Calls in flight per worker process.  [default: 64]")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable of the key.  [default: OPENAI_API_KEY]")

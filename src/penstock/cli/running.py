@@ -1,4 +1,4 @@
-"""One run from file to file: store, work off, export. Interrupted anywhere, the same plan goes on from there."""
+"""Run from file to file: store, work off, export. Interrupted anywhere, the same plan goes on from there."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 _OWNER = "local"
 _LOOK_EVERY_S = 0.2
 _ANSWER_WITHIN_S = 5.0
-# The first signal lets calls end, the second cuts them short, and the next does not wait for anything.
+# The first signal lets calls end, the second cuts them short, and the third leaves at once.
 _PATIENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one `penstock run` was asked to do."""
+    """Plan of one `penstock run`: its input, output, target and options."""
 
     input: Path
     output: Path
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """The same for the same command: input, output and target. It is how a run is found again."""
+        """Key by which a run is found again, the same for the same command: from input, output and target."""
         output = self.output.parent.resolve() / self.output.name
         parts = [str(self.input.resolve()), str(output), str(self.target)]
         return "run:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -100,7 +100,7 @@ class _Run:
         self._started_at = monotonic()
 
     async def execute(self) -> ExitCode:
-        # Signals count from here on: a cancelled task could leave the pool half-opened, and its closing stuck.
+        # Signals are handled from here on: a cancelled task could leave the pool half-opened, and its closing stuck.
         with _signals(self._on_signal), self._display as display, contextlib.ExitStack() as held:
             display.stage("starting")
             conninfo = await asyncio.to_thread(held.enter_context, start_database(self._config))
@@ -113,7 +113,7 @@ class _Run:
                 await database.close()
 
     async def _stages(self, conninfo: str, database: Pool) -> ExitCode:
-        async with self._alone(conninfo):
+        async with self._hold_plan_lock(conninfo):
             batch_id = await self._find(database)
             if batch_id is None:
                 await self._plan.target.check(self._config)
@@ -132,8 +132,9 @@ class _Run:
     # -- the batch this plan already made
 
     @contextlib.asynccontextmanager
-    async def _alone(self, conninfo: str) -> AsyncIterator[None]:
-        """One process at a time finds or makes the batch of a plan, so that a file is not stored twice.
+    async def _hold_plan_lock(self, conninfo: str) -> AsyncIterator[None]:
+        """Hold the plan's lock: one process at a time finds or makes the batch of a plan, so that a file is not stored
+        twice.
 
         The lock is gone with its transaction, however that ends. Where a server cuts an idle transaction short,
         the batch's unique key still stands.
@@ -163,7 +164,7 @@ class _Run:
                 await finish_batch(connection, known.id)
                 await release_key(connection, known.id)
                 return None
-            if not await self._unchanged(known):
+            if not await self._is_unchanged(known):
                 self._display.say(f"{self._plan.input} has changed since {name}: starting a new batch")
                 await release_key(connection, known.id)
                 return None
@@ -172,12 +173,12 @@ class _Run:
             else:
                 self._display.say(f"going on with {name}")
                 await self._plan.target.check(self._config)
-                # Whoever runs the command again says that what paused it is mended.
+                # Running the command again says that the cause of the pause is mended.
                 await gates.reopen(connection, known.pool, wait_max_s=self._config.retry.retry_after_max_s)
                 await resume_batch(connection, known.id)
         return known.id
 
-    async def _unchanged(self, known: KnownBatch) -> bool:
+    async def _is_unchanged(self, known: KnownBatch) -> bool:
         if known.metadata == _origin(self._plan.input):
             return True
         digest = await asyncio.to_thread(source.digest_of, self._plan.input)
@@ -186,7 +187,7 @@ class _Run:
     # -- store
 
     async def _store(self, conninfo: str, database: Pool) -> UUID:
-        """Read the file into the database and make the batch. Interrupted, nothing is left of it."""
+        """Read the file into the database and make the batch. If interrupted, nothing of it is kept."""
         self._display.stage("storing")
         size = self._plan.input.stat().st_size
         origin = _origin(self._plan.input)
@@ -263,7 +264,7 @@ class _Run:
         return await self._conclude(database, batch_id)
 
     async def _conclude(self, database: Pool, batch_id: UUID) -> Status:
-        """End the batch if everything is settled, and look at it. A database that is away may come back."""
+        """Finish the batch if everything is settled, and read its status. Waits for a database that is away."""
         give_up_at = monotonic() + self._config.settle.settle_retry_s
         while True:
             try:
@@ -276,7 +277,7 @@ class _Run:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _watch(self, database: Pool, batch_id: UUID, pool: str, workers: Workers) -> None:
-        """Until the batch has ended, or nothing can go on without a person."""
+        """Show progress until the batch has ended, or no route can go on without a person."""
         status: Status | None = None
         while not workers.stopped:
             note = workers.trouble
@@ -307,7 +308,8 @@ class _Run:
     def _on_signal(self) -> None:
         self._signalled += 1
         if self._signalled > _PATIENCE:
-            # Whatever it is that does not end: the next run sees that this process is gone and takes over.
+            # A call or a statement that does not end is left: the next run sees that this process is gone and takes
+            # over.
             os._exit(ExitCode.INTERRUPTED)
         if self._signalled > 1:
             self._display.say("stopping now (Ctrl-C once more leaves at once)")
@@ -373,7 +375,7 @@ async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:
 
 
 async def _database_time(connection: Connection) -> datetime:
-    """Deadlines are on the database's clock, like everything that is compared with them."""
+    """Time of the database, on whose clock deadlines are."""
     row = await (await connection.execute("SELECT now()")).fetchone()
     if row is None:
         raise AssertionError("SELECT always answers one row")
@@ -382,7 +384,7 @@ async def _database_time(connection: Connection) -> datetime:
 
 
 def _waiting(waits: list[gates.Gate]) -> str:
-    """What the routes wait for, and how long still."""
+    """Text about the routes that wait, their reasons and how long still."""
     if not waits:
         return ""
     gate = waits[0]
@@ -393,13 +395,13 @@ def _waiting(waits: list[gates.Gate]) -> str:
 
 
 def _origin(path: Path) -> dict[str, str]:
-    """What tells at a glance that a file is the one that was stored."""
+    """Attributes of a file by which a later run sees that it has not changed."""
     about = path.stat()
     return {"size": str(about.st_size), "mtime_ns": str(about.st_mtime_ns)}
 
 
 def _sweep(conninfo: str, grace_s: float, gone: list[UUID]) -> None:
-    """Remove what killed intakes left behind."""
+    """Remove the rows that killed intakes left behind."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         if sweep.sweep_abandoned(connection, grace_s=grace_s, dead_workers=gone):
             sweep.purge_failed(connection)
@@ -422,7 +424,7 @@ def _log_to(data_dir: Path, *, verbose: bool) -> None:
     if verbose:
         handler = logging.StreamHandler(sys.stderr)
     else:
-        # Opened now: a log that cannot be written must neither end the run nor spoil the display later.
+        # Opened now: a log that cannot be written must neither end the run nor disturb the display later.
         with contextlib.suppress(OSError):
             handler = logging.FileHandler(data_dir / "penstock.log")
     logging.raiseExceptions = False

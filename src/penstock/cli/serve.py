@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--base-url, its key and the way there: one provider for every model."""
+    """Add --base-url, its key and the way there: one provider for every model."""
     for option in reversed(
         (
             click.option("--base-url", metavar="URL", help="Endpoint that serves every model, in place of providers."),
@@ -32,7 +32,7 @@ def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def chosen_providers(
+def choose_providers(
     config: Config,
     base_url: str | None,
     api_key_env: str | None,
@@ -40,7 +40,7 @@ def chosen_providers(
     ca_file: str | None,
     proxy: str | None,
 ) -> tuple[Provider, ...]:
-    """The providers of the file or of the command line, with keys and certificates that can be read."""
+    """Choose the providers of the file or of the command line. Raises if a key or a certificate cannot be read."""
     from penstock.dispatch.http.connect import ConnectOptions
     from penstock.dispatch.providers import single
     from penstock.dispatch.target import check_connect_flags
@@ -51,7 +51,7 @@ def chosen_providers(
             raise UsageError("a key without --base-url", hint="Providers in penstock.toml name their own keys.")
         if not config.providers:
             raise UsageError(
-                "no provider is configured: nobody would serve any model",
+                "no provider is configured: no model would be served",
                 hint="Give --base-url URL, or [[providers]] in penstock.toml (docs/serve.md).",
             )
         providers = config.providers
@@ -74,8 +74,10 @@ def chosen_providers(
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65_535), help="0 takes a free one.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 256), help="Worker processes.")
-@click.option("--root-path", metavar="PATH", help="What a proxy puts before every path, such as /penstock.")
-@click.option("--public-url", metavar="URL", help="Where clients reach the server, if not where it listens.")
+@click.option("--root-path", metavar="PATH", help="Prefix that a proxy puts before every path, such as /penstock.")
+@click.option(
+    "--public-url", metavar="URL", help="URL by which clients reach the server, if not the address it listens on."
+)
 @click.option("--forwarded-prefix", is_flag=True, help="Trust the proxy's X-Forwarded-Prefix.")
 @click.option("--quiet", is_flag=True, help="Log warnings only, no requests.")
 @database_options
@@ -97,7 +99,7 @@ def serve(
     toml_path: Path | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Serve the batch API for OpenAI and Anthropic clients, and work off what they send.
+    """Serve the batch API for OpenAI and Anthropic clients, and work off their batches.
 
     Without API keys the server has one user and listens on this machine only; `penstock keys create` makes keys.
     """
@@ -105,7 +107,7 @@ def serve(
     from penstock.server.serve import serve as run
 
     config = load_config(database_url, data_dir, toml_path, settings, root_path=root_path, public_url=public_url)
-    providers = chosen_providers(config, base_url, api_key_env, api_key_file, ca_file, proxy)
+    providers = choose_providers(config, base_url, api_key_env, api_key_file, ca_file, proxy)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer
     log_level = logging.WARNING if quiet else logging.INFO

@@ -97,7 +97,7 @@ SELECT id FROM penstock.journal
  LIMIT 1
 
 -- name: read_journal_head
--- How many lines of a batch have their numbers.
+-- Numbers given so far to a batch's output and error lines.
 SELECT outputs, errors FROM penstock.journal_heads WHERE batch_id = %(batch)s
 
 -- name: hold_journal_head

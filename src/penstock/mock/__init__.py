@@ -1,1 +1,1 @@
-"""A fake OpenAI- and Anthropic-compatible upstream whose misbehaviour is chosen, for demos and load tests."""
+"""Mock upstream, compatible with OpenAI and Anthropic, whose misbehaviour is chosen: for demos and load tests."""

@@ -18,12 +18,12 @@ LAST_CHUNK = b"0\r\n\r\n"
 @dataclass(frozen=True, slots=True)
 class WireLimits:
     header_max_bytes: int = 32 * KIB
-    """For the fields of a head, for the trailer of a chunked body, and for a line between chunks."""
+    """Bound for the fields of a head, for the trailer of a chunked body, and for a line between chunks."""
     body_max_bytes: int = 64 * MIB
 
 
 class WireError(Exception):
-    """The bytes are no request we can serve; the connection cannot be used any further."""
+    """Bytes that are not a request the mock can serve; the connection cannot be used any further."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,8 @@ class Request:
 
 
 class RequestReader:
-    """Takes bytes as they come and gives whole requests, in order. Its `on_` methods are called by the parser."""
+    """Reader that takes bytes as they come and gives whole requests, in order. Its `on_` methods are called by the
+    parser."""
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
@@ -56,7 +57,7 @@ class RequestReader:
         self._bare_bytes = 0
         """Bytes since the last piece of a body or the last end of a head or request."""
         self.wants_continue = False
-        """The client holds its body back until it is told to go on."""
+        """Whether the client holds its body back until the mock sends 100-continue."""
         self.on_message_begin()
 
     @property
@@ -132,7 +133,7 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         headers, version = self._headers, self._parser.get_http_version()
         modern = version != "1.0"
-        if version == "0.9":  # what the parser makes of a request line without a version
+        if version == "0.9":  # the parser's version for a request line without one
             raise _bad("The request line is malformed.")
         if not version.startswith("1."):
             raise WireError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "Only HTTP/1.1 is spoken here.")

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.api import Answer, Request, Unreachable
 from penstock.cli.asgi import AsgiTransport
-from penstock.cli.events import events
+from penstock.cli.events import read_events
 from penstock.errors import PenstockError
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
@@ -147,6 +147,6 @@ def test_events_in_pieces_of_any_size(size: int) -> None:
             yield stream[start : start + size]
 
     async def read() -> list[tuple[str, str]]:
-        return [event async for event in events(pieces())]
+        return [event async for event in read_events(pieces())]
 
     assert asyncio.run(read()) == [("a", "ü\n2"), ("message", "x")]

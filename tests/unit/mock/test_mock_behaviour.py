@@ -217,7 +217,7 @@ def test_a_long_queue_of_short_calls_does_not_recurse() -> None:
 def test_counts_are_paged_in_the_order_keys_came() -> None:
     counts = Counts()
     for key, status in (("b", "500"), ("a", "200"), ("b", "200"), ("c", "429"), ("b", "429")):
-        counts.decided(key, status)
+        counts.count_decision(key, status)
     page = counts.page(0, 2)
     assert [(record.key, record.calls) for record in page.data] == [("b", 3), ("a", 1)]
     assert page.data[0].statuses == {"200": 1, "500": 1, "429": 1}
@@ -231,16 +231,16 @@ def test_counts_are_paged_in_the_order_keys_came() -> None:
 def test_refused_calls_are_no_attempts() -> None:
     counts = Counts()
     for status in ("429", "503", "401"):
-        counts.decided("key", status)
+        counts.count_decision("key", status)
     assert counts.next_attempt("key") == 1
-    counts.decided("key", "dropped")
+    counts.count_decision("key", "dropped")
     assert counts.next_attempt("key") == 2
 
 
 def test_counting_stops_at_its_bound() -> None:
     counts = Counts(max_keys=2)
     for key in ("a", "b", "c", "a"):
-        counts.decided(key, "200")
+        counts.count_decision(key, "200")
     assert (counts.keys, counts.untracked_calls) == (2, 1)
 
 
