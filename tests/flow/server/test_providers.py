@@ -24,13 +24,17 @@ from penstock.model import Again
 from penstock.server.background import BackgroundDuties
 from penstock.settle.write import Changes, settle
 from tests.support import sessions
+from tests.support.certificates import authority, local_tls
 from tests.support.cli import run_cli
 from tests.support.db import connected, one, pooled, with_connection
 from tests.support.engine import claim_due, make_batch
+from tests.support.forward_proxy import ForwardProxy
+from tests.support.hostile import GOOD_BODY, Upstream
 from tests.support.mock_process import start_mock_process
 from tests.support.recorder import recording
 from tests.support.server import ServerProcess, served
 from tests.support.session_api import asking, client
+from tests.support.tcp_server import LoopThread
 from tests.support.wait import wait_until
 
 GRACE_S = 0.2
@@ -123,6 +127,30 @@ def test_direct_calls_are_bounded_too(tmp_path: Path, database_18: str, stream: 
                     ask(server, "fail 422", stream=stream)
             ask(server, "three", stream=stream)
             assert "two" not in upstream.texts
+
+
+# -- how they are reached
+
+
+def test_a_provider_is_reached_over_tls_and_through_its_proxy(tmp_path: Path, database_18: str) -> None:
+    config = tmp_path / "penstock.toml"
+    with (
+        LoopThread("upstream") as thread,
+        thread.entered(Upstream(tls=local_tls())) as upstream,
+        thread.entered(ForwardProxy()) as proxy,
+    ):
+        config.write_text(
+            f'[[providers]]\nname = "main"\nbase_url = "{upstream.base_url}"\nmodels = ["*"]\n'
+            f'ca_file = "{authority().file}"\nproxy = "http://user:pass-word@{proxy.authority}"\n'
+        )
+        with served(tmp_path, "--config", config, database=database_18) as server:
+            direct = server.ask("POST", "/v1/chat/completions", {"model": "small", "messages": []})
+            assert (direct.status, direct.content) == (200, GOOD_BODY)
+            waited = server.ask("POST", "/v1/sessions/s/requests?wait=30", asking("queued"))
+            assert waited.json["status"] == "completed"
+            assert "pass-word" not in server.log
+        assert len(upstream.received) == 2
+        assert all(head.startswith(f"CONNECT 127.0.0.1:{upstream.port} ") for head in proxy.heads)
 
 
 # -- providers that are gone

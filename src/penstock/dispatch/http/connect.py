@@ -62,7 +62,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """An HTTP proxy. It forwards requests for http://, and for https:// a tunnel that it cannot look into."""
+    """An HTTP proxy. It forwards requests for http://; for https:// it opens a tunnel that it cannot look into."""
 
     host: str
     port: int
