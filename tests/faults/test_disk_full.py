@@ -128,7 +128,7 @@ def test_tables_cannot_grow_while_results_are_written(tmp_path: Path) -> None:
             upstream.process.cont()
             for worker in workers:
                 until_said(worker, FULL)
-                until_said(worker, "no calls are started")
+                until_said(worker, "nothing is begun")
             until_calls_stop(bench, workers)
             assert bench.calls() < LINES
             before = bench.outcomes(looking)
