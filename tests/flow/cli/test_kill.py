@@ -124,14 +124,14 @@ def test_three_kills_on_the_way(data_dir: Path) -> None:
 
 def test_a_kill_while_storing_leaves_nothing_behind(data_dir: Path) -> None:
     with start_mock_process() as mock:
-        site = Site(data_dir, 40_000, mock)
+        site = Site(data_dir, 20_000, mock)
         with opened(site.data_dir) as connection:
             with site.started("--set", "copy_batch_rows=1") as process:
                 wait_until(lambda: _rows_stored(connection) > 100, 60)
                 kill(process)
             assert call_count(mock) == 0
             site.run().expect(0)
-            assert _rows_stored(connection) == 40_000
+            assert _rows_stored(connection) == 20_000
             assert ask(connection, "SELECT count(*) FROM penstock.files") == 1
             assert ask(connection, "SELECT count(*) FROM penstock.workers") == 0
         site.check_answers()
