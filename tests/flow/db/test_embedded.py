@@ -33,9 +33,9 @@ DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 USER = """
 import sys
 from pathlib import Path
-from penstock.db import embedded
+from penstock.db.embedded import postgres
 print("asking", flush=True)
-with embedded.acquire(Path(sys.argv[1])) as server:
+with postgres.acquire(Path(sys.argv[1])) as server:
     print(server.conninfo, flush=True)
     sys.stdin.read()
 """
@@ -407,7 +407,7 @@ def test_errors_say_what_to_do(data_dir: Path, tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_keeper_stays_light() -> None:
-    listing = "import sys; sys.path.append(sys.argv[1]); import penstock.db.keeper; print(*sys.modules)"
+    listing = "import sys; sys.path.append(sys.argv[1]); import penstock.db.embedded.keeper; print(*sys.modules)"
     root = Path(postgres.__file__).parents[3]
     ran = subprocess.run([sys.executable, "-I", "-S", "-c", listing, root], capture_output=True, text=True, check=True)
     assert not {"subprocess", "pathlib", "socket", "asyncio", "logging"} & set(ran.stdout.split())
