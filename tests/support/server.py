@@ -93,7 +93,7 @@ class ServerProcess:
         found = []
         for child in psutil.Process(self.process.pid).children():
             try:
-                if "penstock.worker.process" in child.cmdline():
+                if "penstock.cli.serve_worker" in child.cmdline():
                     found.append(child.pid)
             except psutil.NoSuchProcess:  # it has just ended
                 continue

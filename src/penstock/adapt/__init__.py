@@ -1,1 +1,1 @@
-"""Controllers of how much and how fast, as pure functions of observations."""
+"""How much, how fast: pure functions of what was observed."""

@@ -1,4 +1,4 @@
-"""Batches: create, read, steer, run again, delete."""
+"""Batches: asked for, watched, steered, ended."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.files import cursor, ends
 from penstock.api.multipart import idempotency_key, invalid
-from penstock.batches import read, run_again
-from penstock.batches import steer as batch_steer
-from penstock.batches.finish import finish_batch
-from penstock.batches.read import Batch, get_batch
-from penstock.batches.run_again import NotFailed, NotRetryable, worn_out_message
-from penstock.batches.validate import request_batch, validate_batch
 from penstock.db.pool import Connection, borrowed
 from penstock.erase import erase
 from penstock.intake import files as stored
 from penstock.model import BatchState, parse_id, request_public_id
+from penstock.work import batches
+from penstock.work.batches import Batch
 
 ENDPOINTS_OF_BATCHES = (
     "/v1/chat/completions",
@@ -34,7 +30,7 @@ ENDPOINTS_OF_BATCHES = (
     "/v1/responses",
     "/v1/moderations",
 )
-# Checked in the handler, so that the error text names the allowed values.
+# Checked by hand, so that whoever is wrong is told what would be right.
 BatchEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_BATCHES)})]
 Window = Annotated[
     str,
@@ -62,7 +58,7 @@ _MAX_WINDOW_S = 366 * 86_400
 _MAX_NAMED = 20
 _REQUEST_ID = re.compile(r"batch_req_([0-9a-f]{32})_([1-9][0-9]{0,9})")
 
-# States by status: `in_progress` covers paused batches for clients.
+# What clients call `in_progress` covers batches that are paused.
 _STATES_OF: Mapping[str, tuple[str, ...]] = {"in_progress": ("in_progress", "paused"), "finalizing": ()}
 
 
@@ -96,11 +92,11 @@ class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
     request_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)] | None = None
 
 
-# -- creating
+# -- asking for one
 
 
 async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
-    """Stores the batch and answers; its file is validated right after."""
+    """Stores the wish and answers; whether the file can be run is found out right after."""
     body = call.body
     if body.endpoint not in ENDPOINTS_OF_BATCHES:
         raise invalid("endpoint", f"it is one of {', '.join(ENDPOINTS_OF_BATCHES)}.")
@@ -111,7 +107,7 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
     fingerprint = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).digest()
     file_id = parse_id("file", body.input_file_id)
     async with borrowed(call.server.database) as connection:
-        requested = file_id and await request_batch(
+        requested = file_id and await batches.request_batch(
             connection,
             owner=call.caller.owner,
             dialect="openai",
@@ -144,7 +140,7 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
                 "This Idempotency-Key was used for another batch.", param="Idempotency-Key", code="idempotency_conflict"
             )
     else:
-        call.server.background.wake("validate")
+        call.server.caretaker.wake("validate")
     return objects.batch_object(requested.batch)
 
 
@@ -165,7 +161,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def refuse_nul(name: str, texts: Iterable[str]) -> None:
-    """Refuse the one character that a text in the database cannot hold."""
+    """The one character that a text in the database cannot hold."""
     if any("\x00" in text for text in texts):
         raise invalid(name, "it contains a NUL character.")
 
@@ -174,9 +170,9 @@ def refuse_nul(name: str, texts: Iterable[str]) -> None:
 
 
 async def find_batch(call: Call[Any, Any], batch_id: UUID) -> Batch:
-    """Find the caller's batch. Another owner's answers like one that does not exist."""
+    """The caller's batch. Somebody else's answers like one that does not exist."""
     async with borrowed(call.server.database) as connection:
-        batch = await get_batch(connection, batch_id, call.caller.scope)
+        batch = await batches.get_batch(connection, batch_id, call.caller.scope)
     return known(call, batch)
 
 
@@ -202,7 +198,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
     rows: list[Batch] = []
     if states != []:
         async with borrowed(call.server.database) as connection:
-            rows = await read.list_batches(
+            rows = await batches.list_batches(
                 connection,
                 owner=call.caller.owner,
                 dialect="openai",
@@ -220,7 +216,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
 
 
 def _states(wanted: Sequence[str] | None) -> list[str] | None:
-    """States that the caller asked for, separated by commas or one by one. None: any state; an empty list: no batch."""
+    """The states that are asked for, separated by commas or one by one; none at all is not the same as any."""
     if wanted is None:
         return None
     words = [word for entry in wanted for word in entry.split(",")]
@@ -237,26 +233,25 @@ def _moment(unix_s: int | None) -> datetime | None:
 
 
 async def cancel_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    """Cancels a batch. It is `cancelled` at once if nothing was in flight."""
-    return await _steer(call, "cancel", batch_steer.cancel_batch, BatchState.CANCELLING)
+    """Also lands in `cancelled` at once if nothing was in flight."""
+    return await _steer(call, "cancel", batches.cancel, BatchState.CANCELLING)
 
 
 async def pause_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    return await _steer(call, "pause", batch_steer.pause_batch, BatchState.PAUSED)
+    return await _steer(call, "pause", batches.pause, BatchState.PAUSED)
 
 
 async def resume_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    return await _steer(call, "resume", batch_steer.resume_batch, BatchState.IN_PROGRESS)
+    return await _steer(call, "resume", batches.resume, BatchState.IN_PROGRESS)
 
 
 async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState) -> objects.Batch:
-    """Move the batch to a state. A batch that is there already is left as it is; one that cannot go there is a
-    conflict."""
+    """Move the batch. One that is there already is left as it is; one that cannot go there is a conflict."""
     batch_id, scope = call.id("batch", "batch_id"), call.caller.scope
     async with borrowed(call.server.database) as connection:
-        found = known(call, await get_batch(connection, batch_id, scope))
+        found = known(call, await batches.get_batch(connection, batch_id, scope))
         moved = await steer(call, connection, found, move)
-        batch = known(call, await get_batch(connection, batch_id, scope))
+        batch = known(call, await batches.get_batch(connection, batch_id, scope))
     if not moved and batch.state is not there:
         raise conflict(f"Cannot {verb} a batch with status '{batch.state.value}'.")
     return objects.batch_object(batch)
@@ -265,18 +260,17 @@ async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState)
 async def steer(call: Call[Any, Any], connection: Connection, found: Batch, move: Move) -> bool:
     """Move the caller's batch, whatever its dialect; False if it cannot go there."""
     if found.state is BatchState.VALIDATING and call.server.providers:
-        # So that its lines are known, and each has a line in the error file.
-        await validate_batch(connection, found.id, call.server.providers.pool_of)
+        # So that its lines are known, and each is told that it was not run.
+        await batches.validate_batch(connection, found.id, call.server.providers.pool_of)
     moved = await move(connection, found.id, call.caller.scope)
-    if moved and move is batch_steer.cancel_batch:
+    if moved and move is batches.cancel:
         # With nothing in flight there is nothing to wait for.
-        await finish_batch(connection, found.id)
+        await batches.finish(connection, found.id)
     return moved
 
 
 async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
-    """Runs requests again that failed or were not run: all of them, or those named. Completed requests are never run
-    again."""
+    """Runs again what failed or was not run: all of it, or what is named. Completed requests are never run again."""
     batch_id = call.id("batch", "batch_id")
     body = call.body or RetryBody()
     if body.custom_ids is not None and body.request_ids is not None:
@@ -287,25 +281,25 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
     )
     limits = call.server.config.retry
     async with borrowed(call.server.database) as connection:
-        known(call, await get_batch(connection, batch_id, call.caller.scope))
+        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
         try:
-            retried = await run_again.retry_batch(
+            retried = await batches.retry_batch(
                 connection, batch_id, call.caller.scope, custom_ids=body.custom_ids, lines=lines, limits=limits
             )
-        except NotFailed as error:
+        except batches.NotFailed as error:
             name = "request_ids" if body.custom_ids is None else "custom_ids"
             raise invalid(name, f"no failed requests of this batch: {_named(batch_id, error)}.") from None
-        except NotRetryable as error:
+        except batches.NotRetryable as error:
             raise conflict(error.message) from None
         if not retried.requests and retried.worn_out:
-            raise conflict(worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
+            raise conflict(batches.worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
         if not retried.requests:
-            raise conflict("None of these requests has failed.")
-        batch = known(call, await get_batch(connection, batch_id, call.caller.scope))
+            raise conflict("Nothing of that has failed.")
+        batch = known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
     return objects.batch_object(batch)
 
 
-def _named(batch_id: UUID, error: NotFailed) -> str:
+def _named(batch_id: UUID, error: batches.NotFailed) -> str:
     names = [request_public_id(batch_id, it) if isinstance(it, int) else it for it in error.named[:_MAX_NAMED]]
     more = len(error.named) - len(names)
     return ", ".join(f"'{name[:100]}'" for name in names) + (f" and {more} more" if more else "")
@@ -322,14 +316,14 @@ def request_line(batch_id: UUID, text: str, name: str) -> int:
 async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
     batch_id = call.id("batch", "batch_id")
     async with borrowed(call.server.database) as connection:
-        known(call, await get_batch(connection, batch_id, call.caller.scope))
+        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
         try:
             gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
         except erase.NotErasable as error:
             raise conflict(error.message) from None
     if not gone:
         raise not_found("Batch", call.path["batch_id"])
-    call.server.background.wake("purge")
+    call.server.caretaker.wake("purge")
     return objects.BatchDeleted(id=call.path["batch_id"])
 
 
@@ -356,7 +350,7 @@ ENDPOINTS = (
         "GET",
         "/v1/batches/{batch_id}",
         retrieve_batch,
-        "One batch, at once or, with `wait`, when it has ended.",
+        "One batch, at once or when it has ended.",
         query=WaitQuery,
         answer=objects.Batch,
         errors=(400, 404),

@@ -1,4 +1,4 @@
-"""Models that are served, those that the configuration names without a pattern."""
+"""Which models are served, as far as they are named outright."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENDPOINTS = (
         "GET",
         "/v1/models/{model:path}",
         _retrieve,
-        "One model, if a provider serves it.",
+        "One model, if anybody serves it.",
         answer=ModelObject,
         errors=(404,),
         name="retrieve_model",

@@ -1,4 +1,4 @@
-"""Objects that clients read of sessions and their requests."""
+"""What clients read of sessions and their requests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import msgspec
 from penstock.api.errors import OpenAIErrorDetail
 from penstock.api.objects import Seconds
 from penstock.model import public_id
-from penstock.sessions.answers import RequestRow
-from penstock.sessions.sessions import SessionRow
+from penstock.work.sessions import RequestRow, SessionRow
 
 Status = Literal["pending", "processing", "completed", "failed", "cancelled"]
 OnDeadHead = Literal["continue", "block"]
@@ -77,7 +76,7 @@ class SessionDeleted(msgspec.Struct, kw_only=True):
 
 
 class StillWaiting(msgspec.Struct, kw_only=True):
-    """Body of a 503 whose request is stored: the request beside the error."""
+    """The body of a 503 whose request is stored: which one it is, beside the error."""
 
     error: OpenAIErrorDetail
     id: str

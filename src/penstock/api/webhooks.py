@@ -1,5 +1,4 @@
-"""Webhook endpoints: urls that get an event when an owner's batch ends. A secret is shown when it is made, and only
-then."""
+"""Webhook endpoints: where an owner is told how batches ended. A secret is shown when it is made, and only then."""
 
 from __future__ import annotations
 
@@ -95,7 +94,7 @@ class WebhookEventTypes(msgspec.Struct, kw_only=True):
 
 
 class DeliveryObject(msgspec.Struct, kw_only=True):
-    """Delivery of one event to one endpoint. Receivers get `event_id` as `webhook-id`, on every attempt."""
+    """One event for one endpoint. `event_id` is what receivers got as `webhook-id`, on every attempt."""
 
     id: str
     object: Literal["webhook_delivery"] = "webhook_delivery"
@@ -134,7 +133,7 @@ async def create_webhook(call: Call[None, WebhookCreate]) -> WebhookObjectWithSe
         )
     if made is None:
         most = endpoints.MAX_ENDPOINTS
-        raise ApiError(400, f"You have {most} webhook endpoints, as many as are allowed.", code="too_many_endpoints")
+        raise ApiError(400, f"You have {most} webhook endpoints, the most there may be.", code="too_many_endpoints")
     return _with_secret(made)
 
 
@@ -162,7 +161,7 @@ async def retrieve_webhook(call: Call[None, None]) -> WebhookObject:
 
 async def update_webhook(call: Call[None, WebhookUpdate]) -> WebhookObject:
     endpoint_id, body = _id(call), call.body
-    await _find(call)  # before the url is checked: an endpoint that does not exist answers 404 whatever is sent
+    await _find(call)  # before its url is looked at: what is not there answers 404 whatever is asked of it
     name = None if body.name is None else _clean_name(body.name)
     if body.url is not None:
         await _check_url(call, body.url)
@@ -171,7 +170,7 @@ async def update_webhook(call: Call[None, WebhookUpdate]) -> WebhookObject:
         changed = await endpoints.update_endpoint(
             connection, endpoint_id, call.caller.scope, name=name, url=body.url, event_types=event_types
         )
-    return _object(_require(call, changed))
+    return _object(_there(call, changed))
 
 
 async def delete_webhook(call: Call[None, None]) -> WebhookDeleted:
@@ -188,12 +187,11 @@ async def rotate_webhook_secret(call: Call[None, WebhookRotate | None]) -> Webho
         rotated = await endpoints.rotate_secret(
             connection, _id(call), call.caller.scope, keep_s=_KEEP_OLD_SECRET_S if keep else 0
         )
-    return _with_secret(_require(call, rotated))
+    return _with_secret(_there(call, rotated))
 
 
 async def test_webhook(call: Call[None, WebhookTest]) -> WebhookTestResult:
-    """Answers the receiver's status, whatever it is; a receiver that could not be reached is an error of the
-    endpoint."""
+    """Whatever the receiver answers is told; if it could not be reached, that is an error of the endpoint."""
     found = await _find(call)
     server = call.server
     result = await send_sample(server.database, sender_for(server.config), found.id, found.url, call.body.event_type)
@@ -236,10 +234,10 @@ def _id(call: Call[Any, Any]) -> UUID:
 
 async def _find(call: Call[Any, Any]) -> WebhookEndpoint:
     async with borrowed(call.server.database) as connection:
-        return _require(call, await endpoints.get_endpoint(connection, _id(call), call.caller.scope))
+        return _there(call, await endpoints.get_endpoint(connection, _id(call), call.caller.scope))
 
 
-def _require(call: Call[Any, Any], found: WebhookEndpoint | None) -> WebhookEndpoint:
+def _there(call: Call[Any, Any], found: WebhookEndpoint | None) -> WebhookEndpoint:
     if found is None:
         raise _missing(call)
     return found
@@ -260,7 +258,7 @@ def _clean_name(name: str) -> str:
 
 
 async def _check_url(call: Call[Any, Any], url: str) -> None:
-    """Check a url early, so that the caller learns of it; the same check at every delivery is the one that protects."""
+    """Early, for the caller's sake; what counts is the same check at every delivery."""
     try:
         await sender_for(call.server.config).policy.addresses(parse_url(url))
     except AddressRefused as refusal:
@@ -284,7 +282,7 @@ def _object(row: WebhookEndpoint) -> WebhookObject:
 
 
 def _with_secret(row: WebhookEndpoint) -> WebhookObjectWithSecret:
-    return WebhookObjectWithSecret(**_fields(row), signing_secret=signing.encode_secret(row.secret))
+    return WebhookObjectWithSecret(**_fields(row), signing_secret=signing.shown(row.secret))
 
 
 def _delivery(row: Delivery) -> DeliveryObject:
@@ -317,7 +315,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         _ALL,
         create_webhook,
-        "Create an endpoint that gets events. The answer holds the signing secret.",
+        "Ask to be told of events. The answer holds the signing secret.",
         body=WebhookCreate,
         answer=WebhookObjectWithSecret,
         errors=(400, 422),
@@ -328,7 +326,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         _ONE,
         update_webhook,
-        "Change the given fields.",
+        "Change what is given.",
         body=WebhookUpdate,
         answer=WebhookObject,
         errors=(400, 404, 422),
@@ -345,7 +343,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         f"{_ONE}/rotate_secret",
         rotate_webhook_secret,
-        "Make a new signing secret; messages are signed with the old one too for a day if wanted.",
+        "A new signing secret; the old one signs along for a day if wanted.",
         body=WebhookRotate | None,
         answer=WebhookObjectWithSecret,
         errors=(400, 404, 422),
@@ -363,7 +361,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         f"{_ONE}/deliveries",
         list_webhook_deliveries,
-        "Deliveries to an endpoint, newest first, with their results.",
+        "What was sent to an endpoint, newest first, and what became of it.",
         query=WebhookQuery,
         answer=DeliveryList,
         errors=(400, 404),
@@ -372,7 +370,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/webhook_event_types",
         list_webhook_event_types,
-        "The types of events.",
+        "The events there are.",
         answer=WebhookEventTypes,
     ),
 )

@@ -1,1 +1,1 @@
-"""Claims of work: leases, bodies, gates, liveness and reclaims."""
+"""Taking work: claims, bodies, heartbeats, reclaims."""

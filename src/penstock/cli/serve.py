@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,44 +13,34 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.config import Config
-    from penstock.dispatch.providers import Provider
+    from penstock.providers import Provider
 
 
 def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --base-url, its key and the way there: one provider for every model."""
+    """--base-url and its key: one provider for every model."""
     for option in reversed(
         (
             click.option("--base-url", metavar="URL", help="Endpoint that serves every model, in place of providers."),
             click.option("--api-key-env", metavar="NAME", help="Variable that holds the endpoint's key."),
             click.option("--api-key-file", metavar="FILE", help="File that holds the endpoint's key."),
-            click.option("--ca-file", metavar="FILE", help="Certificates to trust instead of the system's (PEM)."),
-            click.option("--proxy", metavar="URL", help="HTTP proxy to reach the endpoint by."),
         )
     ):
         command = option(command)
     return command
 
 
-def choose_providers(
-    config: Config,
-    base_url: str | None,
-    api_key_env: str | None,
-    api_key_file: str | None,
-    ca_file: str | None,
-    proxy: str | None,
+def chosen_providers(
+    config: Config, base_url: str | None, api_key_env: str | None, api_key_file: str | None
 ) -> tuple[Provider, ...]:
-    """Choose the providers of the file or of the command line. Raises if a key or a certificate cannot be read."""
-    from penstock.dispatch.http.connect import ConnectOptions
-    from penstock.dispatch.providers import single
-    from penstock.dispatch.target import check_connect_flags
+    """The providers of the file or of the command line, with keys that can be read."""
+    from penstock.providers import single
 
-    check_connect_flags(base_url, ca_file, proxy)
     if base_url is None:
         if api_key_env or api_key_file:
             raise UsageError("a key without --base-url", hint="Providers in penstock.toml name their own keys.")
         if not config.providers:
             raise UsageError(
-                "no provider is configured: no model would be served",
+                "no provider is configured: nobody would serve any model",
                 hint="Give --base-url URL, or [[providers]] in penstock.toml (docs/serve.md).",
             )
         providers = config.providers
@@ -62,10 +51,9 @@ def choose_providers(
     else:
         if api_key_env and api_key_file:
             raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
-        options = ConnectOptions(ca_file=ca_file, proxy=proxy)
-        providers = (single(base_url, api_key_env, api_key_file, options),)
+        providers = (single(base_url, api_key_env, api_key_file),)
     for provider in providers:
-        provider.check()
+        provider.api_key()
     return providers
 
 
@@ -74,10 +62,8 @@ def choose_providers(
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65_535), help="0 takes a free one.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 256), help="Worker processes.")
-@click.option("--root-path", metavar="PATH", help="Prefix that a proxy puts before every path, such as /penstock.")
-@click.option(
-    "--public-url", metavar="URL", help="URL by which clients reach the server, if not the address it listens on."
-)
+@click.option("--root-path", metavar="PATH", help="What a proxy puts before every path, such as /penstock.")
+@click.option("--public-url", metavar="URL", help="Where clients reach the server, if not where it listens.")
 @click.option("--forwarded-prefix", is_flag=True, help="Trust the proxy's X-Forwarded-Prefix.")
 @click.option("--quiet", is_flag=True, help="Log warnings only, no requests.")
 @database_options
@@ -85,8 +71,6 @@ def serve(
     base_url: str | None,
     api_key_env: str | None,
     api_key_file: str | None,
-    ca_file: str | None,
-    proxy: str | None,
     host: str,
     port: int,
     workers: int,
@@ -99,16 +83,15 @@ def serve(
     toml_path: Path | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Serve the batch API for OpenAI and Anthropic clients, and work off their batches.
+    """Serve the batch API for OpenAI and Anthropic clients, and work off what they send.
 
     Without API keys the server has one user and listens on this machine only; `penstock keys create` makes keys.
     """
-    from penstock.server.serve import ServePlan
-    from penstock.server.serve import serve as run
+    from penstock.cli.serving import ServePlan
+    from penstock.cli.serving import serve as run
 
     config = load_config(database_url, data_dir, toml_path, settings, root_path=root_path, public_url=public_url)
-    providers = choose_providers(config, base_url, api_key_env, api_key_file, ca_file, proxy)
+    providers = chosen_providers(config, base_url, api_key_env, api_key_file)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer
-    log_level = logging.WARNING if quiet else logging.INFO
-    run(ServePlan(config, providers, host, port, workers, forwarded_prefix, log_level))
+    run(ServePlan(config, providers, host, port, workers, forwarded_prefix, verbose=not quiet))

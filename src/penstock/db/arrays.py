@@ -105,7 +105,7 @@ class _PackedDumper(Dumper):
 
 
 def register(context: psycopg.abc.AdaptContext) -> None:
-    """Register these types with a connection."""
+    """Teach a connection these types."""
     adapters = context.adapters
     if adapters is None:
         raise ValueError("the context has no adapters")

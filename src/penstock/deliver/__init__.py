@@ -1,1 +1,1 @@
-"""Deliveries: webhooks about batches and the answers of sessions to sinks, signed, and only to allowed addresses."""
+"""Telling others what happened: webhooks, signed, and only to where they may go."""

@@ -1,7 +1,7 @@
-"""Slots for calls that several dispatchers share, in an order of rank.
+"""Calls that several dispatchers may have at a time together, in an order of rank.
 
-The first dispatcher takes any free slot. Each one behind it gets what those before it leave: a slot is free for it only
-while none before it has an item ready.
+Whoever comes first takes what is free. Those behind it get what it leaves: a slot is theirs only while none before them
+has an item ready for it.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from typing import Protocol
 
 
 class Sharer(Protocol):
-    """Dispatcher that shares slots with others."""
+    """One of those who share."""
 
     @property
     def startable(self) -> int:
         """Items that could be called now."""
 
     def wake(self) -> None:
-        """Start as many calls as can be started: there may be room."""
+        """There may be room: start what can be started."""
 
 
 class Slots:
-    """Slots for `capacity` calls at a time. For the event loop's thread alone."""
+    """So many calls at a time. For the event loop's thread alone."""
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity
         self._sharers: list[Sharer] = []
 
     def join(self, sharer: Sharer) -> None:
-        """Add a sharer, ranked behind those who have joined before."""
+        """Take the place behind those who have joined before."""
         self._sharers.append(sharer)
 
     def room(self, asker: Sharer) -> int:
-        """Calls that this sharer may start now."""
+        """How many calls may be begun by this one now."""
         room = self.free
         for sharer in self._sharers:
             if sharer is asker or room <= 0:
@@ -43,13 +43,13 @@ class Slots:
     def take(self) -> None:
         self.free -= 1
 
-    def release(self) -> None:
-        """Free the slot of a call that has ended."""
+    def give(self) -> None:
+        """A call is over."""
         self.free += 1
         self.nudge()
 
     def nudge(self) -> None:
-        """Wake the sharers: a change may have left room."""
+        """Something has changed that may leave room."""
         if self.free > 0:
             for sharer in self._sharers:
                 sharer.wake()

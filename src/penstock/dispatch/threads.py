@@ -1,7 +1,7 @@
 """Calls on threads, for functions that block.
 
 Cheap functions are best run by one thread: more would only fight for the interpreter lock. So there
-is one thread until calls are seen to take long, and then up to `concurrency`.
+is one, until calls are seen to take long, and then as many as are allowed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import suppress
 from time import monotonic, process_time
 
 from penstock.config import RetryLimits
-from penstock.dispatch.dispatcher import CallQueue, OnVerdict
-from penstock.dispatch.http.answer import short
+from penstock.dispatch.answer import short
+from penstock.dispatch.pool import Pool, Sink
 from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
@@ -29,16 +29,16 @@ _STUCK_S = 0.010
 _SLICE_S = 0.001
 _EWMA_WEIGHT = 0.1
 _BUSY_SHARE = 0.8
-_DRAIN_WAIT_S = 1.0
+_HAND_OVER_MAX_S = 1.0
 
 
-class ThreadDispatcher(CallQueue):
-    """Dispatcher that runs `run` on up to `chunk` items at a time, on one thread or, if calls block, several.
+class ThreadDispatcher(Pool):
+    """Runs `run` on up to `chunk` items at a time, on one thread or, if calls block, several.
 
     Two parties race for a call's items: the thread when the call returns, and the loop when time is
-    up or on `abort`. The one that pops the thread's entry from `_flights` decides them; the other's
+    up or on `abort`. Whoever pops the thread's entry from `_flights` decides them; the other's
     result is dropped. A thread that lost the race cannot be stopped: another takes its place, and it
-    ends when its call returns. Once `concurrency` threads are lost, nothing more is started.
+    ends when its call returns. Once `concurrency` of them are lost, nothing more is started.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class ThreadDispatcher(CallQueue):
         self._cpu_seen = (0.0, 0.0)
         self._exhausted: PenstockError | None = None
 
-    async def start(self, on_verdict: OnVerdict) -> None:
+    async def start(self, sink: Sink) -> None:
         self._loop = asyncio.get_running_loop()
-        self._on_verdict = on_verdict
+        self._sink = sink
         self._cpu_seen = (process_time(), monotonic())
         self._wake()
 
@@ -99,6 +99,14 @@ class ThreadDispatcher(CallQueue):
         with self._gate:
             self._stopped = True
             self._gate.notify_all()
+
+    def resize(self, concurrency: int) -> None:
+        super().resize(concurrency)
+        with self._lock:
+            self._allowed = min(self._allowed, self._concurrency)
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._tick()
 
     def _wake(self) -> None:
         with self._gate:
@@ -139,15 +147,15 @@ class ThreadDispatcher(CallQueue):
                 if self._stopped:
                     return
                 self._awake += 1
-        self._post(self._on_lost_return, me)
+        self._post(self._returned, me)
 
     def _burst(self, me: threading.Thread) -> bool:
-        """Run calls until there is none to start. Returns False if this thread has lost its call."""
+        """Run calls until there is none to start; False if this thread has lost its call."""
         slice_end = monotonic() + _SLICE_S
         items = self._take(me)
         while items:
             started = monotonic()
-            verdicts = self._run_safely(items)
+            verdicts = self._judged(items)
             ended = monotonic()
             # One visit to the lock per call: end this one, start the next.
             with self._lock:
@@ -158,13 +166,13 @@ class ThreadDispatcher(CallQueue):
                 if ended < slice_end:
                     items = self._take_locked(me, ended)
                     continue
-            self._pass_to_loop()
+            self._hand_over()
             slice_end = monotonic() + _SLICE_S
             items = self._take(me)
-        self._pass_to_loop()
+        self._hand_over()
         return True
 
-    def _run_safely(self, items: list[Item]) -> Sequence[Verdict]:
+    def _judged(self, items: list[Item]) -> Sequence[Verdict]:
         try:
             return self._run(items)
         except BaseException as error:  # a thread that dies would take its slot, and its items' time, with it
@@ -184,15 +192,15 @@ class ThreadDispatcher(CallQueue):
                 self._flights[me] = (items, now)
         return items
 
-    def _pass_to_loop(self) -> None:
-        """Have the loop report the results. At most one request for that is outstanding."""
+    def _hand_over(self) -> None:
+        """Have the loop pass the results on. At most one request for that is outstanding."""
         if not self._posted:
             self._posted = True
             self._drained.clear()
             self._post(self._drain)
-        # Wait until it has. The loop needs the interpreter lock, which a tight loop of cheap calls
-        # gives up only every 5 ms: every round trip to the database would cost as much.
-        self._drained.wait(_DRAIN_WAIT_S)
+        # Step aside until it has. The loop waits for the interpreter lock, which a tight loop of
+        # cheap calls gives up only every 5 ms: every round trip to the database would cost as much.
+        self._drained.wait(_HAND_OVER_MAX_S)
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
@@ -201,20 +209,20 @@ class ThreadDispatcher(CallQueue):
     # On the loop
 
     def _drain(self) -> None:
-        # Cleared first: a result added after the swap must be able to ask for another drain.
+        # Cleared first: a result added after the swap must be able to ask for another turn.
         self._posted = False
         with self._lock:
             done, self._done = self._done, []
         self._inside -= len(done)
         try:
             for item, verdict in done:
-                self._on_verdict(item, verdict)
+                self._sink(item, verdict)
         except Exception as error:
             self._fail(error)
             raise
         finally:
             self._drained.set()
-            self._notify()
+            self._notice()
 
     def _tick(self) -> None:
         """Look for calls past their time, and for work that waits behind calls that block."""
@@ -225,7 +233,7 @@ class ThreadDispatcher(CallQueue):
             self._allowed = self._judge_allowed(now)
             flying = bool(self._flights)
         self._wake()
-        self._notify()
+        self._notice()
         if flying or len(self._ready):
             slow_s = max(_STUCK_S, min(1.0, self._timeout_s / 10))
             self._tick_in(_STUCK_S if self._allowed < self._concurrency else slow_s)
@@ -245,7 +253,7 @@ class ThreadDispatcher(CallQueue):
             # Doubling while all of them are stuck: the first calls have not even returned yet.
             wanted = 1 + (2 * stuck if stuck >= self._awake else stuck)
         elif cpu_share > _BUSY_SHARE:
-            # Calls that compute instead of waiting. One more thread helps only while the present ones
+            # Calls that compute instead of waiting. One more thread helps only while those there are
             # do not take the interpreter lock from each other, and there is a core for it.
             parallel = _BUSY_SHARE * self._allowed < cpu_share and self._allowed < (os.cpu_count() or 1)
             wanted = self._allowed + parallel
@@ -262,7 +270,7 @@ class ThreadDispatcher(CallQueue):
         self._inside -= len(overdue)
         for item, lasted_s in overdue:
             duration_ms = int(lasted_s * 1000)
-            self._on_verdict(
+            self._sink(
                 item,
                 judge_timeout(self._timeout_s, item.attempt, self._retry.after(item.spent), self._rng, duration_ms),
             )
@@ -270,13 +278,13 @@ class ThreadDispatcher(CallQueue):
             self._after_loss()
 
     def _lose(self, thread: threading.Thread) -> list[Item]:
-        """Take a call's items from its thread. The thread is lost: it ends when its call returns."""
+        """Take the items of a call from its thread, which is on its own from now on."""
         self._threads.discard(thread)
         self._lost.add(thread)
         self._awake -= 1
         return self._flights.pop(thread)[0]
 
-    def _on_lost_return(self, thread: threading.Thread) -> None:
+    def _returned(self, thread: threading.Thread) -> None:
         with self._lock:
             self._lost.discard(thread)
         self._after_loss()
@@ -292,4 +300,4 @@ class ThreadDispatcher(CallQueue):
                 hint="Give the function a time limit of its own, or make it async.",
             )
         self._wake()
-        self._notify()
+        self._notice()

@@ -1,1 +1,1 @@
-"""Export: outcomes as result lines, streamed in input order or as they are decided."""
+"""Results out: outcomes, streamed in input order."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 from uuid import UUID
 
 import msgspec
 
 from penstock.config import IntakeLimits
-from penstock.intake import explain, reader
+from penstock.intake import explain
 from penstock.intake.files import MESSAGE_BATCH
-from penstock.intake.intake import FileIntake
 from penstock.intake.refusal import IntakeRefused
-from penstock.intake.writer import StoredFile
+from penstock.intake.upload import Upload, UploadedFile
 
 URL: Final = "/v1/messages"
 _FILENAME = "message_batch.jsonl"
@@ -301,8 +301,8 @@ class Splitter:
         return _fault(f"requests.{self.requests}", f"longer than {limit:,} bytes (max_line_bytes)", _TOO_LARGE)
 
 
-class MessageBatchIntake:
-    """Takes the body that creates a message batch; it becomes a file that nobody sees. Used like `FileIntake`."""
+class MessageBatchUpload:
+    """Takes the body that creates a message batch; it becomes a file that nobody sees. Used like `Upload`."""
 
     def __init__(
         self,
@@ -316,17 +316,16 @@ class MessageBatchIntake:
         expires_after_s: float | None = None,
     ) -> None:
         self._splitter = Splitter(limits, serves)
-        self._intake = FileIntake(
+        self._upload = Upload(
             conninfo,
             owner=owner,
             worker_id=worker_id,
             filename=_FILENAME,
             limits=limits,
-            open_reader=reader.jsonl(_FILENAME, limits, model_required=True),
             purpose=MESSAGE_BATCH,
-            keep_bytes=True,
             expires_after_s=expires_after_s,
             idempotency_key=idempotency_key,
+            keep_problems=False,
         )
 
     @property
@@ -336,13 +335,13 @@ class MessageBatchIntake:
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""
         if lines := self._splitter.feed(data):
-            self._intake.feed(lines)
+            self._upload.feed(lines)
 
-    def finish(self) -> StoredFile:
+    def finish(self) -> UploadedFile:
         """The body is at its end: seal the file."""
         self._splitter.finish()
         try:
-            return self._intake.finish()
+            return self._upload.finish()
         except IntakeRefused as refused:  # what the splitter lets pass and the parser does not
             if not refused.bad_lines:
                 raise
@@ -352,7 +351,15 @@ class MessageBatchIntake:
             raise _fault(place, bad.reason, bad.code) from None
 
     def close(self) -> None:
-        self._intake.close()
+        self._upload.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 _QUOTE = ord('"')

@@ -1,4 +1,4 @@
-"""Mock as a process: announce, serve, stop on a signal or after `--max-seconds`."""
+"""The mock as a process: announce, serve, stop on a signal or in time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Embedded PostgreSQL: a server under a data directory, run by a small keeper process."""

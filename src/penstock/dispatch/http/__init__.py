@@ -1,1 +1,0 @@
-"""HTTP upstreams: connections, client, what an answer means."""

@@ -1,1 +1,0 @@
-"""Logs of a running system, without secrets and without users' data."""

@@ -1,1 +1,0 @@
-"""A server process: listener, session workers, callers who wait, background duties."""

@@ -1,0 +1,1 @@
+"""Batches: request, create, status, pause, resume, cancel, finish, retry."""

@@ -1,1 +1,0 @@
-"""A worker process: claim loop, heartbeat, inventory of leases and bodies, maintenance."""
