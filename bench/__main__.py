@@ -37,6 +37,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "sessions": ["--quick"],
     "idle": ["--quick"],
     "turns": ["--quick"],
+    "shares": ["--quick"],
     "bodies": ["--quick"],
     "held_snapshot": ["--quick"],
 }
