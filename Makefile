@@ -52,10 +52,11 @@ flakes: setup ## every test again and again, in random order, on busy cores: mak
 	@scripts/system-packages
 	@$(BIN)/python -m tests.flakes --minutes $(or $(MINUTES),60) --seed $(or $(SEED),1) $(TESTS)
 
-check: setup ## lint, format and types
+check: setup ## lint, format, types, and known vulnerabilities of what is locked
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/audit.py
 
 format: setup ## format the source
 	@$(BIN)/ruff format --quiet .

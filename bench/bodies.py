@@ -20,13 +20,13 @@ from uuid import UUID, uuid4
 import psycopg
 
 from bench.ground import median, options, print_table, scratch_database, server, settle_down
+from penstock.batches.create import create_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.db import arrays
-from penstock.intake import ingest_file
+from penstock.intake.ingest import ingest_file
 from penstock.model import Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 
 POOL, ROUTE = "bench", "m"
 SIZES = (600, 4_000, 40_000)
@@ -98,7 +98,7 @@ def _measure(conninfo: str, path: Path, size: int, lines: int, way: str) -> Figu
                 connection.execute(alter.encode())
         settle_down(database)
         started = perf_counter()
-        file_id = ingest_file(database, path, owner="bench", worker_id=uuid4()).id
+        file_id = ingest_file(database, path, owner="bench", worker_id=uuid4()).file.id
         intake_s = perf_counter() - started
         answers = [f'{{"content": "{_words(size - 20, random.Random(n))}"}}'.encode() for n in range(100)]
         engine_s = asyncio.run(_work_off(database, file_id, size, answers))
@@ -114,7 +114,7 @@ async def _work_off(database: str, file_id: UUID, size: int, answers: list[bytes
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
         arrays.register(connection)
         worker_id, want = uuid4(), min(1_000, 4_000_000 // size)
-        await batches.create_batch(connection, file_id=file_id, owner="bench", pool=POOL)
+        await create_batch(connection, file_id=file_id, owner="bench", pool=POOL)
         await liveness.register(connection, worker_id, POOL)
         settle_down(database)
         started = perf_counter()

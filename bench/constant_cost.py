@@ -17,13 +17,15 @@ import psycopg
 import uvloop
 
 from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized
+from penstock.batches.create import create_batch
+from penstock.batches.read import read_status
+from penstock.batches.steer import cancel_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.model import Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.engine import make_file
 
 BODY = b'{"input": "' + b"x" * 587 + b'"}'
@@ -99,8 +101,8 @@ class _Bench:
         created_s = await _timed(lambda: self._create(file_id, pool, batch_id))
         await self._settle(await self._claim(pool))
         await self._claim(pool)
-        read_s = await _timed(lambda: batches.read_status(connection, batch_id))
-        cancelled_s = await _timed(lambda: batches.cancel(connection, batch_id))
+        read_s = await _timed(lambda: read_status(connection, batch_id))
+        cancelled_s = await _timed(lambda: cancel_batch(connection, batch_id))
         return {"create a batch": created_s, "read its status": read_s, "cancel it": cancelled_s}
 
     async def claims_along(self, file_id: UUID, lines: int) -> Row:
@@ -130,7 +132,7 @@ class _Bench:
         return Row(f"claim and read {CLAIM}", f"{few:,} pending", low, f"{many:,} pending", high)
 
     async def _create(self, file_id: UUID, pool: str, batch_id: UUID) -> UUID:
-        return await batches.create_batch(self.connection, file_id=file_id, owner="local", pool=pool, batch_id=batch_id)
+        return await create_batch(self.connection, file_id=file_id, owner="local", pool=pool, batch_id=batch_id)
 
     async def _claim(self, pool: str) -> list[Lease]:
         claimed = await claims.claim_in_line(

@@ -33,18 +33,19 @@ import uvloop
 from psycopg.rows import TupleRow
 
 from bench.ground import median, options, print_table, scratch_database, settle_down, sized
+from penstock.batches.create import create_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import Config
-from penstock.db import arrays, embedded
-from penstock.db.cluster import LOG
+from penstock.db import arrays
+from penstock.db.embedded import postgres
+from penstock.db.embedded.cluster import LOG
 from penstock.db.pool import Connection
-from penstock.erase import erase
+from penstock.erase import erase, purge
 from penstock.model import Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.db import with_connection
-from tests.support.engine import make_file
+from tests.support.engine import claim_due, make_file
 
 BODY = b'{"input": "' + b"x" * 587 + b'"}'
 ANSWER = b'{"output": "' + b"y" * 486 + b'"}'
@@ -91,7 +92,7 @@ def main() -> None:
     kinds = {"default rests": throttle_s, "no rests": 0.0}
     with tempfile.TemporaryDirectory() as folder:
         data_dir = Path(folder) / "data"
-        with embedded.acquire(data_dir, settings=SETTINGS) as running:
+        with postgres.acquire(data_dir, settings=SETTINGS) as running:
             found = {
                 name: _measure(running.conninfo, data_dir / LOG, rows, turn_s, rest_s) for name, rest_s in kinds.items()
             }
@@ -301,10 +302,10 @@ async def _claim_all(database: str, stop: Event, pipe: Pipe) -> list[tuple[float
         ((file_id,),) = await cursor.fetchall()
         pipe.send(None)
         while not stop.is_set():
-            await batches.create_batch(connection, file_id=file_id, owner="local", pool=POOL, batch_id=uuid4())
+            await create_batch(connection, file_id=file_id, owner="local", pool=POOL, batch_id=uuid4())
             while not stop.is_set():
                 begun = time.perf_counter()
-                leases = await claims.claim(
+                leases = await claim_due(
                     connection, pool=POOL, wants={ROUTE: CLAIM}, worker_id=worker_id, taper_floor=CLAIM
                 )
                 times.append((begun, time.perf_counter() - begun))
@@ -397,7 +398,7 @@ async def _purge_all(database: str, rest_s: float, going: Event, ended: Event, p
         while True:
             if not going.is_set():
                 await asyncio.to_thread(going.wait)
-            if await erase.purge_step(connection, rows):
+            if await purge.purge_step(connection, rows):
                 begun = True
             elif begun:
                 break

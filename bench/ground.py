@@ -14,7 +14,7 @@ from uuid import uuid4
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from penstock.db import embedded
+from penstock.db.embedded import postgres
 from penstock.db.migrate import migrate
 
 
@@ -32,7 +32,7 @@ def sized(chosen: Namespace, full: int, quick: int) -> int:
 @contextmanager
 def server() -> Iterator[str]:
     """The conninfo of an embedded PostgreSQL with Penstock's settings, fsync on, gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder, embedded.acquire(Path(folder) / "data") as running:
+    with tempfile.TemporaryDirectory() as folder, postgres.acquire(Path(folder) / "data") as running:
         yield running.conninfo
 
 

@@ -22,15 +22,15 @@ import psycopg
 import uvloop
 
 from bench.ground import median, options, print_table, scratch_database, server, settle_down
+from penstock.batches.upkeep import fold_progress
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.model import Again, Lease
+from penstock.sessions.accept import accept_many
 from penstock.settle.write import Changes, settle
-from penstock.turns import Turns
-from penstock.work import batches
-from penstock.work.sessions import accept_many
+from penstock.worker.turns import Turns
 from tests.support.engine import make_batch
 from tests.support.sessions import DONE, POOL, ROUTE, wish
 
@@ -109,7 +109,7 @@ async def _retry_world(connection: Connection) -> Tick:
                 changes.agains.append((lease, ordinal, Again("busy", "later", chance.uniform(1, 30), False)))
         await settle(connection, worker_id, changes)
         if chance.random() < 0.1:
-            await batches.fold(connection, [batch_id])
+            await fold_progress(connection, [batch_id])
         return took
 
     return tick

@@ -1,10 +1,11 @@
-"""Which HTTP client? All behind the same protocol, on the path that an item really takes.
+"""Which HTTP client? Each on the path that an item really takes, plain and over TLS.
 
     python bench/http_clients.py [--requests 10000] [--rounds 3]
 
 A cheap upstream in a process of its own answers 500 bytes of JSON to requests of 600 bytes. Each
 client runs inside the HTTP processor and its dispatcher, with every time limit and the size limit
-on, uvloop as in production. CPU is that of this process alone, client threads included.
+on, uvloop as in production. CPU is that of this process alone. Handshakes are counted: there is one
+for each call in flight.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import argparse
 import asyncio
 import multiprocessing
 import resource
+import ssl
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
 from multiprocessing.queues import Queue
 from pathlib import Path
 from time import perf_counter
@@ -26,18 +28,20 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.aiohttp_transport import AiohttpTransport
+from bench.aiohttp_client import AiohttpClient
 from penstock.config import DispatchLimits, RetryLimits
-from penstock.dispatch.direct import DirectTransport
-from penstock.dispatch.http import HttpProcessor
-from penstock.dispatch.transport import PyreqwestTransport, Transport
+from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.connect import ConnectOptions
+from penstock.dispatch.http.processor import HttpProcessor
 from penstock.model import Item, Lease, Outcome, OutcomeState, Verdict
+from tests.support.certificates import make_certificate
 
 IN_FLIGHT = (1, 64, 512)
-CLIENTS: dict[str, Callable[[DispatchLimits, Mapping[str, str]], Transport]] = {
-    "pyreqwest": PyreqwestTransport,
-    "direct": DirectTransport,
-    "aiohttp": AiohttpTransport,
+CLIENTS: dict[tuple[str, str], type[HttpClient]] = {
+    ("penstock", "http"): HttpClient,
+    ("aiohttp", "http"): AiohttpClient,
+    ("penstock", "https"): HttpClient,
+    ("aiohttp", "https"): AiohttpClient,
 }
 BODY = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % (b"x" * 546)
 ANSWER = b'{"id":"x","choices":[{"message":{"role":"assistant","content":"%s"}}]}' % (b"y" * 430)
@@ -66,22 +70,27 @@ class CheapUpstream(asyncio.Protocol):
         self._buffer = buffer
 
 
-def serve(port: Queue[int]) -> None:
+def serve(ports: Queue[dict[str, int]], certificate: Path, key: Path) -> None:
     async def forever() -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(CheapUpstream, "127.0.0.1", 0, backlog=4096)
-        port.put(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(certificate, key)
+        plain = await loop.create_server(CheapUpstream, "127.0.0.1", 0, backlog=4096)
+        secure = await loop.create_server(CheapUpstream, "127.0.0.1", 0, backlog=4096, ssl=tls)
+        listening = {"http": plain, "https": secure}
+        ports.put({scheme: server.sockets[0].getsockname()[1] for scheme, server in listening.items()})
+        await asyncio.gather(plain.serve_forever(), secure.serve_forever())
 
     uvloop.run(forever())
 
 
-async def measure(client: str, port: int, in_flight: int, requests: int) -> tuple[float, float]:
+async def measure(
+    client: type[HttpClient], base_url: str, options: ConnectOptions, in_flight: int, requests: int
+) -> tuple[float, float]:
     """Requests per second, and microseconds of CPU for each."""
     limits = DispatchLimits(concurrency=in_flight)
     lease = Lease(1, 1, 1, uuid4(), "m", "/v1/chat/completions", 1, 1, 1, ((0, requests),))
     items = [Item(lease, line, line, str(line), BODY) for line in range(requests)]
-    base_url = f"http://127.0.0.1:{port}/v1"
     completed = 0
 
     def sink(_: Item, verdict: Verdict) -> None:
@@ -90,7 +99,7 @@ async def measure(client: str, port: int, in_flight: int, requests: int) -> tupl
         assert verdict.state is OutcomeState.COMPLETED
         completed += 1
 
-    async with HttpProcessor(base_url, "sk-key", limits, RetryLimits(), transport=CLIENTS[client]) as processor:
+    async with HttpProcessor(base_url, "sk-key", limits, RetryLimits(), options=options, client=client) as processor:
         dispatcher = processor.dispatcher()
         await dispatcher.start(sink)
         cpu_before, began = cpu_s(), perf_counter()
@@ -113,27 +122,33 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     chosen = arguments.parse_args()
 
-    context = multiprocessing.get_context("spawn")
-    port_queue: Queue[int] = context.Queue()
-    upstream = context.Process(target=serve, args=(port_queue,), daemon=True)
-    upstream.start()
-    port = port_queue.get(timeout=30)
-    print(f"{'in flight':>9}  {'client':10} {'req/s':>9} {'times':>6} {'CPU us/req':>11}")
+    with tempfile.TemporaryDirectory() as directory:
+        certificate, key = make_certificate(Path(directory), "localhost")
+        context = multiprocessing.get_context("spawn")
+        told: Queue[dict[str, int]] = context.Queue()
+        upstream = context.Process(target=serve, args=(told, certificate, key), daemon=True)
+        upstream.start()
+        try:
+            compare(told.get(timeout=30), ConnectOptions(ca_file=str(certificate)), chosen.requests, chosen.rounds)
+        finally:
+            upstream.terminate()
+            upstream.join()
+
+
+def compare(ports: dict[str, int], options: ConnectOptions, requests: int, rounds: int) -> None:
+    print(f"{'in flight':>9}  {'client':10} {'scheme':6} {'req/s':>9} {'times':>6} {'CPU us/req':>11}")
     for in_flight in IN_FLIGHT:
-        requests = chosen.requests if in_flight > 1 else chosen.requests // 4
-        found: dict[str, list[tuple[float, float]]] = {client: [] for client in CLIENTS}
-        for _ in range(chosen.rounds):  # in turns, so that a busy minute hits both
-            for client in CLIENTS:
-                found[client].append(uvloop.run(measure(client, port, in_flight, requests)))
-        medians = {
-            client: (statistics.median(r for r, _ in runs), statistics.median(c for _, c in runs))
-            for client, runs in found.items()
-        }
-        for client, (rate, cpu) in medians.items():
-            times = rate / medians["pyreqwest"][0]
-            print(f"{in_flight:>9}  {client:10} {rate:>9,.0f} {times:>6.2f} {cpu:>11.1f}")
-    upstream.terminate()
-    upstream.join()
+        count = requests if in_flight > 1 else requests // 4
+        found: dict[tuple[str, str], list[tuple[float, float]]] = {chosen: [] for chosen in CLIENTS}
+        for _ in range(rounds):  # in turns, so that a busy minute hits all
+            for (name, scheme), client in CLIENTS.items():
+                url = f"{scheme}://localhost:{ports[scheme]}/v1"
+                found[name, scheme].append(uvloop.run(measure(client, url, options, in_flight, count)))
+        rates = {chosen: statistics.median(rate for rate, _ in runs) for chosen, runs in found.items()}
+        for (name, scheme), runs in found.items():
+            rate, cpu = rates[name, scheme], statistics.median(cpu for _, cpu in runs)
+            times = rate / rates["aiohttp", scheme]
+            print(f"{in_flight:>9}  {name:10} {scheme:6} {rate:>9,.0f} {times:>6.2f} {cpu:>11.1f}")
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ import uvloop
 
 from bench.ground import options, print_table, scratch_database, server, settle_down, sized
 from penstock.config import Config, RetryLimits
-from penstock.db.bell import Bell
+from penstock.db.notify import NoticeListener
 from penstock.db.pool import open_pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Item, Outcome, OutcomeState, Verdict
-from penstock.tasks import cancelled
-from penstock.worker import Worker
+from penstock.tasks import cancel_and_wait
+from penstock.worker.worker import Worker
 
 # Polls double their wait from a few milliseconds on.
 SETTLE_S = 15.0
@@ -75,7 +75,7 @@ async def _done(_: Item) -> Verdict:
 async def _working(conninfo: str, count: int) -> AsyncIterator[None]:
     config = Config()
     pool = await open_pool(conninfo, config.database)
-    bell = Bell(conninfo)
+    bell = NoticeListener(conninfo)
     listening = asyncio.create_task(bell.run())
     workers = [
         Worker(config, pool, f"pool-{number}", CoroutineDispatcher(each(_done), 8, RetryLimits()), bell)
@@ -88,7 +88,7 @@ async def _working(conninfo: str, count: int) -> AsyncIterator[None]:
         for worker in workers:
             worker.stop()
         await asyncio.gather(*working)
-        await cancelled([listening])
+        await cancel_and_wait([listening])
         await pool.close()
 
 

@@ -23,12 +23,13 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from penstock.config import IntakeLimits
-from penstock.db import embedded, sql
+from penstock.db import sql
+from penstock.db.embedded import postgres
 from penstock.db.migrate import migrate
-from penstock.intake import ingest_file
+from penstock.intake.copying import PromptWriter
+from penstock.intake.ingest import ingest_file
 from penstock.intake.jsonl import JsonlParser
 from penstock.intake.source import Source
-from penstock.intake.store import PromptWriter
 
 BODY_BYTES = 600
 SIGNATURE, TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
@@ -43,7 +44,7 @@ def main() -> None:
     chosen = options.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = chosen.database_url or stack.enter_context(embedded.acquire(folder / "pg")).conninfo
+        server = chosen.database_url or stack.enter_context(postgres.acquire(folder / "pg")).conninfo
         conninfo = stack.enter_context(ScratchDatabase(server)).conninfo
         small = write_file(folder / "small.jsonl", 10_000)
         large = write_file(folder / "large.jsonl", chosen.lines)

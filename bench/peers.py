@@ -24,12 +24,13 @@ import psycopg
 import uvloop
 
 from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized
+from penstock.batches.create import create_batch
+from penstock.batches.read import read_status
 from penstock.config import Config
 from penstock.db.pool import Connection, open_pool
 from penstock.dispatch.python import PythonProcessor
 from penstock.model import Item
-from penstock.work import batches
-from penstock.worker import Worker
+from penstock.worker.worker import Worker
 from tests.support.engine import make_file
 
 BODY = b'{"input": "' + b"x" * 587 + b'"}'
@@ -106,7 +107,7 @@ async def _with_connection(database: str, action: Callable[[Connection], Awaitab
 
 async def _store(connection: Connection, items: int) -> UUID:
     file_id = await make_file(connection, [items], body=BODY)
-    return await batches.create_batch(connection, file_id=file_id, owner="local", pool=POOL)
+    return await create_batch(connection, file_id=file_id, owner="local", pool=POOL)
 
 
 def answer(_: Item) -> bytes:
@@ -124,7 +125,7 @@ async def _run_penstock(database: str, batch_id: UUID) -> float:
         while not ended and not working.done():
             await asyncio.sleep(LOOK_EVERY_S)
             async with pool.connection() as connection:
-                ended = (await batches.read_status(connection, batch_id)).state.terminal
+                ended = (await read_status(connection, batch_id)).state.terminal
         seconds = perf_counter() - started
         worker.stop()
         await working

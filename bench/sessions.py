@@ -42,8 +42,8 @@ from bench.ground import median, options, print_table, scratch_database, server,
 from penstock.claim import claim as claims
 from penstock.db import arrays
 from penstock.db.pool import Connection
+from penstock.sessions.accept import accept_many
 from penstock.settle.write import Changes, settle
-from penstock.work.sessions import accept_many
 from tests.support.mock_process import start_mock_process
 from tests.support.server import served
 from tests.support.sessions import DONE, POOL, ROUTE, wish

@@ -15,14 +15,14 @@ import psycopg
 import uvloop
 
 from bench.ground import options, print_table, scratch_database, server, settle_down, sized
+from penstock.batches.create import create_batch
 from penstock.config import Config, RetryLimits
-from penstock.db.bell import Bell
+from penstock.db.notify import NoticeListener
 from penstock.db.pool import open_pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Item, Outcome, OutcomeState, Verdict
-from penstock.tasks import cancelled
-from penstock.work.batches import create_batch
-from penstock.worker import Worker
+from penstock.tasks import cancel_and_wait
+from penstock.worker.worker import Worker
 from tests.support.engine import make_file
 
 POOL = "bench"
@@ -76,7 +76,7 @@ async def _call(_: Item) -> Verdict:
 
 async def _work(database: str, seconds: float) -> dict[str, int]:
     config = Config()
-    pool, bell = await open_pool(database, config.database), Bell(database)
+    pool, bell = await open_pool(database, config.database), NoticeListener(database)
     listening = asyncio.create_task(bell.run())
     workers = [Worker(config, pool, POOL, CoroutineDispatcher(each(_call), 32, RetryLimits()), bell) for _ in range(2)]
     working = [asyncio.create_task(worker.run()) for worker in workers]
@@ -86,7 +86,7 @@ async def _work(database: str, seconds: float) -> dict[str, int]:
     for worker in workers:
         worker.stop()
     await asyncio.gather(*working)
-    await cancelled([listening])
+    await cancel_and_wait([listening])
     await pool.close()
     return answered
 

@@ -7,6 +7,9 @@ batch over it run against a mock upstream, its output streamed back and every li
 process that answers (its largest resident set, as the kernel keeps it): at rest, after the upload, and when all has
 been downloaded. Its worker and PostgreSQL are processes of their own. The speed of an upload is set beside that of the
 raw bytes over the same kind of socket, with nobody looking at them, in turns.
+
+Then, in turns as well, how fast `penstock run` stores a file and how fast a server takes the same one, as a form and as
+a plain body. The server also keeps the bytes as they came, which `run` does not.
 """
 
 from __future__ import annotations
@@ -16,16 +19,21 @@ import re
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from string import ascii_lowercase
 from time import perf_counter
 from typing import Final
+from uuid import uuid4
 
 import msgspec
 import openai
 
-from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized
+from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized, timed
+from penstock.intake.ingest import ingest_file
 from tests.support.cli import calls_by_key
 from tests.support.mock_process import start_mock_process
 from tests.support.server import ServerProcess, served
@@ -39,8 +47,11 @@ LINE = (
 )
 TEXT_CHARS = 3_870
 """Of each line, which makes 4,000 bytes."""
+SHORT_TEXT_CHARS = 470
+"""Of each line, which makes 600 bytes."""
 POOL_CHARS = 8_000_000
 """Lines are cut from so much text, so that they compress about as well as people's words do, and no better."""
+BOUNDARY = "bench-upload"
 DEADLINE_S = 900.0
 
 
@@ -78,6 +89,8 @@ def main() -> None:
             for lines, path in paths.items():
                 found[lines].append(_measure(conninfo, path, lines))
             bare_s.append(_send_bare(paths[sizes[-1]]))
+        short = _write(folder / "short.jsonl", sized(chosen, 300_000, 5_000), SHORT_TEXT_CHARS)
+        rates = [_rates(conninfo, path, rounds) for path in (paths[sizes[-1]], short)]
         megabytes = {lines: path.stat().st_size / 1e6 for lines, path in paths.items()}
     few, many = sizes
     least = median([each.peak for each in found[few]])
@@ -107,6 +120,7 @@ def main() -> None:
             ["thrown away", f"{nothing_s:.1f}", f"{megabytes[many] / nothing_s:,.0f}"],
         ],
     )
+    print_table(["stored, MB/s", "run", "form", "of run", "body", "of run"], rates)
 
 
 def _measure(conninfo: str, path: Path, lines: int) -> Figures:
@@ -156,6 +170,63 @@ def _check_output(client: openai.OpenAI, file_id: str, lines: int) -> None:
         raise AssertionError(f"{seen} lines of output, {lines} expected")
 
 
+def _rates(conninfo: str, path: Path, rounds: int) -> list[str]:
+    """How fast a file is stored by `run`, from a form and from a body; the shares of `run` are those within a turn."""
+    ways = ("run", "form", "body")
+    turns = [{way: _store_s(conninfo, path, way) for way in ways} for _ in range(rounds)]
+    megabytes = path.stat().st_size / 1e6
+    rate = {way: f"{megabytes / median([turn[way] for turn in turns]):,.0f}" for way in ways}
+    share = {way: f"{median([turn['run'] / turn[way] for turn in turns]):.2f}" for way in ways}
+    with path.open("rb") as file:
+        line_bytes = len(file.readline())
+    name = f"{megabytes:,.0f} MB in lines of {line_bytes:,} bytes"
+    return [name, rate["run"], rate["form"], share["form"], rate["body"], share["body"]]
+
+
+def _store_s(conninfo: str, path: Path, way: str) -> float:
+    with scratch_database(conninfo) as database:
+        if way == "run":
+            settle_down(database)
+            return timed(lambda: ingest_file(database, path, owner="bench", worker_id=uuid4()))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            served(
+                Path(folder), "--quiet", "--base-url", "http://127.0.0.1:9/v1", database=database, workers=0
+            ) as running,
+        ):
+            settle_down(database)
+            return timed(lambda: _send(running, path, way))
+
+
+def _send(running: ServerProcess, path: Path, way: str) -> None:
+    """As a client does that costs next to nothing itself."""
+    headers, before, after = {}, b"", b""
+    method, target = "PUT", "/v1/files?purpose=batch"
+    if way == "form":
+        method, target = "POST", "/v1/files"
+        headers["content-type"] = f"multipart/form-data; boundary={BOUNDARY}"
+        before = (
+            f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
+        ).encode()
+        after = f"\r\n--{BOUNDARY}--\r\n".encode()
+    headers["content-length"] = str(len(before) + path.stat().st_size + len(after))
+
+    def body() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            yield before
+            while data := file.read(64 * 1024):
+                yield data
+            yield after
+
+    with closing(HTTPConnection("127.0.0.1", running.port, timeout=DEADLINE_S)) as connection:
+        connection.request(method, target, body(), headers)
+        with connection.getresponse() as answer:
+            if answer.status != 200:
+                raise AssertionError(f"{way}: {answer.status} {answer.read()!r}")
+            answer.read()
+
+
 def _send_bare(path: Path) -> float:
     """Seconds to send a file over a socket to a thread that throws it away."""
     sink = socket.create_server(("127.0.0.1", 0))
@@ -182,14 +253,14 @@ def _peak_mib(running: ServerProcess) -> float:
     return int(re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[0]) / 1024
 
 
-def _write(path: Path, lines: int) -> Path:
+def _write(path: Path, lines: int, text_chars: int = TEXT_CHARS) -> Path:
     chance = random.Random(1)
     words = ["".join(chance.choices(ascii_lowercase, k=chance.randint(2, 10))) for _ in range(5_000)]
     text = " ".join(chance.choices(words, k=POOL_CHARS // 6))
     with path.open("w", encoding="ascii") as file:
         for line in range(lines):
-            start = chance.randrange(len(text) - TEXT_CHARS)
-            file.write(LINE % (line, text[start : start + TEXT_CHARS]))
+            start = chance.randrange(len(text) - text_chars)
+            file.write(LINE % (line, text[start : start + text_chars]))
     return path
 
 

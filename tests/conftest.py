@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from psycopg.conninfo import make_conninfo
 
-from penstock.db import embedded
+from penstock.db.embedded import postgres
 from penstock.db.migrate import migrate
 from tests.support.db import RUNNING_18
 from tests.support.pooler import pooled
@@ -39,7 +39,7 @@ ON_15_TOO = {
     "test_fence",
     "test_intake",
     "test_liveness",
-    "test_retry_batch",
+    "test_run_again",
     "test_run",
     "test_sessions_engine",
     "test_upload_parts",
@@ -123,7 +123,7 @@ def server_15(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _served(data_dir: Path, bin_dir: Path | None) -> Iterator[str]:
-    with embedded.acquire(data_dir, bin_dir=bin_dir) as server:
+    with postgres.acquire(data_dir, bin_dir=bin_dir) as server:
         with psycopg.connect(server.conninfo, autocommit=True) as connection:
             connection.execute("CREATE DATABASE template_penstock")
             # Processes die in these tests, machines do not: what was written is there without waiting for a disk.

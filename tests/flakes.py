@@ -1,7 +1,7 @@
 """Looks for tests that fail once in a while: every test, round after round, in random order, on busy cores.
 
     make flakes MINUTES=60 SEED=1
-    make flakes MINUTES=5 TESTS="tests/flow/test_pool.py"
+    make flakes MINUTES=5 TESTS="tests/flow/db/test_pool.py"
 
 A round is one run of the whole selection, its order drawn from the seed and the round's number. Twice as many test
 processes as cores, and one process that only burns time, keep every core busy to the end of a round. New rounds are

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from penstock.errors import UsageError
+from penstock.validators import checked_public_url
 
 if TYPE_CHECKING:
-    from penstock.providers import Provider
-    from penstock.sinks import Sink
+    from penstock.deliver.sink_config import Sink
+    from penstock.dispatch.providers import Provider
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -38,7 +38,7 @@ def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """What a file may contain, and how it is read."""
+    """Limits of input files, and of how they are read."""
 
     max_file_bytes: int = _knob(64 * GIB, 1, 1024 * GIB, "largest input after decompression")
     max_upload_bytes: int = _knob(8 * GIB, 1, 1024 * GIB, "largest file that can be uploaded")
@@ -60,7 +60,7 @@ class IntakeLimits:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLimits:
-    """How much a worker takes at once."""
+    """Sizes and intervals of claims."""
 
     claim_min: int = _knob(8, 1, 10_000, "smallest claim")
     claim_max: int = _knob(2_000, 1, 100_000, "largest claim")
@@ -72,11 +72,11 @@ class ClaimLimits:
 
 @dataclass(frozen=True, slots=True)
 class SettleLimits:
-    """The coalescing writer's bounds."""
+    """Bounds of the buffer of results."""
 
     settle_max_rows: int = _knob(1_000, 1, 20_000, "most outcomes per flush")
     settle_max_bytes: int = _knob(16 * MIB, 64 * KIB, 512 * MIB, "most response bytes per flush")
-    settle_interval_s: float = _knob(0.03, 0.001, 5, "longest an outcome waits for company")
+    settle_interval_s: float = _knob(0.03, 0.001, 5, "longest an outcome waits for more to be written with it")
     settle_capacity_rows: int = _knob(10_000, 10, 1_000_000, "unflushed outcomes at which dispatch stops")
     settle_capacity_bytes: int = _knob(64 * MIB, 64 * KIB, 4 * GIB, "unflushed bytes at which dispatch stops")
     settle_retry_s: float = _knob(120, 1, 3_600, "how long a failing flush is retried")
@@ -84,7 +84,7 @@ class SettleLimits:
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """One call to the other side."""
+    """Bounds of one call to an upstream."""
 
     concurrency: int = _knob(64, 1, 10_000, "calls in flight per worker process")
     connect_timeout_s: float = _knob(10, 0.1, 300, "time to connect")
@@ -96,7 +96,7 @@ class DispatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """When and how often a failed attempt is repeated."""
+    """Retries: when and how often a failed attempt is repeated."""
 
     max_attempts: int = _knob(5, 1, 100, "attempts charged to an input before it fails for good")
     max_attempts_lifetime: int = _knob(50, 1, 10_000, "attempts charged to an input, however often it is run again")
@@ -107,7 +107,7 @@ class RetryLimits:
     retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest Retry-After that is obeyed as given")
 
     def after(self, spent: int) -> RetryLimits:
-        """Those of an input that has had so many attempts before it was run again."""
+        """Limits for an input that has had `spent` attempts before it was run again."""
         if not spent:
             return self
         left = max(1, min(self.max_attempts, self.max_attempts_lifetime - spent))
@@ -116,7 +116,7 @@ class RetryLimits:
 
 @dataclass(frozen=True, slots=True)
 class LivenessLimits:
-    """When a worker counts as dead."""
+    """Liveness: when a worker counts as lost."""
 
     heartbeat_interval_s: float = _knob(15, 0.05, 300, "how often a worker checks in")
     heartbeat_grace_s: float = _knob(
@@ -125,7 +125,6 @@ class LivenessLimits:
     stuck_buffer_s: float = _knob(30, 0.1, 3_600, "added to attempt_timeout_s before an idle lease is reclaimed")
     reclaim_action: str = _choice("requeue", ("requeue", "fail"), "what becomes of items whose worker was lost")
     max_reclaims: int = _knob(5, 1, 100, "worker losses before an input fails as worker_lost; the last one alone")
-    leader_grace_s: float = _knob(10, 0.5, 300, "silence after which another server leads the periodic work")
     drain_timeout_s: float = _knob(30, 0.1, 3_600, "how long a stopping worker waits for calls in flight")
 
 
@@ -140,7 +139,7 @@ class DatabaseLimits:
 
 @dataclass(frozen=True, slots=True)
 class WebhookLimits:
-    """How events are told to those who asked for them."""
+    """Deliveries of events to webhooks and sinks."""
 
     webhook_timeout_s: float = _knob(15, 0.1, 120, "whole time of one webhook delivery")
     webhook_retry_base_s: float = _knob(5, 0.01, 3_600, "first wait after a failed delivery; then doubled, jittered")
@@ -169,7 +168,7 @@ class ServeLimits:
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """How long the callers of sessions wait, and how much may wait with them."""
+    """Sessions: how long their callers wait, and how many requests may wait."""
 
     session_wait_timeout_s: float = _knob(120, 0.1, 3_600, "longest a caller waits for its answer; then 503")
     session_max_queued: int = _knob(10_000, 1, 10_000_000, "requests that wait in one session; more are answered 429")
@@ -182,7 +181,7 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True)
 class EraseLimits:
-    """How deleted data is removed."""
+    """Erasure: how deleted data is removed."""
 
     purge_batch_size: int = _knob(1_000, 1, 100_000, "rows removed per statement")
     purge_throttle_ms: int = _knob(100, 0, 60_000, "rest between two statements")
@@ -205,9 +204,9 @@ class Config:
     providers: tuple[Provider, ...] = ()
     sinks: tuple[Sink, ...] = ()
     public_url: str | None = None
-    """Where clients reach the server, if that is not where it listens."""
+    """URL by which clients reach the server, if that is not where it listens."""
     root_path: str = ""
-    """What a proxy puts before every path."""
+    """Prefix that a proxy puts before every path."""
     webhook_allow: tuple[str, ...] = ()
     """Networks and host names that webhooks may go to although they are not public."""
     database_url: str | None = None
@@ -216,7 +215,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One setting: where it lives, what it may be, what it means."""
+    """One setting: its group, its range, its meaning."""
 
     name: str
     group: str
@@ -229,12 +228,12 @@ class Knob:
 
     @property
     def span(self) -> str:
-        """What it may be, as a person writes it."""
+        """Range or choices of the setting, as a person writes them."""
         return ", ".join(self.choices) if self.choices else f"{plain(self.low)} – {plain(self.high)}"
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """Name of the setting in the environment."""
         return f"PENSTOCK_{self.name.upper()}"
 
 
@@ -316,7 +315,7 @@ def load(
         **groups,
         providers=tables.get("providers", ()),
         sinks=tables.get("sinks", ()),
-        public_url=_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
+        public_url=checked_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
         root_path=_root_path(*chosen["root_path"]) if "root_path" in chosen else "",
         webhook_allow=_entries(*chosen["webhook_allow"]) if "webhook_allow" in chosen else (),
         database_url=str(chosen["database_url"][0]) if "database_url" in chosen else None,
@@ -337,12 +336,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _parse_tables(name: str, value: Any, file: str) -> tuple[Any, ...]:
     if name == "providers":
-        from penstock.providers import parse
+        from penstock.dispatch.providers import parse
 
         return parse(value, file)
-    from penstock import sinks
+    from penstock.deliver import sink_config
 
-    return sinks.parse(value, file)
+    return sink_config.parse(value, file)
 
 
 def _entries(value: Any, place: str) -> tuple[str, ...]:
@@ -373,18 +372,6 @@ def _root_path(value: Any, place: str) -> str:
     if path and not _ROOT_PATH.fullmatch(path):
         raise UsageError(f"{place}: '{value}' is not a path", hint="For example /penstock")
     return path
-
-
-def _public_url(value: Any, place: str) -> str:
-    try:
-        parts = urlsplit(str(value))
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
-        _ = parts.port
-    except ValueError:
-        valid = False
-    if not valid or parts.query or parts.fragment:
-        raise UsageError(f"{place}: not the URL of a server", hint="For example https://batch.example.org/penstock")
-    return str(value).rstrip("/")
 
 
 def _range_hint(knob: Knob) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
 
 
@@ -31,3 +32,15 @@ class UsageError(PenstockError):
     """The request itself is wrong: a missing file, a bad option, an invalid input line."""
 
     exit_code = ExitCode.USAGE
+
+
+def report(error: PenstockError, *, as_json: bool = False) -> None:
+    """Print an error for a person, and for a program too if asked: what happened, then what to do."""
+    if as_json:
+        import json
+
+        said = {"message": error.message, "hint": error.hint}
+        print(json.dumps({"error": said, "exit_code": error.exit_code}))
+    print(f"penstock: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}", file=sys.stderr)

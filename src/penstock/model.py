@@ -27,7 +27,7 @@ class BatchState(StrEnum):
 
     VALIDATING = "validating"
     FAILED = "failed"
-    """It cannot run at all: nothing of it was started. Failed requests do not make a failed batch."""
+    """The batch cannot run at all: nothing of it was started. Failed requests do not make a failed batch."""
     IN_PROGRESS = "in_progress"
     PAUSED = "paused"
     CANCELLING = "cancelling"
@@ -48,6 +48,7 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
     nonce: int
     lane_id: int
     batch_id: UUID
+    """The batch, or the session (see `session`): the schema has one column for both."""
     route: str
     endpoint: str
     source_id: int
@@ -58,33 +59,44 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
     reclaims: int = 0
     """How often these ordinals were lost with their worker."""
     session: bool = False
-    """Its one ordinal is a session's request; `batch_id` is the session's id."""
+    """Its one ordinal is a session's request."""
     generation: int = 0
-    """How often these ordinals were run to their end before, and somebody wants them run again."""
+    """How often these ordinals were run to their end before they were asked to run again."""
     spent: int = 0
-    """The attempts that took."""
+    """Attempts that the earlier generations took."""
 
     @property
     def suspect(self) -> bool:
         """Lost twice: the worker takes no second suspect while it holds this one."""
         return self.reclaims > 1
 
-    @property
-    def size(self) -> int:
-        return sum(stop - start for start, stop in self.ranges)
+
+def session_source(lane_id: int) -> int:
+    """The source id under which a session's inputs are stored. Sources of files are positive, so none is shared."""
+    return -lane_id
+
+
+class ClaimPermit(msgspec.Struct, frozen=True, gc=False):
+    """Permit to claim for a worker in the statement that stores sessions' requests."""
+
+    worker_id: UUID
+    room: int
+    """Requests that the worker can call at once."""
+    closed: frozenset[str] = frozenset()
+    """Routes of which nothing may be claimed now."""
 
 
 class SessionRequest(msgspec.Struct, frozen=True, gc=False):
-    """What a session's request says of itself besides its body."""
+    """A session's request, besides its body."""
 
     id: UUID
     endpoint: str
     stream: bool
     """The caller wants the answer in pieces."""
     waited: bool
-    """Somebody waits for the answer: it is recorded at once, and rung."""
+    """A caller waits for the answer: it is recorded at once, and notified."""
     cancelled: bool
-    """It is not to be sent."""
+    """The request is not to be sent."""
 
 
 class Item:
@@ -107,7 +119,7 @@ class Item:
         self.custom_id = custom_id
         self.raw = raw
         self.request = request
-        """Of a session; None for a line of a batch."""
+        """The session's request; None for a line of a batch."""
 
     @property
     def body(self) -> Any:
@@ -129,17 +141,17 @@ class Item:
 
     @property
     def stream(self) -> bool:
-        """Somebody wants the answer in pieces, as they come."""
+        """Whether the caller wants the answer in pieces, as they come."""
         return self.request is not None and self.request.stream
 
     @property
     def cancelled(self) -> bool:
-        """It is not to be sent."""
+        """Whether the request is not to be sent."""
         return self.request is not None and self.request.cancelled
 
     @property
     def waited(self) -> bool:
-        """Somebody waits for the answer."""
+        """Whether a caller waits for the answer."""
         return self.request is not None and self.request.waited
 
     @property
@@ -148,18 +160,18 @@ class Item:
 
     @property
     def attempt(self) -> int:
-        """1 on the first try, and on the first of each time it is run again."""
+        """Number of the attempt: 1 on the first try, and on the first of each time the item is run again."""
         return self.lease.attempt
 
     @property
     def spent(self) -> int:
-        """The attempts it took before it was run again."""
+        """Attempts that the item took before it was run again."""
         return self.lease.spent
 
     @property
     def idempotency_key(self) -> str:
-        """The same on every attempt of this input, and of no other, until somebody wants it run again: then an upstream
-        is not to repeat its old answer."""
+        """Key that is the same on every attempt of this input, and of no other. A rerun has another key, so that an
+        upstream does not repeat its old answer."""
         lease = self.lease
         again = f"-{lease.generation}" if lease.generation else ""
         return f"{lease.batch_id.hex}-{self.line}{again}"
@@ -169,7 +181,7 @@ class Item:
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """What an answer, or a whole batch, cost in tokens, as the upstream told it."""
+    """Tokens that an answer, or a whole batch, took, as the upstream reported them."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -203,7 +215,7 @@ class Again(msgspec.Struct, frozen=True, gc=False):
     status_code: int | None = None
     duration_ms: int = 0
     gate_s: float = 0.0
-    """How long the whole route should wait: the upstream said so (Retry-After)."""
+    """Seconds that the whole route should wait: the upstream said so (Retry-After)."""
 
 
 class Halt(msgspec.Struct, frozen=True, gc=False):
@@ -239,7 +251,7 @@ class Counts:
         return self.completed + self.failed + self.not_found + self.skipped
 
 
-# What clients see of an id: what it names, and 32 hexadecimal digits.
+# Public ids: a prefix for the kind, and 32 hexadecimal digits.
 ID_PREFIX = {
     "file": "file-",
     "batch": "batch_",
@@ -268,7 +280,7 @@ def public_id(kind: str, uuid: UUID) -> str:
 
 
 def parse_id(kind: str, text: str) -> UUID | None:
-    """The id that `public_id` put so; None for anything else."""
+    """Parse an id that `public_id` wrote; None for anything else."""
     prefix = ID_PREFIX[kind]
     digits = text.removeprefix(prefix)
     return UUID(hex=digits) if text.startswith(prefix) and _HEX.fullmatch(digits) else None

@@ -27,7 +27,6 @@ _SETTINGS: dict[str, object] = {
     "heartbeat_grace_s": 3,
     "attempt_timeout_s": 2,
     "stuck_buffer_s": 1,
-    "leader_grace_s": 3,
     "max_attempts": 20,
     "retry_base_s": 0.05,
     "retry_cap_s": 1,

@@ -13,11 +13,11 @@ from time import monotonic, sleep
 
 import psycopg
 
-from penstock.db import embedded
-from penstock.db.cluster import PGDATA
-from penstock.db.keeper import find_postmaster
+from penstock.db.embedded import postgres as embedded_postgres
+from penstock.db.embedded.cluster import PGDATA
+from penstock.db.embedded.keeper import find_postmaster
 from penstock.db.migrate import migrate
-from penstock.mock import Behaviour, Latency
+from penstock.mock.behaviour import Behaviour, Latency
 from tests.chaos.crew import Crew, Files
 from tests.chaos.ending import Reader, note_logs, note_records, tracebacks
 from tests.chaos.plan import BATCHES, Act, Action, Plan
@@ -120,7 +120,7 @@ def run(settings: Settings) -> Outcome:
     outcome = Outcome(settings.plan, Report(), [])
     with contextlib.ExitStack() as stack:
         data_dir = settings.directory / "data"
-        server = stack.enter_context(embedded.acquire(data_dir))
+        server = stack.enter_context(embedded_postgres.acquire(data_dir))
         migrate(server.conninfo)
         history = stack.enter_context(HistoryWriter(notes, "injector"))
         processes = stack.enter_context(Processes(settings.directory, history=history))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
-from penstock.db import embedded
-from penstock.db.cluster import PGDATA
-from penstock.db.keeper import find_postmaster
+from penstock.db.embedded import postgres
+from penstock.db.embedded.cluster import PGDATA
+from penstock.db.embedded.keeper import find_postmaster
 from penstock.db.migrate import migrate
-from penstock.mock import Behaviour, Latency
+from penstock.mock.behaviour import Behaviour, Latency
 from tests.chaos.callers import CUT, Order, start_callers
 from tests.chaos.ending import note_logs, tracebacks
 from tests.chaos.plan import SESSIONS, Act, Action, Plan
@@ -143,7 +143,7 @@ def run_sessions(settings: SessionSettings) -> Outcome:
     notes = settings.directory / "history"
     outcome = Outcome(settings.plan, Report(), [])
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(embedded.acquire(settings.directory / "data"))
+        server = stack.enter_context(postgres.acquire(settings.directory / "data"))
         migrate(server.conninfo)
         history = stack.enter_context(HistoryWriter(notes, "injector"))
         processes = stack.enter_context(Processes(settings.directory, history=history))

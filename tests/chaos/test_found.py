@@ -6,7 +6,7 @@ import asyncio
 
 import psycopg
 
-from penstock.tasks import cancelled
+from penstock.tasks import cancel_and_wait
 
 
 async def _loop_over_a_breaking_connection() -> None:
@@ -30,7 +30,7 @@ def test_a_loop_whose_cancellation_was_lost_to_a_broken_connection_ends_all_the_
         task = asyncio.create_task(_loop_over_a_breaking_connection())
         await asyncio.sleep(0)
         async with asyncio.timeout(10):
-            await cancelled([task])
+            await cancel_and_wait([task])
         return task.cancelled()
 
     assert asyncio.run(ends())

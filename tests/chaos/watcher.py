@@ -11,8 +11,8 @@ from uuid import UUID
 
 import psycopg
 
+from penstock.batches.read import read_status
 from penstock.db.pool import Connection
-from penstock.work import batches
 from tests.support.history import HistoryWriter
 
 _EVERY_S = 0.2
@@ -69,7 +69,7 @@ class Watcher:
 
     async def _read(self, connection: Connection, batch: UUID) -> None:
         self._history.record("invoke", "status", batch.hex)
-        status = await batches.read_status(connection, batch)
+        status = await read_status(connection, batch)
         counts = asdict(status.counts)
         del counts["retried"]
         self._history.record("ok", "status", batch.hex, counts)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.db import embedded
+from penstock.db.embedded import postgres
 from tests.support.conformance import official_ground
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,7 @@ def main() -> int:
     environments = {}
     with tempfile.TemporaryDirectory(prefix="conformance") as directory:
         place = Path(directory)
-        with embedded.acquire(place / "pg") as server, official_ground(place, server.conninfo) as ground:
+        with postgres.acquire(place / "pg") as server, official_ground(place, server.conninfo) as ground:
             env = {
                 **os.environ,
                 "CONFORMANCE_URL": ground.url,

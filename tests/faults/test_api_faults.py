@@ -16,9 +16,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from penstock.db import embedded
-from penstock.db.cluster import PGDATA
-from penstock.db.keeper import find_postmaster
+from penstock.db.embedded import postgres
+from penstock.db.embedded.cluster import PGDATA
+from penstock.db.embedded.keeper import find_postmaster
 from tests.support.batch_api import ENDPOINT, jsonl
 from tests.support.cli import request_line
 from tests.support.disks import MIB, disk, mounting
@@ -31,7 +31,7 @@ from tests.support.wait import wait_until
 
 DEADLINE_S = 60.0
 NOWHERE = ("--base-url", "http://127.0.0.1:9/v1")
-QUICK_LIVENESS = ("--set", "heartbeat_interval_s=0.2", "--set", "heartbeat_grace_s=2", "--set", "leader_grace_s=1")
+QUICK_LIVENESS = ("--set", "heartbeat_interval_s=0.2", "--set", "heartbeat_grace_s=2")
 TABLES = ("files", "file_lanes", "templates", "file_chunks", "upload_parts")
 
 
@@ -170,7 +170,7 @@ def stopped(directory: Path) -> Iterator[None]:
 
 def test_the_database_is_stopped_and_started_under_the_server(tmp_path: Path, prepared: Prepared) -> None:
     with (
-        embedded.acquire(prepared(tmp_path / "pg")) as own,
+        postgres.acquire(prepared(tmp_path / "pg")) as own,
         start_mock_process("--latency", "200ms") as mock,
         served(
             tmp_path,

@@ -12,13 +12,15 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import read_status
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
+from penstock.db.duties import take_turn
 from penstock.db.pool import Connection
 from penstock.model import Again, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.cli import (
     DEADLINE_S,
     ask,
@@ -32,7 +34,7 @@ from tests.support.cli import (
     write_requests,
 )
 from tests.support.db import connected, one, with_connection
-from tests.support.engine import make_batch
+from tests.support.engine import claim_due, count_leased, make_batch
 from tests.support.mock_process import MockProcess, start_mock_process
 
 LINES = 120
@@ -99,7 +101,7 @@ async def watch(conninfo: str, process: subprocess.Popen[bytes]) -> int:
     lost = rounds = 0
     async with connected(conninfo) as connection:
         while process.poll() is None:
-            gone = await liveness.gone_from_here(connection)
+            gone = await liveness.list_exited_workers(connection)
             found = await liveness.reclaim(
                 connection, uuid4(), LivenessLimits(heartbeat_grace_s=5), stuck_s=150, gone=gone
             )
@@ -117,7 +119,7 @@ def test_the_database_clock_jumps_ahead(database: str) -> None:
         batch = await make_batch(connection, [6])
         early, later = uuid4(), uuid4()
         await liveness.register(connection, early, "test")
-        (held,) = await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=early, taper_floor=4)
+        (held,) = await claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=early, taper_floor=4)
         jump = datetime.now(UTC) + timedelta(hours=1)
         lost = await liveness.reclaim(connection, later, LIMITS, stuck_s=1e9, now=jump)
         assert (lost.leases, lost.ordinals) == (1, 4)
@@ -126,15 +128,13 @@ def test_the_database_clock_jumps_ahead(database: str) -> None:
         assert (await settle(connection, early, late)).fenced == 4
         # The clock is right again: what was reclaimed is due then, and not lost.
         await liveness.register(connection, later, "test")
-        again = await claims.claim(
-            connection, pool="test", wants={"model-0": 9}, worker_id=later, taper_floor=9, now=jump
-        )
-        assert sum(lease.size for lease in again) == 6
+        again = await claim_due(connection, pool="test", wants={"model-0": 9}, worker_id=later, taper_floor=9, now=jump)
+        assert count_leased(again) == 6
         for lease in again:
             rows = [(lease, o, o + 1, "c", DONE) for o in claims.first_ordinals(lease.ranges, 9)]
             await settle(connection, later, Changes(outcomes=rows))
-        assert await batches.finish(connection, batch)
-        counts = (await batches.read_status(connection, batch)).counts
+        assert await finish_batch(connection, batch)
+        counts = (await read_status(connection, batch)).counts
         assert (counts.completed, counts.retried, counts.in_flight) == (6, 0, 0)
         assert await one(connection, "SELECT count(*), count(DISTINCT lease_id) FROM penstock.outcomes") == (6, 2)
 
@@ -149,12 +149,12 @@ def test_the_database_s_clock_set_back_an_hour(database: str) -> None:
         lost, keeper = uuid4(), uuid4()
         before = datetime.now(UTC)
         after = before - timedelta(hours=1)
-        assert await batches.take_turn(connection, "round", 0.75, now=before)
+        assert await take_turn(connection, "round", 0.75, now=before)
         await liveness.register(connection, lost, "test", now=before)
-        await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=lost, taper_floor=4, now=before)
+        await claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=lost, taper_floor=4, now=before)
 
-        assert await batches.take_turn(connection, "round", 0.75, now=after)
-        assert not await batches.take_turn(connection, "round", 0.75, now=after + timedelta(seconds=0.1))
+        assert await take_turn(connection, "round", 0.75, now=after)
+        assert not await take_turn(connection, "round", 0.75, now=after + timedelta(seconds=0.1))
         assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=after)).leases == 0
         within = after + timedelta(seconds=LIMITS.heartbeat_grace_s - 1)
         assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=within)).leases == 0
@@ -169,7 +169,7 @@ def test_what_was_put_off_waits_as_long_as_it_was_to_after_the_clock_was_set_bac
         await make_batch(connection, [3])
         ahead = datetime.now(UTC) + timedelta(hours=1)
         worker, wants = uuid4(), {"model-0": 3}
-        [lease] = await claims.claim(connection, pool="test", wants=wants, worker_id=worker, taper_floor=3, now=ahead)
+        [lease] = await claim_due(connection, pool="test", wants=wants, worker_id=worker, taper_floor=3, now=ahead)
         again = [(lease, n, Again("busy", "later", delay_s, True)) for n, delay_s in enumerate((0.0, 20.0, 600.0))]
         await settle(connection, worker, Changes(agains=again), now=ahead)
 
@@ -181,7 +181,7 @@ def test_what_was_put_off_waits_as_long_as_it_was_to_after_the_clock_was_set_bac
         assert waits[0] <= 0
         assert 20 - DEADLINE_S <= waits[1] <= 24
         assert 600 - DEADLINE_S <= waits[2] <= 740
-        [lease] = await claims.claim(connection, pool="test", wants=wants, worker_id=uuid4())
+        [lease] = await claim_due(connection, pool="test", wants=wants, worker_id=uuid4())
         assert lease.ranges == ((0, 1),)
 
     with_connection(database, body)
@@ -194,7 +194,7 @@ def test_a_lease_without_progress_is_missed_after_the_clock_was_set_back(databas
         before = datetime.now(UTC)
         after = before - timedelta(hours=1)
         await liveness.register(connection, worker, "test", now=before)
-        await claims.claim(connection, pool="test", wants={"model-0": 4}, worker_id=worker, taper_floor=4, now=before)
+        await claim_due(connection, pool="test", wants={"model-0": 4}, worker_id=worker, taper_floor=4, now=before)
         assert (await liveness.reclaim(connection, keeper, LIMITS, stuck_s=150, now=after)).leases == 0
         late = after + timedelta(seconds=151)
         await connection.execute("UPDATE penstock.workers SET heartbeat_at = %s", [late])

@@ -1,7 +1,7 @@
 """The database crashes, does not answer, or answers into the void: every result is recorded once, and work goes on.
 
-`tests/flow/test_settle_buffer.py` shows the buffer by itself, `tests/flow/test_liveness.py` reclaims on a clock of
-the test's own; here it is whole workers, and faults on the wire.
+`tests/flow/settle/test_settle_buffer.py` shows the buffer by itself, `tests/flow/worker/test_liveness.py` reclaims
+on a clock of the test's own; here it is whole workers, and faults on the wire.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from penstock.batches.read import read_status
 from penstock.config import ClaimLimits, Config, LivenessLimits, RetryLimits, SettleLimits
-from penstock.db import embedded
-from penstock.db.cluster import PGDATA
-from penstock.db.keeper import find_postmaster
+from penstock.db.embedded import postgres
+from penstock.db.embedded.cluster import PGDATA
+from penstock.db.embedded.keeper import find_postmaster
 from penstock.db.migrate import migrate
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Item, Outcome, OutcomeState, Verdict
-from penstock.work import batches
-from penstock.worker import Worker
+from penstock.worker.worker import Worker
 from tests.support.db import connected, one, pooled
 from tests.support.engine import make_batch
 from tests.support.postgres_proxy import PostgresProxy
@@ -79,7 +79,7 @@ class Scene:
 
     async def until_completed(self) -> None:
         async with asyncio.timeout(DEADLINE_S):
-            while not (await batches.read_status(self.direct, self.batch_id)).state.terminal:
+            while not (await read_status(self.direct, self.batch_id)).state.terminal:
                 await asyncio.sleep(0.01)
 
     async def until_beaten(self, times: int) -> None:
@@ -92,7 +92,7 @@ class Scene:
 
     async def check(self, lines: int) -> None:
         """Every ordinal has one outcome with its own bytes, and counters agree."""
-        counts = (await batches.read_status(self.direct, self.batch_id)).counts
+        counts = (await read_status(self.direct, self.batch_id)).counts
         assert (counts.total, counts.completed, counts.in_flight, counts.pending) == (lines, lines, 0, 0)
         written = "SELECT count(*), count(*) FILTER (WHERE response = ordinal::text::bytea) FROM penstock.outcomes"
         assert await one(self.direct, written) == (lines, lines)
@@ -211,7 +211,7 @@ class TestBackpressure:
                 async with other.transaction():
                     await other.execute(f"LOCK TABLE penstock.{table} IN ACCESS EXCLUSIVE MODE")
                     await self.until_blocked(act)
-                    await act.until(lambda: act.worker.buffer._pressed and act.worker.in_flight == 0)
+                    await act.until(lambda: act.worker.buffer._backpressure and act.worker.in_flight == 0)
                     stopped = len(act.calls)
                     await act.until_beaten(5)
                     assert len(act.calls) == stopped < lines
@@ -235,7 +235,7 @@ class TestBackpressure:
                 await act.until(lambda: len(act.calls) > 0)
                 async with other.transaction():
                     await other.execute("LOCK TABLE penstock.outcomes, penstock.workers IN ACCESS EXCLUSIVE MODE")
-                    await act.until(lambda: act.worker.buffer.figures.pressed > 0)
+                    await act.until(lambda: act.worker.buffer.figures.backpressured > 0)
                     await act.until(lambda: act.worker.lost_identities > 0)
                 await act.until_completed()
                 await act.check(lines)
@@ -307,7 +307,7 @@ def test_a_database_that_keeps_crashing(tmp_path: Path, prepared: Prepared) -> N
     """R4: immediate shutdowns under load, as often as the server comes back."""
     lines = 1_200
     data_dir = prepared(tmp_path / "data")
-    with embedded.acquire(data_dir) as server:
+    with postgres.acquire(data_dir) as server:
         migrate(server.conninfo)
         with workbench(tmp_path, server.conninfo, lines=lines) as bench:
             upstream = bench.upstream("upstream", taking(0.02))

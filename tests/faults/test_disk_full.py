@@ -1,6 +1,6 @@
 """R8: disks run full under a server at work, and under intake. Work waits, goes on by itself, and nothing is charged.
 
-What a whole run says about a full disk is in `tests/flow/test_run_errors.py`, what a server answers in
+What a whole run says about a full disk is in `tests/flow/cli/test_run_errors.py`, what a server answers in
 `test_api_faults.py`.
 """
 
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psycopg
 
-from penstock.db import embedded
-from penstock.db.cluster import LOG, PGDATA
-from penstock.db.keeper import KEEPER_LOCK, try_lock
+from penstock.batches.steer import pause_batch, resume_batch
+from penstock.db.embedded import postgres
+from penstock.db.embedded.cluster import LOG, PGDATA
+from penstock.db.embedded.keeper import KEEPER_LOCK, try_lock
 from penstock.db.migrate import migrate
-from penstock.mock import Behaviour, Latency
-from penstock.work import batches
+from penstock.mock.behaviour import Behaviour, Latency
 from tests.support.cli import ask, check_answers, ids_of, opened, run_cli, write_requests
 from tests.support.db import with_connection
 from tests.support.disks import MIB, Disk, disk, mounting
@@ -65,13 +65,13 @@ class Server:
 def served(directory: Path) -> Iterator[Server]:
     data, wal = disk(directory / "data", 256 * MIB), disk(directory / "wal", 96 * MIB)
     data_dir = data.path / "data"
-    with embedded.acquire(data_dir):
+    with postgres.acquire(data_dir):
         pass
     wait_until(lambda: _is_free(data_dir / KEEPER_LOCK), DEADLINE_S)
     place = data_dir / PGDATA / "pg_wal"
     subprocess.run(["mv", place, wal.path], check=True)
     place.symlink_to(wal.path / "pg_wal")
-    with embedded.acquire(data_dir, settings={"min_wal_size": "32MB", "max_wal_size": "64MB"}) as server:
+    with postgres.acquire(data_dir, settings={"min_wal_size": "32MB", "max_wal_size": "64MB"}) as server:
         migrate(server.conninfo)
         yield Server(server.conninfo, data_dir, data, wal)
 
@@ -128,7 +128,7 @@ def test_tables_cannot_grow_while_results_are_written(tmp_path: Path) -> None:
             upstream.process.cont()
             for worker in workers:
                 until_said(worker, FULL)
-                until_said(worker, "no calls are started")
+                until_said(worker, "nothing is begun")
             until_calls_stop(bench, workers)
             assert bench.calls() < LINES
             before = bench.outcomes(looking)
@@ -142,12 +142,12 @@ def test_tables_cannot_grow_while_results_are_written(tmp_path: Path) -> None:
 @mounting
 def test_tables_cannot_grow_while_work_is_claimed(tmp_path: Path) -> None:
     with served(tmp_path) as server, workbench(tmp_path, server.conninfo, lines=LINES) as bench:
-        assert with_connection(server.conninfo, lambda connection: batches.pause(connection, bench.batch_id))
+        assert with_connection(server.conninfo, lambda connection: pause_batch(connection, bench.batch_id))
         upstream = bench.upstream("upstream", ANSWERS)
         workers = [bench.worker(name, upstream) for name in WORKERS]
         bench.until(f"SELECT (count(*) = {len(WORKERS)})::int FROM penstock.workers")
         server.data.fill()
-        assert with_connection(server.conninfo, lambda connection: batches.resume(connection, bench.batch_id))
+        assert with_connection(server.conninfo, lambda connection: resume_batch(connection, bench.batch_id))
         for worker in workers:
             until_said(worker, "claim failed, trying again", 3)
             assert FULL in worker.log.read_text()

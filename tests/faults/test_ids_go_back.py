@@ -15,13 +15,13 @@ from uuid import UUID
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from penstock.batches.read import read_status
 from penstock.config import ClaimLimits, Config, RetryLimits
-from penstock.db.cluster import ROLE
+from penstock.db.embedded.cluster import ROLE
 from penstock.db.migrate import migrate
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import BatchState, Item, Outcome, OutcomeState, Verdict
-from penstock.work import batches
-from penstock.worker import Worker
+from penstock.worker.worker import Worker
 from tests.support.cluster import OwnCluster
 from tests.support.db import connected, pooled
 from tests.support.engine import make_batch
@@ -82,7 +82,7 @@ async def new_batch(conninfo: str) -> UUID:
 
 async def until_completed(conninfo: str, batch_id: UUID) -> None:
     async with connected(conninfo) as connection, asyncio.timeout(DEADLINE_S):
-        while (await batches.read_status(connection, batch_id)).state is not BatchState.COMPLETED:
+        while (await read_status(connection, batch_id)).state is not BatchState.COMPLETED:
             await asyncio.sleep(0.02)
 
 

@@ -11,18 +11,18 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock.config import ClaimLimits, Config, RetryLimits, SettleLimits
-from penstock.db.bell import WORK, Bell, ring
+from penstock.db.notify import WORK, NoticeListener, notify
 from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Item, Outcome, OutcomeState, Verdict
-from penstock.worker import Worker
+from penstock.worker.worker import Worker
 from tests.support.db import one, pooled
 from tests.support.engine import make_batch, until
 
 CONFIG = Config(claim=ClaimLimits(claim_poll_s=0.05), settle=SettleLimits(settle_interval_s=0.005))
 # Far beyond what a test waits for: whoever begins sooner was told.
 NEVER_POLLS = replace(CONFIG, claim=ClaimLimits(claim_poll_s=60))
-LISTENERS = "FROM pg_stat_activity WHERE application_name = 'penstock bell' AND datname = current_database()"
+LISTENERS = "FROM pg_stat_activity WHERE application_name = 'penstock notices' AND datname = current_database()"
 
 
 async def done(_: Item) -> Verdict:
@@ -30,8 +30,8 @@ async def done(_: Item) -> Verdict:
 
 
 @contextlib.asynccontextmanager
-async def running_bell(conninfo: str) -> AsyncIterator[Bell]:
-    bell = Bell(conninfo)
+async def running_bell(conninfo: str) -> AsyncIterator[NoticeListener]:
+    bell = NoticeListener(conninfo)
     task = asyncio.create_task(bell.run())
     try:
         yield bell
@@ -41,7 +41,7 @@ async def running_bell(conninfo: str) -> AsyncIterator[Bell]:
 
 
 @contextlib.asynccontextmanager
-async def working(config: Config, pool: Pool, bell: Bell) -> AsyncIterator[Worker]:
+async def working(config: Config, pool: Pool, bell: NoticeListener) -> AsyncIterator[Worker]:
     worker = Worker(config, pool, "test", CoroutineDispatcher(each(done), 8, RetryLimits()), bell)
     task = asyncio.create_task(worker.run())
     try:
@@ -59,7 +59,7 @@ def in_pool(conninfo: str, body: Callable[[Pool, Connection], Awaitable[None]]) 
     asyncio.run(run())
 
 
-async def heard_again(bell: Bell, connection: Connection) -> None:
+async def heard_again(bell: NoticeListener, connection: Connection) -> None:
     """Until a new listener stands where the lost one was."""
     async with asyncio.timeout(60):
         while True:
@@ -70,14 +70,14 @@ async def heard_again(bell: Bell, connection: Connection) -> None:
 
 
 def test_a_notice_begins_work_before_the_next_poll(database_18: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.shift._FIRST_POLL_S", NEVER_POLLS.claim.claim_poll_s)
+    monkeypatch.setattr("penstock.worker.loop._FIRST_POLL_S", NEVER_POLLS.claim.claim_poll_s)
 
     async def body(pool: Pool, connection: Connection) -> None:
         async with running_bell(str(pool.conninfo)) as bell, working(NEVER_POLLS, pool, bell):
             await bell.listening.wait()
             for _ in range(3):
                 batch_id = await make_batch(connection, [5])
-                await ring(connection, WORK, "test")
+                await notify(connection, WORK, "test")
                 await until(pool, batch_id, lambda status: status.state.terminal)
 
     in_pool(database_18, body)
@@ -100,14 +100,14 @@ def test_the_bell_rings_again_once_it_listens_again(database_18: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         heard: asyncio.Queue[str] = asyncio.Queue()
         async with running_bell(str(pool.conninfo)) as bell:
-            with bell.hears(WORK, heard.put_nowait):
+            with bell.subscribe(WORK, heard.put_nowait):
                 # Beginning to listen rings by itself: what happened before was not heard.
                 assert await heard.get() == ""
-                await ring(connection, WORK, "first")
+                await notify(connection, WORK, "first")
                 assert await heard.get() == "first"
                 await one(connection, f"SELECT count(pg_terminate_backend(pid)) {LISTENERS}")
                 assert await heard.get() == ""
-                await ring(connection, WORK, "second")
+                await notify(connection, WORK, "second")
                 assert await heard.get() == "second"
 
     in_pool(database_18, body)
@@ -117,7 +117,7 @@ def test_behind_a_pooler_there_is_no_bell_and_work_goes_on(pooler: str, database
     pooled_database = make_conninfo(pooler, dbname=conninfo_to_dict(database_18)["dbname"])
 
     async def body(pool: Pool, connection: Connection) -> None:
-        bell = Bell(pooled_database)
+        bell = NoticeListener(pooled_database)
         await bell.run()
         assert not bell.listening.is_set()
         async with working(CONFIG, pool, bell):

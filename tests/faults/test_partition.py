@@ -26,8 +26,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from penstock.db.cluster import PGDATA, ROLE, Cluster
-from penstock.db.embedded import bundled_bin_dir
+from penstock.db.embedded.cluster import PGDATA, ROLE, Cluster
+from penstock.db.embedded.postgres import bundled_bin_dir
 from penstock.db.migrate import migrate
 from tests.support.processes import Process, Processes
 from tests.support.proxy_link import Way

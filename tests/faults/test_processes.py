@@ -1,7 +1,7 @@
 """Worker processes killed, frozen and stopped at the worst moments: nothing is lost, and nothing recorded twice.
 
-`tests/flow/test_kill.py` kills whole runs at random moments; here the moments are chosen. What the fence does
-statement by statement is in `tests/flow/test_fence.py`.
+`tests/flow/cli/test_kill.py` kills whole runs at random moments; here the moments are chosen. What the fence does
+statement by statement is in `tests/flow/settle/test_fence.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from penstock.errors import ExitCode
-from penstock.mock import Behaviour
+from penstock.mock.behaviour import Behaviour
 from tests.support.cli import check_answers, ids_of, run_cli, write_requests
 from tests.support.history import digest_of
 from tests.support.postgres_proxy import PostgresProxy

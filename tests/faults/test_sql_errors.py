@@ -13,12 +13,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from penstock.batches.read import read_status
 from penstock.config import ClaimLimits, Config, DatabaseLimits, LivenessLimits, RetryLimits, SettleLimits
 from penstock.db.pool import Connection, Pool, open_pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import BatchState, Item, Outcome, OutcomeState, Verdict
-from penstock.work import batches
-from penstock.worker import Worker
+from penstock.worker.worker import Worker
 from tests.support.db import connected, one
 from tests.support.engine import make_batch
 
@@ -71,7 +71,7 @@ class Rig:
             self.calls.release()
 
     async def completed(self) -> int:
-        return (await batches.read_status(self.db, self.batch)).counts.completed
+        return (await read_status(self.db, self.batch)).counts.completed
 
     async def catches_up(self) -> None:
         """Everything that was allowed has its outcome."""
@@ -143,11 +143,11 @@ async def prepare(db: Connection, pool: Pool, lines: int, caplog: pytest.LogCapt
 
 
 async def has_ended(rig: Rig) -> bool:
-    return (await batches.read_status(rig.db, rig.batch)).state.terminal
+    return (await read_status(rig.db, rig.batch)).state.terminal
 
 
 async def all_is_well(rig: Rig) -> None:
-    status = await batches.read_status(rig.db, rig.batch)
+    status = await read_status(rig.db, rig.batch)
     assert status.state is BatchState.COMPLETED
     assert (status.counts.completed, status.counts.retried) == (rig.allowed, 0)
     assert sorted(rig.seen) == list(range(rig.allowed)), "called once each: the fault was the database's"

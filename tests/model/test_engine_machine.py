@@ -24,18 +24,22 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import get_batch, read_status
+from penstock.batches.run_again import NotFailed, NotRetryable, retry_batch
+from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db import arrays, sql
-from penstock.erase import erase
+from penstock.erase import erase, purge
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
-from tests.support.engine import make_batch, tidy
+from tests.support.engine import claim_due, count_leased, make_batch, tidy
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=4)
+HEARTBEAT_SQL = sql.load("penstock.worker", "heartbeat.sql")
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
 POOL = "test"
 ROUTES = ["model-0", "model-1"]
@@ -156,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def claim(self, worker: UUID, want: int, routes: set[str], suspect_ok: bool) -> Any:
         found = self.wait(
-            claims.claim(
+            claim_due(
                 self.db,
                 pool=POOL,
                 wants=dict.fromkeys(sorted(routes), want),
@@ -184,7 +188,7 @@ class EngineMachine(RuleBasedStateMachine):
                 lane.state[ordinal] = ("leased", lease.id, lease.attempt)
                 taken[lease.route] += 1
         for route, (plain, _) in open_to_all.items():
-            alone = sum(lease.size for lease in suspects if lease.route == route)
+            alone = count_leased(lease for lease in suspects if lease.route == route)
             assert taken[route] == min(want, plain + alone)
         return multiple(*(lease.id for lease in found))
 
@@ -241,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(worker=workers)
     def heartbeat(self, worker: UUID) -> None:
         parameters = {"ids": [worker], "draining": [], "now": self.now}
-        known = self.rows(CLAIM_SQL["heartbeat_if_known"].decode(), parameters) != []
+        known = self.rows(HEARTBEAT_SQL["heartbeat_if_known"].decode(), parameters) != []
         assert known == (worker in self.model.heartbeats)
         if known:
             self.model.heartbeats[worker] = self.now
@@ -279,19 +283,19 @@ class EngineMachine(RuleBasedStateMachine):
         getattr(self, f"_{move}")(batch, before)
 
     def _pause(self, batch: UUID, before: BatchState) -> None:
-        moved = self.wait(batches.pause(self.db, batch, now=self.now))
+        moved = self.wait(pause_batch(self.db, batch, now=self.now))
         assert moved == (before is BatchState.IN_PROGRESS)
         if moved:
             self.model.states[batch] = BatchState.PAUSED
 
     def _resume(self, batch: UUID, before: BatchState) -> None:
-        moved = self.wait(batches.resume(self.db, batch, now=self.now))
+        moved = self.wait(resume_batch(self.db, batch, now=self.now))
         assert moved == (before is BatchState.PAUSED)
         if moved:
             self.model.states[batch] = BatchState.IN_PROGRESS
 
     def _cancel(self, batch: UUID, before: BatchState) -> None:
-        moved = self.wait(batches.cancel(self.db, batch, now=self.now))
+        moved = self.wait(cancel_batch(self.db, batch, now=self.now))
         assert moved == (before in (BatchState.IN_PROGRESS, BatchState.PAUSED))
         if moved:
             self.model.states[batch] = BatchState.CANCELLING
@@ -301,14 +305,14 @@ class EngineMachine(RuleBasedStateMachine):
         settled = sum(len(lane.having("settled")) for lane in lanes)
         whole = settled == sum(len(lane.state) for lane in lanes)
         drained = before is BatchState.CANCELLING and not any(lane.having("leased") for lane in lanes)
-        moved = self.wait(batches.finish(self.db, batch, now=self.now))
+        moved = self.wait(finish_batch(self.db, batch, now=self.now))
         assert moved == (not before.terminal and (whole or drained))
         if moved:
             self.model.states[batch] = BatchState.COMPLETED if whole else BatchState.CANCELLED
 
     def _tidy(self, batch: UUID, before: BatchState) -> None:
         self.wait(tidy(self.db, batch))
-        assert self.wait(batches.read_status(self.db, batch)).state is before
+        assert self.wait(read_status(self.db, batch)).state is before
 
     @precondition(lambda self: self.model.states)
     @rule(data=st.data(), custom=st.booleans())
@@ -327,11 +331,11 @@ class EngineMachine(RuleBasedStateMachine):
         )
         try:
             custom_ids = ["c"] if custom else None  # what everything in this machine goes by
-            retried = self.wait(batches.retry_batch(self.db, batch, None, custom_ids=custom_ids, now=self.now))
-        except batches.NotRetryable:
+            retried = self.wait(retry_batch(self.db, batch, None, custom_ids=custom_ids, now=self.now))
+        except NotRetryable:
             assert not possible
             return
-        except batches.NotFailed:
+        except NotFailed:
             assert possible
             assert custom
             assert not failed
@@ -380,7 +384,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(rows=st.integers(1, 20))
     def purge(self, rows: int) -> None:
-        while self.wait(erase.purge_step(self.db, rows, now=self.now)):
+        while self.wait(purge.purge_step(self.db, rows, now=self.now)):
             pass
         assert self.rows("SELECT count(*) FROM penstock.erasures WHERE finished_at IS NULL") == [(0,)]
         assert self.rows("SELECT count(*) FROM penstock.erasure_pieces") == [(0,)]
@@ -409,7 +413,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def deleted_batches_are_not_seen(self) -> None:
         for batch in self.model.deleted:
-            assert self.wait(batches.get_batch(self.db, batch, None)) is None
+            assert self.wait(get_batch(self.db, batch, None)) is None
 
     @invariant()
     def every_ordinal_is_in_one_place(self) -> None:
@@ -441,7 +445,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def figures_add_up(self) -> None:
         for batch, state in self.model.states.items():
-            status = self.wait(batches.read_status(self.db, batch))
+            status = self.wait(read_status(self.db, batch))
             counts = status.counts
             lanes = [lane for lane in self.model.lanes.values() if lane.batch == batch]
             assert status.state is state

@@ -28,15 +28,18 @@ from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db import arrays, sql
-from penstock.erase import erase
-from penstock.model import Again, Item, Outcome, OutcomeState, SessionRequest
+from penstock.erase import erase, purge
+from penstock.model import Again, ClaimPermit, Item, Outcome, OutcomeState, SessionRequest
+from penstock.sessions.accept import Accepted, Existing, Refused, accept_many
+from penstock.sessions.answers import list_requests, read_answered
+from penstock.sessions.sessions import cancel_request, get_session, put_session, resume_session
 from penstock.settle.write import Changes, pass_over, settle
-from penstock.work import sessions
-from penstock.work.sessions import Accepted, Existing, Refused, Taker, accept_many
+from tests.support.engine import claim_due
 from tests.support.sessions import OWNER, POOL, wish
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=3)
+HEARTBEAT_SQL = sql.load("penstock.worker", "heartbeat.sql")
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
 ROUTES = ["model-0", "model-1"]
 KEYS = ["a", "b", "c"]
@@ -145,8 +148,8 @@ class SessionMachine(RuleBasedStateMachine):
     def accept(self, asked: list[tuple[str, str, str | None]], taker: UUID | None, room: int) -> Any:
         """With a taker, what nothing is before is begun at once."""
         wishes = [wish(key, route=route, idempotency_key=once) for key, route, once in asked]
-        takers = {POOL: Taker(taker, room)} if taker else None
-        found = self.wait(accept_many(self.db, wishes, max_queued=CAP, takers=takers, now=self.now))
+        permits = {POOL: ClaimPermit(taker, room)} if taker else None
+        found = self.wait(accept_many(self.db, wishes, max_queued=CAP, permits=permits, now=self.now))
         begun: list[int] = []
         for (key, route, once), wanted, answer in zip(asked, wishes, found, strict=True):
             session = self.sessions.get(key)
@@ -179,7 +182,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(target=items, worker=workers, want=st.integers(1, 4), routes=st.sets(st.sampled_from(ROUTES), min_size=1))
     def claim(self, worker: UUID, want: int, routes: set[str]) -> Any:
         wants = dict.fromkeys(sorted(routes), want)
-        leases = self.wait(claims.claim(self.db, pool=POOL, wants=wants, worker_id=worker, now=self.now))
+        leases = self.wait(claim_due(self.db, pool=POOL, wants=wants, worker_id=worker, now=self.now))
         ready = {route: self.ready(route) for route in routes}
         found = self.wait(claims.read_heads(self.db, leases, max_bytes=1 << 20)) if leases else []
         assert len(found) == len(leases), "what was claimed can be read"
@@ -260,7 +263,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(worker=workers)
     def heartbeat(self, worker: UUID) -> None:
         parameters = {"ids": [worker], "draining": [], "now": self.now}
-        known = self.rows(CLAIM_SQL["heartbeat_if_known"].decode(), parameters) != []
+        known = self.rows(HEARTBEAT_SQL["heartbeat_if_known"].decode(), parameters) != []
         assert known == (worker in self.heartbeats)
         if known:
             self.heartbeats[worker] = self.now
@@ -298,7 +301,7 @@ class SessionMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.sessions)), label="session")
         request = data.draw(st.sampled_from(self.sessions[key].requests), label="request")
-        moved = self.wait(sessions.cancel_request(self.db, OWNER, key, request.id, now=self.now))
+        moved = self.wait(cancel_request(self.db, OWNER, key, request.id, now=self.now))
         assert moved == (not request.cancelled and request.state[0] in ("pending", "deferred"))
         if moved:
             request.cancelled = True
@@ -321,7 +324,7 @@ class SessionMachine(RuleBasedStateMachine):
     def put(self, data: st.DataObject, blocks: bool, cap: int) -> None:
         key = data.draw(st.sampled_from(sorted(self.sessions)), label="session")
         word = "block" if blocks else "continue"
-        row = self.wait(sessions.put_session(self.db, OWNER, key, on_dead_head=word, max_queued=cap))
+        row = self.wait(put_session(self.db, OWNER, key, on_dead_head=word, max_queued=cap))
         session = self.sessions[key]
         assert row.id == session.id
         session.blocks, session.cap = blocks, cap
@@ -331,7 +334,7 @@ class SessionMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject, retry_head: bool) -> None:
         key = data.draw(st.sampled_from(sorted(self.sessions)), label="session")
         session = self.sessions[key]
-        moved = self.wait(sessions.resume_session(self.db, OWNER, key, retry_head=retry_head, now=self.now))
+        moved = self.wait(resume_session(self.db, OWNER, key, retry_head=retry_head, now=self.now))
         assert moved == (not session.open)
         if moved and retry_head:
             session.requests[session.next - 1].state = ("deferred", self.now, 1, 0)
@@ -344,12 +347,12 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.wait(erase.delete_session(self.db, OWNER, key, now=self.now))
         assert not self.wait(erase.delete_session(self.db, OWNER, key, now=self.now))
         gone = self.sessions.pop(key)
-        told = self.wait(sessions.answered(self.db, [request.id for request in gone.requests]))
+        told = self.wait(read_answered(self.db, [request.id for request in gone.requests]))
         assert len(told) == len(gone.requests), "nobody waits for what will never come"
 
     @rule(rows=st.integers(1, 20))
     def purge(self, rows: int) -> None:
-        while self.wait(erase.purge_step(self.db, rows, now=self.now)):
+        while self.wait(purge.purge_step(self.db, rows, now=self.now)):
             pass
         ids = [session.id for session in self.sessions.values()]
         lanes = [session.lane for session in self.sessions.values()]
@@ -392,11 +395,11 @@ class SessionMachine(RuleBasedStateMachine):
     @invariant()
     def readers_agree(self) -> None:
         for key, session in self.sessions.items():
-            listed = self.wait(sessions.list_requests(self.db, OWNER, key, limit=1000))
+            listed = self.wait(list_requests(self.db, OWNER, key, limit=1000))
             assert [(row.id, row.sequence, row.status) for row in listed] == [
                 (request.id, n, request.status) for n, request in enumerate(session.requests, 1)
             ]
-            row = self.wait(sessions.get_session(self.db, OWNER, key))
+            row = self.wait(get_session(self.db, OWNER, key))
             assert row is not None
             assert row.queued + row.in_flight + row.answered == row.total == len(session.requests)
             assert row.in_flight == sum(request.state[0] == "leased" for request in session.requests)

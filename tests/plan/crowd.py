@@ -12,12 +12,13 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from penstock.batches.create import create_batch
+from penstock.batches.steer import cancel_batch, pause_batch
 from penstock.claim import claim as claims
-from penstock.claim.claim import Place
+from penstock.claim.claim import LinePlace
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Lease
-from penstock.work import batches
 from tests.support.plans import Session
 
 POOL = "plans"
@@ -182,8 +183,8 @@ def populate(session: Session, lines: int) -> World:
     """A subject of so many lines, neighbours in proportion, and a few batches in other states."""
     subject = fill(session, lines)
     paused, settled, drained = (make_subject(session, 2, priority=0).batch for _ in range(3))
-    session.run(lambda connection: batches.pause(connection, paused))
-    session.run(lambda connection: batches.cancel(connection, drained))
+    session.run(lambda connection: pause_batch(connection, paused))
+    session.run(lambda connection: cancel_batch(connection, drained))
     session.execute("INSERT INTO penstock.progress (batch_id, completed) VALUES (%(id)s, 1)", {"id": settled})
     (lease,) = session.run(lambda connection: claim(connection, subject, LEASED))
     return World(session, subject, lease, paused, settled, drained)
@@ -199,7 +200,7 @@ def fill(session: Session, lines: int) -> Subject:
 
 
 async def claim(
-    connection: Connection, subject: Subject, want: int, places: dict[str, Place] | None = None
+    connection: Connection, subject: Subject, want: int, places: dict[str, LinePlace] | None = None
 ) -> list[Lease]:
     """From the front of the line, or from where it began the last time, which is noted."""
     claimed = await claims.claim_in_line(
@@ -230,7 +231,7 @@ def make_subject(session: Session, lines: int, priority: int = 1) -> Subject:
     )
     session.execute(_TEMPLATES, {"source": source, "lines": lines})
     batch = session.run(
-        lambda connection: batches.create_batch(connection, file_id=file, owner="local", pool=POOL, priority=priority)
+        lambda connection: create_batch(connection, file_id=file, owner="local", pool=POOL, priority=priority)
     )
     ((lane,),) = session.execute(
         "UPDATE penstock.lanes SET next = %(half)s WHERE batch_id = %(batch)s RETURNING id",
@@ -254,5 +255,5 @@ def make_subject(session: Session, lines: int, priority: int = 1) -> Subject:
 async def check_in(connection: Connection, worker: UUID) -> bool:
     """A heartbeat, on a connection of the test's."""
     parameters = {"ids": [worker], "draining": [], "now": None}
-    statement = sql.load("penstock.claim", "claim.sql")["heartbeat_if_known"]
+    statement = sql.load("penstock.worker", "heartbeat.sql")["heartbeat_if_known"]
     return await (await connection.execute(statement, parameters)).fetchone() is not None

@@ -18,7 +18,7 @@ from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Session
 
 _DELIVER = sql.load("penstock.deliver", "deliver.sql")
-_WORK = sql.load("penstock.work", "events.sql")
+_EVENTS = sql.load("penstock.sessions", "events.sql")
 _PAGE = 20
 _ANSWERED = 2 * _PAGE
 _TABLES = ("sessions", "lanes", "session_requests", "outcomes", "incoming_events", "sink_deliveries")
@@ -136,7 +136,7 @@ async def note(connection: Connection) -> None:
         "session_keys": TextArray(["k"] * _PAGE),
         "now": None,
     }
-    assert len(await (await connection.execute(_WORK["note_events_if_new"], values)).fetchall()) == _PAGE
+    assert len(await (await connection.execute(_EVENTS["note_events_if_new"], values)).fetchall()) == _PAGE
 
 
 @pytest.mark.parametrize("mode", list(Mode))

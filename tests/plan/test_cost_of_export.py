@@ -13,8 +13,8 @@ from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
 from penstock.export.follow import number_lines
-from penstock.export.merged import attempts_page, results_page
-from penstock.export.order import read_inputs
+from penstock.export.merged import read_attempts_page, read_results_page
+from penstock.export.order import read_inputs, read_results
 from tests.plan.conftest import SMALL
 from tests.plan.crowd import Subject, fresh_database, inform, make_subject
 from tests.support.plans import Mode, Plan, Session
@@ -108,9 +108,13 @@ async def inputs_at(at: Journalled, connection: Connection) -> None:
     assert None not in found
 
 
-async def outcomes_at(at: Journalled, connection: Connection) -> None:
-    values = {"lanes": Int8Array([at.subject.lane] * _PAGE), "ordinals": Int4Array(_middle(at))}
-    await rows_of(connection, "read_outcomes_at", values, _PAGE)
+async def outcomes_in_a_row(at: Journalled, connection: Connection) -> None:
+    assert None not in await read_results(connection, [(at.subject.lane, ordinal) for ordinal in _middle(at)])
+
+
+async def outcomes_apart(at: Journalled, connection: Connection) -> None:
+    places = [(at.subject.lane, ordinal) for ordinal in range(0, at.subject.lines // 4, at.subject.lines // 4 // _PAGE)]
+    assert None not in await read_results(connection, places[:_PAGE])
 
 
 def _middle(at: Journalled) -> list[int]:
@@ -160,12 +164,12 @@ async def lines(at: Journalled, connection: Connection) -> None:
 async def merged(at: Journalled, connection: Connection) -> None:
     """Half of the page has outcomes."""
     after_line = at.subject.lines // 2 - _PAGE // 2
-    assert len(await results_page(connection, at.subject.batch, after_line, _PAGE)) == _PAGE
+    assert len(await read_results_page(connection, at.subject.batch, after_line, _PAGE)) == _PAGE
 
 
 async def attempts(at: Journalled, connection: Connection) -> None:
     place = (at.subject.lane, at.subject.lines // 4, 0)
-    assert len(await attempts_page(connection, at.subject.batch, place, _PAGE)) == _PAGE
+    assert len(await read_attempts_page(connection, at.subject.batch, place, _PAGE)) == _PAGE
 
 
 async def undecided(at: Journalled, connection: Connection) -> None:
@@ -188,7 +192,17 @@ async def lanes_with_inputs(at: Journalled, connection: Connection) -> None:
 
 
 _PAGES: list[Operation] = [
-    *(keys, keys_not_completed, keys_missing, inputs_at, outcomes_at, journal_outputs, journal_errors, journal_end),
+    *(
+        keys,
+        keys_not_completed,
+        keys_missing,
+        inputs_at,
+        outcomes_in_a_row,
+        outcomes_apart,
+        journal_outputs,
+        journal_errors,
+        journal_end,
+    ),
     *(journal_numbers, keys_written, lines, merged, attempts, undecided, keys_of_state, ended, lanes_with_inputs),
 ]
 

@@ -13,10 +13,12 @@ import pytest
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection
 from penstock.erase import erase
-from penstock.model import Item, Lease
+from penstock.model import ClaimPermit, Item, Lease
+from penstock.sessions import answers, sessions
+from penstock.sessions.accept import accept_many
+from penstock.sessions.answers import list_requests
+from penstock.sessions.sessions import cancel_request
 from penstock.settle.write import Changes, settle
-from penstock.work import sessions
-from penstock.work.sessions import Taker, accept_many
 from tests.plan.conftest import LARGE, SMALL
 from tests.plan.crowd import fresh_database
 from tests.support.plans import Mode, Plan, Session
@@ -127,7 +129,7 @@ async def accept(_: World, connection: Connection) -> None:
 
 async def accept_and_begin(_: World, connection: Connection) -> None:
     keys = ["deep", *(f"key-{number}" for number in range(9)), *(f"fresh-{number}" for number in range(5))]
-    found = await accept_many(connection, [wish(key) for key in keys], takers={POOL: Taker(WORKER, 9)})
+    found = await accept_many(connection, [wish(key) for key in keys], permits={POOL: ClaimPermit(WORKER, 9)})
     assert sum(accepted(each).lease is not None for each in found) >= 5
 
 
@@ -144,11 +146,11 @@ async def accept_keyed(_: World, connection: Connection) -> None:
 
 
 async def answered(world: World, connection: Connection) -> None:
-    assert 20 < len(await sessions.answered(connection, world.ids)) < 30
+    assert 20 < len(await answers.read_answered(connection, world.ids)) < 30
 
 
 async def get_request(world: World, connection: Connection) -> None:
-    assert await sessions.get_request(connection, OWNER, "deep", world.ids[0]) is not None
+    assert await answers.get_request(connection, OWNER, "deep", world.ids[0]) is not None
 
 
 async def get_session(_: World, connection: Connection) -> None:
@@ -162,13 +164,13 @@ async def list_sessions(_: World, connection: Connection) -> None:
 
 
 async def cancel(world: World, connection: Connection) -> None:
-    await sessions.cancel_request(connection, OWNER, "deep", world.ids[-2])
+    await cancel_request(connection, OWNER, "deep", world.ids[-2])
 
 
 def _listing(status: str | None, middle: bool) -> Callable[[World, Connection], Awaitable[None]]:
     async def listed(world: World, connection: Connection) -> None:
         place = world.deep.ranges[0][0] // 2 if middle else 0
-        rows = await sessions.list_requests(
+        rows = await list_requests(
             connection, OWNER, "deep", limit=1, status=status, after_sequence=place if middle else 0
         )
         assert len(rows) == 1

@@ -9,13 +9,18 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches import create, read, unserved, upkeep
+from penstock.batches.create import find_batch_by_key
+from penstock.batches.read import find_batch_of_result, list_batches
+from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
+from penstock.batches.unserved import move_lanes
 from penstock.claim import claim as claims
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches, pools
 from tests.plan.crowd import DEFERRED_ROUTE, LEASED, LINED_UP_ROUTE, POOL, ROUTE, World, Worlds, check_in, claim
+from tests.support.engine import count_leased
 from tests.support.plans import Mode, Plan
 
 Operation = Callable[[World, Connection], Awaitable[object]]
@@ -23,9 +28,10 @@ Operation = Callable[[World, Connection], Awaitable[object]]
 # Tables that are small whatever the load: one row per route, per process, per receiver.
 _SMALL_TABLES = {"gates", "owners", "workers", "webhook_endpoints"}
 
-_WORK = sql.load("penstock.work", "work.sql")
-_GROWTH = sql.load("penstock.work", "growth.sql")
-_ENDING = sql.load("penstock", "ending.sql")
+_UPKEEP = sql.load("penstock.batches", "upkeep.sql")
+_RUN_AGAIN = sql.load("penstock.batches", "run_again.sql")
+_GROWTH = sql.load("penstock.batches", "growth.sql")
+_FINISH = sql.load("penstock.batches", "finish.sql")
 _EXPORT = sql.load("penstock.export", "export.sql")
 _INTAKE = sql.load("penstock.intake", "intake.sql")
 
@@ -35,7 +41,7 @@ _BUDGET_BYTES = 1 << 20
 
 async def claim_lane(world: World, connection: Connection) -> None:
     (lease,) = await claim(connection, world.subject, _PAGE)
-    assert lease.size == _PAGE
+    assert count_leased([lease]) == _PAGE
 
 
 async def claim_nothing_due(world: World, connection: Connection) -> None:
@@ -49,7 +55,7 @@ async def claim_due(world: World, connection: Connection) -> None:
     claimed = await claims.claim_in_line(
         connection, pool=POOL, wants={LINED_UP_ROUTE: 10}, worker_id=world.subject.worker
     )
-    assert sum(lease.size for lease in claimed.leases) > 0
+    assert count_leased(claimed.leases) > 0
 
 
 async def line_up_nothing(_: World, connection: Connection) -> None:
@@ -62,23 +68,23 @@ async def line_up_due(_: World, connection: Connection) -> None:
 
 
 async def keep_line(_: World, connection: Connection) -> None:
-    await connection.execute(_WORK["line_up_lanes"], {"limit": _PAGE, "now": None})
+    await connection.execute(_UPKEEP["line_up_lanes"], {"limit": _PAGE, "now": None})
 
 
 async def weigh_near(_: World, connection: Connection) -> None:
-    await connection.execute(_WORK["weigh_near"], {"limit": _PAGE, "now": None})
+    await connection.execute(_UPKEEP["weigh_near"], {"limit": _PAGE, "now": None})
 
 
 async def routes_with_work(_: World, connection: Connection) -> None:
-    assert set(await claims.routes_with_work(connection, POOL)) == {ROUTE, DEFERRED_ROUTE, LINED_UP_ROUTE}
+    assert set(await claims.list_routes_with_work(connection, POOL)) == {ROUTE, DEFERRED_ROUTE, LINED_UP_ROUTE}
 
 
 async def reclaimed_routes(_: World, connection: Connection) -> None:
-    assert not await claims.reclaimed_routes(connection, POOL)
+    assert not await claims.list_reclaimed_routes(connection, POOL)
 
 
 async def closed_lanes(world: World, connection: Connection) -> None:
-    assert await claims.closed_lanes(connection, [world.subject.lane]) == set()
+    assert await claims.find_closed_lanes(connection, [world.subject.lane]) == set()
 
 
 async def read_range(world: World, connection: Connection) -> None:
@@ -122,100 +128,100 @@ async def settle_fenced(world: World, connection: Connection) -> None:
 
 
 async def create_batch(world: World, connection: Connection) -> None:
-    await batches.create_batch(connection, file_id=world.subject.file, owner="local", pool=POOL, key="key")
+    await create.create_batch(connection, file_id=world.subject.file, owner="local", pool=POOL, key="key")
 
 
 async def find_by_key(_: World, connection: Connection) -> None:
-    assert await batches.find_by_key(connection, "local", "no such key") is None
+    assert await find_batch_by_key(connection, "local", "no such key") is None
 
 
 async def read_status(world: World, connection: Connection) -> None:
-    status = await batches.read_status(connection, world.subject.batch)
+    status = await read.read_status(connection, world.subject.batch)
     assert status.counts.in_flight == LEASED
 
 
 async def pause(world: World, connection: Connection) -> None:
-    assert await batches.pause(connection, world.subject.batch)
+    assert await pause_batch(connection, world.subject.batch)
 
 
 async def resume(world: World, connection: Connection) -> None:
-    assert await batches.resume(connection, world.paused)
+    assert await resume_batch(connection, world.paused)
 
 
 async def cancel(world: World, connection: Connection) -> None:
-    assert await batches.cancel(connection, world.subject.batch)
+    assert await cancel_batch(connection, world.subject.batch)
 
 
 async def finish_settled(world: World, connection: Connection) -> None:
-    cursor = await connection.execute(_ENDING["finish_if_over"], {"ids": [world.settled], "now": None})
+    cursor = await connection.execute(_FINISH["finish_if_over"], {"ids": [world.settled], "now": None})
     assert await cursor.fetchone() is not None
 
 
 async def finish_drained(world: World, connection: Connection) -> None:
-    cursor = await connection.execute(_ENDING["finish_if_over"], {"ids": [world.drained], "now": None})
+    cursor = await connection.execute(_FINISH["finish_if_over"], {"ids": [world.drained], "now": None})
     assert await cursor.fetchone() is not None
 
 
 async def finish_nothing(world: World, connection: Connection) -> None:
-    cursor = await connection.execute(_ENDING["finish_if_over"], {"ids": [world.subject.batch], "now": None})
+    cursor = await connection.execute(_FINISH["finish_if_over"], {"ids": [world.subject.batch], "now": None})
     assert await cursor.fetchone() is None
 
 
 async def close_if_past_deadline(world: World, connection: Connection) -> None:
-    await connection.execute(_WORK["close_if_past_deadline"], {"ids": [world.subject.batch], "now": None})
+    await connection.execute(_FINISH["close_if_past_deadline"], {"ids": [world.subject.batch], "now": None})
 
 
 async def hold_strays(world: World, connection: Connection) -> None:
-    await connection.execute(_WORK["hold_strays"], {"ids": [world.subject.batch]})
+    await connection.execute(_UPKEEP["hold_strays"], {"ids": [world.subject.batch]})
 
 
 async def list_changed(_: World, connection: Connection) -> None:
-    await batches.changed(connection, limit=5)
+    await upkeep.list_changed(connection, limit=5)
 
 
 async def list_closing(world: World, connection: Connection) -> None:
-    assert await batches.closing(connection, limit=5) == [world.drained]
+    assert await upkeep.list_closing(connection, limit=5) == [world.drained]
 
 
 async def list_steered(_: World, connection: Connection) -> None:
-    await batches.steered(connection, 120.0, limit=5)
+    await upkeep.list_steered(connection, 120.0, limit=5)
 
 
 async def list_unfinished(_: World, connection: Connection) -> None:
-    assert len(await batches.unfinished(connection, limit=5)) == 5
+    assert len(await upkeep.list_unfinished(connection, limit=5)) == 5
 
 
 async def fold_progress(world: World, connection: Connection) -> None:
-    await connection.execute(_WORK["fold_progress"], {"ids": [world.subject.batch], "limit": 1_000})
+    await connection.execute(_UPKEEP["fold_progress"], {"ids": [world.subject.batch], "limit": 1_000})
 
 
 async def list_newest(_: World, connection: Connection) -> None:
-    assert len(await batches.list_batches(connection, owner="local", dialect="run", limit=20)) == 20
+    assert len(await list_batches(connection, owner="local", dialect="run", limit=20)) == 20
 
 
 async def list_paused(world: World, connection: Connection) -> None:
-    (batch,) = await batches.list_batches(connection, owner="local", dialect="run", limit=20, states=["paused"])
+    (batch,) = await list_batches(connection, owner="local", dialect="run", limit=20, states=["paused"])
     assert batch.id == world.paused
 
 
 async def list_backwards(_: World, connection: Connection) -> None:
     """From the middle of the ids there are: of some fifty, ten are sure to follow."""
     before = UUID(int=1 << 127)
-    assert len(await batches.list_batches(connection, owner="local", dialect="run", limit=10, before=before)) == 10
+    assert len(await list_batches(connection, owner="local", dialect="run", limit=10, before=before)) == 10
 
 
 async def list_by_metadata(_: World, connection: Connection) -> None:
-    found = await batches.list_batches(connection, owner="local", dialect="run", limit=20, metadata={"no": "such"})
+    found = await list_batches(connection, owner="local", dialect="run", limit=20, metadata={"no": "such"})
     assert found == []
 
 
 async def result_of_nothing(_: World, connection: Connection) -> None:
-    assert await batches.batch_of_result(connection, uuid4(), None) is None
+    assert await find_batch_of_result(connection, uuid4(), None) is None
 
 
 async def list_failures(world: World, connection: Connection) -> None:
     where = {"lane": world.subject.lane, "after": -1, "custom_ids": None, "lines": None, "limit": 10}
-    assert len(await (await connection.execute(_WORK["list_failures"], where)).fetchall()) == 10
+    assert len(await (await connection.execute(_RUN_AGAIN["list_failures"], where)).fetchall()) == 10
 
 
 def _failures(world: World) -> dict[str, Any]:
@@ -224,31 +230,35 @@ def _failures(world: World) -> dict[str, Any]:
 
 
 async def list_rerunning(world: World, connection: Connection) -> None:
-    assert await (await connection.execute(_WORK["list_rerunning"], _failures(world))).fetchall() == []
+    assert await (await connection.execute(_RUN_AGAIN["list_rerunning"], _failures(world))).fetchall() == []
 
 
 async def read_failures(world: World, connection: Connection) -> None:
-    assert len(await (await connection.execute(_WORK["read_failures"], _failures(world))).fetchall()) == 10
+    assert len(await (await connection.execute(_RUN_AGAIN["read_failures"], _failures(world))).fetchall()) == 10
 
 
 async def rerun_failures(world: World, connection: Connection) -> None:
     figures = {"failed": 10, "not_found": 0, "skipped": 0, "bytes": 1, "reopened": False, "now": None}
     generations = {"generations": [1] * 10, "spent": [1] * 10}
-    await connection.execute(_WORK["rerun_if_held"], {**_failures(world), **figures, **generations})
+    await connection.execute(_RUN_AGAIN["rerun_if_held"], {**_failures(world), **figures, **generations})
 
 
 async def list_unrun(world: World, connection: Connection) -> None:
-    cursor = await connection.execute(_WORK["list_unrun"], {"ids": [world.drained, world.subject.batch], "now": None})
+    cursor = await connection.execute(
+        _RUN_AGAIN["list_unrun"], {"ids": [world.drained, world.subject.batch], "now": None}
+    )
     assert await cursor.fetchall() == []
 
 
 async def hold_first_unrun(world: World, connection: Connection) -> None:
-    await connection.execute(_WORK["hold_first_unrun"], {"id": world.drained, "limit": 10, "now": None})
+    await connection.execute(_RUN_AGAIN["hold_first_unrun"], {"id": world.drained, "limit": 10, "now": None})
 
 
 async def give_up_unrun(world: World, connection: Connection) -> None:
     figures = {"failed": 0, "not_found": 0, "skipped": 0, "bytes": 0}
-    await connection.execute(_WORK["give_up_unrun"], {"id": world.drained, "deferral": 0, "ordinals": [0], **figures})
+    await connection.execute(
+        _RUN_AGAIN["give_up_unrun"], {"id": world.drained, "deferral": 0, "ordinals": [0], **figures}
+    )
 
 
 async def hold_if_growing(world: World, connection: Connection) -> None:
@@ -280,12 +290,6 @@ async def list_lanes(world: World, connection: Connection) -> None:
     await connection.execute(_EXPORT["list_lanes"], {"batch": world.subject.batch})
 
 
-async def read_outcomes(world: World, connection: Connection) -> None:
-    where = {"lane": world.subject.lane, "from": world.subject.lines // 4, "rows": _PAGE, "bytes": _BUDGET_BYTES}
-    cursor = await connection.execute(_EXPORT["read_outcomes"], where)
-    assert len(await cursor.fetchall()) == _PAGE
-
-
 async def list_decided(world: World, connection: Connection) -> None:
     """Where the outcomes end."""
     start = world.subject.lines // 2 - _PAGE // 2
@@ -311,11 +315,11 @@ async def purge_templates(world: World, connection: Connection) -> None:
 
 
 async def list_unserved(_: World, connection: Connection) -> None:
-    assert await pools.unserved(connection, [], 1) == {}
+    assert await unserved.list_unserved(connection, [], 1) == {}
 
 
 async def move_unserved(_: World, connection: Connection) -> None:
-    assert await pools.move(connection, POOL, DEFERRED_ROUTE, "serve:new", 0, limit=1) == 1
+    assert await move_lanes(connection, POOL, DEFERRED_ROUTE, "serve:new", 0, limit=1) == 1
 
 
 _HOT: list[Operation] = [
@@ -334,7 +338,7 @@ _HOT: list[Operation] = [
         read_some,
     ),
     *(settle_all, settle_some_of_each, settle_fenced, heartbeat, fold_progress),
-    *(read_outcomes, list_decided, read_inputs_at),
+    *(list_decided, read_inputs_at),
 ]
 _OTHERS: list[Operation] = [
     *(create_batch, find_by_key, read_status, pause, resume, cancel),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 
 from penstock.claim import claim as claims
-from penstock.claim.claim import Place
+from penstock.claim.claim import LinePlace
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
@@ -54,7 +54,7 @@ class _Worker:
     def __init__(self, session: Session, subject: Subject) -> None:
         self.session = session
         self.subject = subject
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, LinePlace] = {}
 
     async def claim(self, connection: Connection) -> list[Lease]:
         return await claim(connection, self.subject, CLAIM, self.places)

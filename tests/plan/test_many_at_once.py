@@ -9,12 +9,13 @@ from uuid import uuid4
 
 import pytest
 
+from penstock.batches.upkeep import list_unfinished
+from penstock.batches.validate import list_unvalidated
 from penstock.claim import claim as claims
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.plan.crowd import POOL, fresh_database, make_subject
 from tests.support.plans import Mode, Plan, Session
 
@@ -170,10 +171,10 @@ def test_housekeeping_does_not_see_ended_batches(any_server: str, analysed: bool
             session.execute("ANALYZE")
 
         async def unfinished(connection: Connection) -> None:
-            assert await batches.unfinished(connection) == [batch]
+            assert await list_unfinished(connection) == [batch]
 
         async def unvalidated(connection: Connection) -> None:
-            assert await batches.unvalidated(connection) == []
+            assert await list_unvalidated(connection) == []
 
         for mode in Mode:
             for look in (unfinished, unvalidated):

@@ -11,11 +11,14 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import get_batch
+from penstock.batches.validate import request_batch
 from penstock.claim import liveness
 from penstock.db.pool import Connection
 from penstock.erase import erase
+from penstock.erase import purge as erase_purge
 from penstock.model import BatchState
-from penstock.work import batches
 from tests.race.test_interleavings import (
     EVERY,
     LIMITS,
@@ -66,7 +69,7 @@ async def delete_file(connection: Connection, scene: Scene) -> object:
 
 
 async def purge(connection: Connection, _: Scene) -> object:
-    return await erase.purge_step(connection, 3)
+    return await erase_purge.purge_step(connection, 3)
 
 
 FILES: dict[UUID, UUID] = {}
@@ -103,18 +106,18 @@ class Ruins(Stage):
         assert settled.outcomes == 0  # type: ignore[attr-defined]
         await liveness.reclaim(self.db, uuid4(), LIMITS, stuck_s=1e6, gone=[scene.holder, scene.claimer])
         await tidy(self.db, scene.batch)
-        await batches.finish(self.db, scene.batch)
+        await finish_batch(self.db, scene.batch)
 
     async def _nothing_is_left(self, scene: Scene, lanes: list[object]) -> None:
-        assert await batches.get_batch(self.db, scene.batch, None) is None
+        assert await get_batch(self.db, scene.batch, None) is None
         await self._nothing_more_comes(scene)
-        while await erase.purge_step(self.db, 100):
+        while await erase_purge.purge_step(self.db, 100):
             pass
         assert await one(self.db, _LEFT, {"batch": scene.batch, "lanes": lanes}) == (0,)
 
     async def _what_is_kept_is_exact(self, scene: Scene) -> None:
         await self._nothing_more_comes(scene)
-        batch = await batches.get_batch(self.db, scene.batch, None)
+        batch = await get_batch(self.db, scene.batch, None)
         assert batch is not None
         assert batch.file_id is None
         assert batch.state in (BatchState.CANCELLED, BatchState.COMPLETED)
@@ -123,7 +126,7 @@ class Ruins(Stage):
         assert batch.counts.completed == sum(place["completed"] for place in places)
         assert (batch.state is BatchState.COMPLETED) == (batch.counts.settled == batch.counts.total)
         assert not any(place["leased"] or place["unheld"] for place in places)
-        while await erase.purge_step(self.db, 100):
+        while await erase_purge.purge_step(self.db, 100):
             pass
         ((templates,),) = await self.ask("SELECT count(*) FROM penstock.templates")
         assert templates == 0
@@ -187,7 +190,7 @@ async def delete_all(conninfo: str, bustle: Bustle, seed: int) -> None:
         await connection.execute("SET deadlock_timeout = '100ms'")
         try:
             for batch in bustle.batches:
-                batch_row = await batches.get_batch(connection, batch, None)
+                batch_row = await get_batch(connection, batch, None)
                 assert batch_row is not None
                 if dice.random() < 0.5 and batch_row.file_id is not None:
                     assert await erase.delete_file(connection, batch_row.file_id, None)
@@ -200,7 +203,7 @@ async def delete_all(conninfo: str, bustle: Bustle, seed: int) -> None:
 async def purge_all(conninfo: str, stop: asyncio.Event) -> None:
     async with connected(conninfo) as connection:
         await connection.execute("SET lock_timeout = '1ms'")
-        while await erase.purge_step(connection, 20) or not stop.is_set():
+        while await erase_purge.purge_step(connection, 20) or not stop.is_set():
             await asyncio.sleep(0)
 
 
@@ -226,7 +229,7 @@ def test_batches_deleted_while_they_are_worked_on(database: str, width: int | No
                     await asyncio.wait(purges)
                 await purge_all(database, stop)
                 for batch in bustle.batches:
-                    row = await batches.get_batch(connection, batch, None)
+                    row = await get_batch(connection, batch, None)
                     if row is not None:
                         assert row.state is BatchState.CANCELLED
                 query = (
@@ -267,9 +270,7 @@ def test_a_file_cannot_be_run_while_it_is_being_deleted(database: str) -> None:
 
             async def ask(connection: Connection, file_id: UUID = file_id) -> object:
                 plain: dict[str, Any] = {"endpoint": None, "completion_window": None, "window_s": None}
-                return await batches.request_batch(
-                    connection, owner="local", dialect="openai", file_id=file_id, **plain
-                )
+                return await request_batch(connection, owner="local", dialect="openai", file_id=file_id, **plain)
 
             async def delete(connection: Connection, file_id: UUID = file_id) -> object:
                 return await erase.delete_file(connection, file_id, None)
@@ -277,7 +278,7 @@ def test_a_file_cannot_be_run_while_it_is_being_deleted(database: str) -> None:
             play = await turns.play(order, [ask, delete])
             assert play.answers[1] is True
             if play.answers[0] is not None:
-                batch = await batches.get_batch(db, play.answers[0].batch.id, None)
+                batch = await get_batch(db, play.answers[0].batch.id, None)
                 assert batch is not None
                 assert (batch.state, batch.file_id) == (BatchState.CANCELLED, None)
 

@@ -13,6 +13,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches.create import create_batch
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import Status, read_status
+from penstock.batches.run_again import NotRetryable, retry_batch
+from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
@@ -20,14 +25,13 @@ from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, settle
-from penstock.work import batches
 from tests.support.db import connected
-from tests.support.engine import make_batch, make_file, tidy
+from tests.support.engine import claim_due, make_batch, make_file, tidy
 from tests.support.interleave import Interleaver, Order, Play, Statement, interleaver, named, orders, orders_of_twins
 
 CLAIM_SQL = sql.load("penstock.claim", "claim.sql")
-WORK_SQL = sql.load("penstock.work", "work.sql")
-ENDING_SQL = sql.load("penstock", "ending.sql")
+UPKEEP_SQL = sql.load("penstock.batches", "upkeep.sql")
+FINISH_SQL = sql.load("penstock.batches", "finish.sql")
 LIMITS = LivenessLimits(max_reclaims=99)
 DONE = Outcome(OutcomeState.COMPLETED, b"1", 200)
 NO = Outcome(OutcomeState.FAILED, None, 400, error_code="bad", error_message="no")
@@ -53,7 +57,7 @@ class Scene:
 
 async def take(connection: Connection, scene: Scene, worker: UUID, want: int = 99) -> list[Lease]:
     wants = dict.fromkeys(ROUTES, want)
-    return await claims.claim(connection, pool=scene.pool, wants=wants, worker_id=worker, taper_floor=99)
+    return await claim_due(connection, pool=scene.pool, wants=wants, worker_id=worker, taper_floor=99)
 
 
 async def claim(connection: Connection, scene: Scene) -> int:
@@ -86,41 +90,41 @@ async def vouch(connection: Connection, scene: Scene) -> object:
 
 
 async def cancel(connection: Connection, scene: Scene) -> object:
-    return await batches.cancel(connection, scene.batch)
+    return await cancel_batch(connection, scene.batch)
 
 
 async def pause(connection: Connection, scene: Scene) -> object:
-    return await batches.pause(connection, scene.batch)
+    return await pause_batch(connection, scene.batch)
 
 
 async def resume(connection: Connection, scene: Scene) -> object:
-    return await batches.resume(connection, scene.batch)
+    return await resume_batch(connection, scene.batch)
 
 
 async def rerun(connection: Connection, scene: Scene) -> object:
     try:
-        return (await batches.retry_batch(connection, scene.batch, None)).requests
-    except batches.NotRetryable:
+        return (await retry_batch(connection, scene.batch, None)).requests
+    except NotRetryable:
         return 0
 
 
 async def finish(connection: Connection, scene: Scene) -> object:
-    return await batches.finish(connection, scene.batch)
+    return await finish_batch(connection, scene.batch)
 
 
 async def end(connection: Connection, scene: Scene) -> object:
     """The statement alone, without closing what is past its deadline."""
-    cursor = await connection.execute(ENDING_SQL["finish_if_over"], {"ids": [scene.batch], "now": None})
+    cursor = await connection.execute(FINISH_SQL["finish_if_over"], {"ids": [scene.batch], "now": None})
     return cursor.rowcount > 0
 
 
 async def fold(connection: Connection, scene: Scene) -> object:
-    cursor = await connection.execute(WORK_SQL["fold_progress"], {"ids": [scene.batch], "limit": 100})
+    cursor = await connection.execute(UPKEEP_SQL["fold_progress"], {"ids": [scene.batch], "limit": 100})
     return cursor.rowcount > 0
 
 
 async def hold_strays(connection: Connection, scene: Scene) -> object:
-    cursor = await connection.execute(WORK_SQL["hold_strays"], {"ids": [scene.batch]})
+    cursor = await connection.execute(UPKEEP_SQL["hold_strays"], {"ids": [scene.batch]})
     return cursor.rowcount > 0
 
 
@@ -167,7 +171,7 @@ async def over(connection: Connection, scene: Scene) -> None:
 async def paused(connection: Connection, scene: Scene) -> None:
     """With one deferral that the pause held, and one written after it."""
     await running(connection, scene)
-    await batches.pause(connection, scene.batch)
+    await pause_batch(connection, scene.batch)
     (lease,) = scene.leases
     stray = Changes(agains=[(lease, 0, Again("code", "message", 0.0, True))])
     await settle(connection, scene.holder, stray)
@@ -175,7 +179,7 @@ async def paused(connection: Connection, scene: Scene) -> None:
 
 async def cancelling(connection: Connection, scene: Scene) -> None:
     await running(connection, scene)
-    await batches.cancel(connection, scene.batch)
+    await cancel_batch(connection, scene.batch)
 
 
 async def one_at_a_time(connection: Connection, scene: Scene) -> None:
@@ -219,7 +223,7 @@ class Stage:
             self._files[totals] = await make_file(self.db, totals)
         pool = f"play-{self.plays}"
         self.plays += 1
-        batch = await batches.create_batch(self.db, file_id=self._files[totals], owner="local", pool=pool)
+        batch = await create_batch(self.db, file_id=self._files[totals], owner="local", pool=pool)
         scene = Scene(pool, batch)
         await setting(self.db, scene)
         return scene
@@ -248,7 +252,7 @@ class Stage:
 
     async def check(self, scene: Scene, *, tidied: bool = False) -> BatchState:
         """What holds after every order of everything."""
-        status = await batches.read_status(self.db, scene.batch)
+        status = await read_status(self.db, scene.batch)
         places = await self._places(scene)
         _each_ordinal_in_one_place(places)
         _figures_are_exact(status, places)
@@ -267,7 +271,7 @@ class Stage:
     async def work_off(self, scene: Scene) -> BatchState:
         """The rest of the batch's life, by a worker that lives: whatever happened, it comes to an end."""
         worker = uuid4()
-        await batches.resume(self.db, scene.batch)
+        await resume_batch(self.db, scene.batch)
         for _ in range(4):
             gone = [scene.holder, scene.claimer]
             await liveness.reclaim(self.db, worker, LIMITS, stuck_s=1e6, gone=gone)
@@ -275,7 +279,7 @@ class Stage:
             mine = Scene(scene.pool, scene.batch, worker, leases=await take(self.db, scene, worker))
             # The others are not registered, so what this worker claims must be settled before the next reclaim.
             await complete(self.db, mine)
-            await batches.finish(self.db, scene.batch)
+            await finish_batch(self.db, scene.batch)
             state = await self.check(scene, tidied=True)
             if state.terminal:
                 return state
@@ -319,7 +323,7 @@ def _each_ordinal_in_one_place(places: list[dict[str, Any]]) -> None:
             assert place["busy"] == len(place["leased"]) + len(place["deferred"]) <= place["width"], place
 
 
-def _figures_are_exact(status: batches.Status, places: list[dict[str, Any]]) -> None:
+def _figures_are_exact(status: Status, places: list[dict[str, Any]]) -> None:
     counts = status.counts
     assert counts.settled == sum(len(place["settled"]) for place in places)
     assert counts.completed == sum(place["completed"] for place in places)
@@ -397,7 +401,7 @@ def test_three_moves_in_any_order_and_the_batch_still_ends(
                 answer for move, answer in zip(moves, play.answers, strict=True) if move is cancel
             )
             state = await stage.work_off(scene)
-            counts = (await batches.read_status(stage.db, scene.batch)).counts
+            counts = (await read_status(stage.db, scene.batch)).counts
             assert state is (BatchState.CANCELLED if cancelled and counts.cancelled else BatchState.COMPLETED)
 
     on_stage(database_18, 3, body)
@@ -407,12 +411,12 @@ class TestCancelAgainstTheEnd:
     """Completion wins if every input has its outcome by then; otherwise the batch is cancelled."""
 
     async def ends_as(self, stage: Stage, scene: Scene) -> BatchState:
-        await batches.finish(stage.db, scene.batch)
+        await finish_batch(stage.db, scene.batch)
         state = await stage.check(scene)
-        before = await batches.read_status(stage.db, scene.batch)
-        assert not await batches.cancel(stage.db, scene.batch)
-        assert not await batches.finish(stage.db, scene.batch)
-        assert await batches.read_status(stage.db, scene.batch) == before
+        before = await read_status(stage.db, scene.batch)
+        assert not await cancel_batch(stage.db, scene.batch)
+        assert not await finish_batch(stage.db, scene.batch)
+        assert await read_status(stage.db, scene.batch) == before
         return state
 
     def test_in_every_order_of_cancel_completion_and_finish(self, database: str) -> None:
@@ -425,7 +429,7 @@ class TestCancelAgainstTheEnd:
                 assert await self.ends_as(stage, scene) is BatchState.CANCELLED
                 scene, _ = await stage.perform(running, (complete, cancel), order)
                 assert await self.ends_as(stage, scene) is BatchState.CANCELLED
-                assert (await batches.read_status(stage.db, scene.batch)).counts.completed == 2
+                assert (await read_status(stage.db, scene.batch)).counts.completed == 2
 
         on_stage(database, 3, body)
 
@@ -459,7 +463,7 @@ class Sessions:
         async with connected(self.conninfo) as connection:
             worker = await self._register(connection)
             while not await self._ended(connection):
-                leases = await claims.claim(connection, pool="test", wants=self._wants(), worker_id=worker)
+                leases = await claim_due(connection, pool="test", wants=self._wants(), worker_id=worker)
                 for lease in leases:
                     self._dispatch(lease)
                 alive = True
@@ -467,7 +471,7 @@ class Sessions:
                     alive = await self._end(connection, worker, lease, alive)
                 if not alive:
                     worker = await self._register(connection)
-                if len(self.events) > 60 and await batches.cancel(connection, self.cancelled):
+                if len(self.events) > 60 and await cancel_batch(connection, self.cancelled):
                     self.seen["cancelled"] += 1
 
     async def _register(self, connection: Connection) -> UUID:
@@ -480,8 +484,8 @@ class Sessions:
 
     async def _ended(self, connection: Connection) -> bool:
         for batch in (self.kept, self.cancelled):
-            await batches.finish(connection, batch)
-        states = [(await batches.read_status(connection, batch)).state for batch in (self.kept, self.cancelled)]
+            await finish_batch(connection, batch)
+        states = [(await read_status(connection, batch)).state for batch in (self.kept, self.cancelled)]
         return all(state.terminal for state in states)
 
     def _dispatch(self, lease: Lease) -> None:
@@ -549,9 +553,9 @@ def test_lanes_of_width_one_stay_in_order(database_18: str, seed: int) -> None:
                 for _ in range(2 + seed % 3):
                     group.create_task(sessions.work())
             sessions.check()
-            status = await batches.read_status(connection, kept)
+            status = await read_status(connection, kept)
             assert (status.state, status.counts.completed) == (BatchState.COMPLETED, 40)
-            other = await batches.read_status(connection, cancelled)
+            other = await read_status(connection, cancelled)
             assert other.counts.completed + other.counts.cancelled == 40
             ends = sum(what == "end" for _, what, _, _ in sessions.events)
             assert ends == 40 + other.counts.completed

@@ -13,15 +13,17 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import read_status
+from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Connection
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
-from penstock.work import batches
 from tests.support.db import connected
-from tests.support.engine import make_batch, tidy
+from tests.support.engine import claim_due, make_batch, tidy
 from tests.support.interleave import Interleaver, interleaver
 
 _T = TypeVar("_T")
@@ -52,7 +54,7 @@ def some_leases(bustle: Bustle, dice: random.Random) -> list[Lease]:
 
 async def claim(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
     wants = dict.fromkeys(ROUTES, dice.randint(1, 6))
-    for lease in await claims.claim(connection, pool="test", wants=wants, worker_id=bustle.worker, taper_floor=99):
+    for lease in await claim_due(connection, pool="test", wants=wants, worker_id=bustle.worker, taper_floor=99):
         bustle.leases[lease.nonce] = lease
 
 
@@ -79,13 +81,13 @@ async def vouch(connection: Connection, bustle: Bustle, dice: random.Random) -> 
 
 async def steer(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
     batch = dice.choice(bustle.batches)
-    await dice.choice([batches.pause, batches.resume, batches.resume])(connection, batch)
+    await dice.choice([pause_batch, resume_batch, resume_batch])(connection, batch)
 
 
 async def keep_house(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
     batch = dice.choice(bustle.batches)
     await tidy(connection, batch)
-    await batches.finish(connection, batch)
+    await finish_batch(connection, batch)
 
 
 async def reclaim(connection: Connection, bustle: Bustle, dice: random.Random) -> None:
@@ -131,7 +133,7 @@ async def prepare(connection: Connection, width: int | None) -> Bustle:
 
 
 async def counters_are_exact(connection: Connection, bustle: Bustle) -> None:
-    statuses = [await batches.read_status(connection, batch) for batch in bustle.batches]
+    statuses = [await read_status(connection, batch) for batch in bustle.batches]
     assert sum(status.counts.completed for status in statuses) == bustle.completed
     assert sum(status.counts.retried for status in statuses) == bustle.retried
     cursor = await connection.execute(
@@ -162,7 +164,7 @@ def test_many_batches_cancelled_while_they_are_worked_on(database_18: str) -> No
     async def cancel_all(bustle: Bustle) -> None:
         async with connected(database_18) as connection:
             for batch in bustle.batches:
-                assert await batches.cancel(connection, batch)
+                assert await cancel_batch(connection, batch)
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
@@ -175,8 +177,8 @@ def test_many_batches_cancelled_while_they_are_worked_on(database_18: str) -> No
                     group.create_task(cancel_all(bustle))
                 await liveness.reclaim(connection, uuid4(), LIMITS, stuck_s=1e6, gone=[bustle.worker])
                 for batch in bustle.batches:
-                    await batches.finish(connection, batch)
-                    status = await batches.read_status(connection, batch)
+                    await finish_batch(connection, batch)
+                    status = await read_status(connection, batch)
                     assert status.state is BatchState.CANCELLED
                     assert status.counts.settled + status.counts.cancelled == status.counts.total
                 await connection.execute("DELETE FROM penstock.workers")
@@ -190,7 +192,7 @@ async def through_indexes(connection: Connection, statement: Awaitable[_T]) -> _
 
 
 @pytest.mark.parametrize("moved", ["first", "last"])
-@pytest.mark.parametrize("steering", [batches.pause, batches.cancel])
+@pytest.mark.parametrize("steering", [pause_batch, cancel_batch])
 def test_settling_and_steering_take_lanes_in_the_same_order(database: str, steering: Steering, moved: str) -> None:
     """Both wait for one lane, in either order; whoever gets it must not find the other one holding the next.
 
@@ -201,7 +203,7 @@ def test_settling_and_steering_take_lanes_in_the_same_order(database: str, steer
     async def body(turns: Interleaver, waiters: tuple[int, int]) -> None:
         db, worker = turns.observer, uuid4()
         batch = await make_batch(db, [2, 2, 2], width=1)
-        leases = await claims.claim(db, pool="test", wants=dict.fromkeys(ROUTES, 9), worker_id=worker)
+        leases = await claim_due(db, pool="test", wants=dict.fromkeys(ROUTES, 9), worker_id=worker)
         pick = "min" if moved == "first" else "max"
         await db.execute(
             f"UPDATE penstock.lanes SET priority = 1 WHERE id = (SELECT {pick}(id) FROM penstock.lanes)".encode()
@@ -244,7 +246,7 @@ def test_steering_and_housekeeping_do_not_wait_for_each_other_s_deferrals(
             db, worker = turns.observer, uuid4()
             batch = await make_batch(db, [2])
             for ordinal in range(2):
-                (lease,) = await claims.claim(db, pool="test", wants={"model-0": 1}, worker_id=worker)
+                (lease,) = await claim_due(db, pool="test", wants={"model-0": 1}, worker_id=worker)
                 await settle(db, worker, Changes(agains=[(lease, ordinal, Again("code", "message", 0.0, True))]))
             await db.execute(
                 "UPDATE penstock.deferrals SET due_at = now() WHERE id = (SELECT min(id) FROM penstock.deferrals)"
@@ -257,7 +259,7 @@ def test_steering_and_housekeeping_do_not_wait_for_each_other_s_deferrals(
                     lambda connection: connection.execute(
                         "SELECT FROM penstock.deferrals ORDER BY id DESC LIMIT 1 FOR UPDATE"
                     ),
-                    lambda connection: in_order_of_the_table(connection, batches.pause(connection, batch)),
+                    lambda connection: in_order_of_the_table(connection, pause_batch(connection, batch)),
                     lambda connection: through_indexes(connection, tidy(connection, batch)),
                 ],
             )

@@ -10,13 +10,15 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import get_batch
+from penstock.batches.steer import cancel_batch
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db import sql
 from penstock.db.pool import Connection
-from penstock.erase import erase
+from penstock.erase import erase, purge
 from penstock.model import Again, OutcomeState
-from penstock.work import batches
 from tests.support.db import one, with_connection
 from tests.support.engine import make_file
 from tests.support.interleave import Interleaver, Play, Statement, interleaver
@@ -65,13 +67,13 @@ async def make_ended_batch(connection: Connection, dialect: str) -> UUID:
     await defer(connection, await take(connection, 1))
     await answer(connection, await take(connection, 2), OutcomeState.FAILED)
     await answer(connection, await take(connection, 1))
-    assert await batches.cancel(connection, batch)
-    assert await batches.finish(connection, batch)
+    assert await cancel_batch(connection, batch)
+    assert await finish_batch(connection, batch)
     return batch
 
 
 async def delete(connection: Connection, batch_id: UUID, what: str) -> None:
-    batch = await batches.get_batch(connection, batch_id, None)
+    batch = await get_batch(connection, batch_id, None)
     assert batch is not None
     if what == "batch":
         assert await erase.delete_batch(connection, batch_id, None)
@@ -85,21 +87,21 @@ async def delete(connection: Connection, batch_id: UUID, what: str) -> None:
 
 
 def purging(rows: int) -> Statement:
-    return lambda connection: erase.purge_step(connection, rows)
+    return lambda connection: purge.purge_step(connection, rows)
 
 
 async def no_report_comes_too_early(connection: Connection) -> None:
     cursor = await connection.execute(_LEFT.encode())
     left = dict(zip([column.name for column in cursor.description or ()], await cursor.fetchone() or (), strict=True))
-    for report in await erase.list_erasures(connection, None):
+    for report in await purge.list_erasures(connection, None):
         if report.finished_at is not None and report.kind in _COVERED:
             assert not any(left[what] for what in _COVERED[report.kind]), (report.kind, left)
 
 
 async def purged_to_the_end(connection: Connection) -> None:
-    while await erase.purge_step(connection, 100):
+    while await purge.purge_step(connection, 100):
         await no_report_comes_too_early(connection)
-    assert all(report.finished_at for report in await erase.list_erasures(connection, None))
+    assert all(report.finished_at for report in await purge.list_erasures(connection, None))
     assert await one(connection, "SELECT count(*) FROM penstock.erasure_pieces") == (0,)
     await no_report_comes_too_early(connection)
 
@@ -150,7 +152,7 @@ def test_a_purge_passes_over_what_another_one_has_listed_before_it(database: str
         ).fetchall()
         play = await turns.play((0, 1, 1, 0), [purging(rows + 1), purging(1_000)])
         assert not play.was_blocked(1)
-        assert await batches.get_batch(db, second, None) is None
+        assert await get_batch(db, second, None) is None
         left = await (
             await db.execute("SELECT DISTINCT what FROM penstock.erasure_pieces WHERE next < total ORDER BY what")
         ).fetchall()
@@ -166,10 +168,10 @@ async def _held(turns: Interleaver, lock: bytes) -> Play:
     async def hold(connection: Connection) -> int:
         return len(await (await connection.execute(lock)).fetchall())
 
-    async def purge(connection: Connection) -> int:
-        return sum([await erase.purge_step(connection, 100) for _ in range(3)])
+    async def purge_some(connection: Connection) -> int:
+        return sum([await purge.purge_step(connection, 100) for _ in range(3)])
 
-    play = await turns.play((0, 1, 1, 2, 2, 0), [hold, purge, lambda c: erase.list_erasures(c, None)])
+    play = await turns.play((0, 1, 1, 2, 2, 0), [hold, purge_some, lambda c: purge.list_erasures(c, None)])
     assert play.answers[0] == 1
     assert not play.was_blocked(1)
     assert play.answers[1] > 3, "what is free goes, and there is more to do"

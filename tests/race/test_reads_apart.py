@@ -15,7 +15,8 @@ from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.deliver.sinks import announce_answered
 from penstock.model import Lease
-from penstock.work import sessions
+from penstock.sessions.answers import get_request, read_answered
+from penstock.sessions.sessions import put_session, resume_session
 from tests.support.db import connected, one, with_connection
 from tests.support.sessions import DEAD, OWNER, end, send, take, take_items
 
@@ -85,10 +86,10 @@ def test_a_request_is_never_found_nowhere(database_18: str) -> None:
             (asked,) = await send(connection, "a")
             items = await take_items(connection, WORKER)
             meeting = interrupted(connection, lambda: end(other, WORKER, items))
-            row = await sessions.get_request(meeting, OWNER, "a", asked.request_id)
+            row = await get_request(meeting, OWNER, "a", asked.request_id)
             assert row is not None
             assert row.status == "processing"
-            (row,) = await sessions.answered(connection, [asked.request_id])
+            (row,) = await read_answered(connection, [asked.request_id])
             assert row.status == "completed"
 
     with_connection(database_18, body)
@@ -97,16 +98,16 @@ def test_a_request_is_never_found_nowhere(database_18: str) -> None:
 def test_an_answer_that_is_taken_back_in_between_is_looked_for_again(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         async with connected(database_18) as other:
-            await sessions.put_session(connection, OWNER, "a", on_dead_head="block")
+            await put_session(connection, OWNER, "a", on_dead_head="block")
             (asked,) = await send(connection, "a")
             await end(connection, WORKER, await take_items(connection, WORKER), DEAD)
 
             async def run_again() -> None:
-                assert await sessions.resume_session(other, OWNER, "a", retry_head=True)
+                assert await resume_session(other, OWNER, "a", retry_head=True)
                 assert len(await take(other, WORKER)) == 1
 
             meeting = interrupted(connection, run_again)
-            row = await sessions.get_request(meeting, OWNER, "a", asked.request_id)
+            row = await get_request(meeting, OWNER, "a", asked.request_id)
             assert row is not None
             assert row.status == "processing"
 

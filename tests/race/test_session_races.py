@@ -18,15 +18,16 @@ from penstock.config import LivenessLimits
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.erase import erase
-from penstock.model import Again, Item, Lease, Outcome, OutcomeState
+from penstock.model import Again, ClaimPermit, Item, Lease, Outcome, OutcomeState
+from penstock.sessions.accept import Accepted, Existing, accept_many
+from penstock.sessions.sessions import cancel_request, get_session, put_session, resume_session
 from penstock.settle.write import Changes, pass_over, settle
-from penstock.work import sessions
-from penstock.work.sessions import Accepted, Existing, Taker, accept_many
 from tests.support.db import connected, one
+from tests.support.engine import claim_due
 from tests.support.interleave import Interleaver, Order, Play, interleaver, named, orders, orders_of_twins
 from tests.support.sessions import DEAD, DONE, OWNER, end, send, wish
 
-_SQL = sql.load("penstock.work", "sessions.sql")
+_SQL = sql.load("penstock.sessions", "sessions.sql")
 
 LIMITS = LivenessLimits(max_reclaims=99)
 SKIPPED = Outcome(OutcomeState.SKIPPED, error_code="cancelled", error_message="m")
@@ -62,7 +63,7 @@ async def accept(connection: Connection, scene: Scene) -> object:
 async def hand_in(connection: Connection, scene: Scene) -> object:
     """The same, begun at once if nothing is before them."""
     wishes = [wish(scene.key, pool=scene.pool, route=route) for route in ("model-1", "model-0")]
-    first, second = await accept_many(connection, wishes, takers={scene.pool: Taker(scene.claimer, 9)})
+    first, second = await accept_many(connection, wishes, permits={scene.pool: ClaimPermit(scene.claimer, 9)})
     assert isinstance(first, Accepted)
     assert isinstance(second, Accepted)
     assert second.lease is None
@@ -79,7 +80,7 @@ async def accept_keyed(connection: Connection, scene: Scene) -> object:
 
 async def take(connection: Connection, scene: Scene, worker: UUID) -> list[Lease]:
     wants = dict.fromkeys(ROUTES, 9)
-    return await claims.claim(connection, pool=scene.pool, wants=wants, worker_id=worker)
+    return await claim_due(connection, pool=scene.pool, wants=wants, worker_id=worker)
 
 
 async def claim(connection: Connection, scene: Scene) -> object:
@@ -112,24 +113,24 @@ async def reclaim(connection: Connection, scene: Scene) -> object:
 async def cancel(connection: Connection, scene: Scene) -> object:
     if scene.queued is None:
         return False
-    return await sessions.cancel_request(connection, OWNER, scene.key, scene.queued)
+    return await cancel_request(connection, OWNER, scene.key, scene.queued)
 
 
 async def pass_on(connection: Connection, scene: Scene) -> object:
-    session = await sessions.get_session(connection, OWNER, scene.key)
+    session = await get_session(connection, OWNER, scene.key)
     return session is not None and await pass_over(connection, [session.id])
 
 
 async def resume(connection: Connection, scene: Scene) -> object:
-    return await sessions.resume_session(connection, OWNER, scene.key, retry_head=True)
+    return await resume_session(connection, OWNER, scene.key, retry_head=True)
 
 
 async def go_on(connection: Connection, scene: Scene) -> object:
-    return await sessions.resume_session(connection, OWNER, scene.key)
+    return await resume_session(connection, OWNER, scene.key)
 
 
 async def put(connection: Connection, scene: Scene) -> object:
-    return (await sessions.put_session(connection, OWNER, scene.key, on_dead_head="block", priority=1)).priority
+    return (await put_session(connection, OWNER, scene.key, on_dead_head="block", priority=1)).priority
 
 
 async def delete(connection: Connection, scene: Scene) -> object:
@@ -179,7 +180,7 @@ async def alone(connection: Connection, scene: Scene) -> None:
 
 async def busy(connection: Connection, scene: Scene) -> None:
     """One is being worked on, two are queued, one of each kind; a failure would block it."""
-    await sessions.put_session(connection, OWNER, scene.key, on_dead_head="block")
+    await put_session(connection, OWNER, scene.key, on_dead_head="block")
     await send(connection, scene.key, pool=scene.pool)
     await send(connection, scene.key, pool=scene.pool, route="model-1")
     (answer,) = await send(connection, scene.key, pool=scene.pool)

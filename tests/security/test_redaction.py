@@ -24,7 +24,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock.api import keys
-from penstock.db.cluster import LOG
+from penstock.db.embedded.cluster import LOG
 from tests.support.batch_api import ENDPOINT
 from tests.support.cli import request_line
 from tests.support.dump import dumped

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -19,12 +20,14 @@ import pytest
 from penstock.config import Config, WebhookLimits
 from penstock.db.pool import Connection, Pool
 from penstock.deliver import endpoints, rounds, signing, webhooks
-from penstock.deliver.addresses import Policy
+from penstock.deliver.addresses import Policy, parse_url
 from penstock.deliver.endpoints import WebhookEndpoint
+from penstock.deliver.post import PostError, post
 from penstock.deliver.webhooks import Sender, deliver_due
 from penstock.model import public_id
+from tests.support.certificates import make_certificate
 from tests.support.db import connected, one, pooled
-from tests.support.receiver import OK, Message, Receiver, make_certificate, receiving, status
+from tests.support.receiver import OK, Message, Receiver, receiving, status
 
 CLIENT = openai.OpenAI(api_key="none", base_url="http://127.0.0.1:1/v1")
 
@@ -51,11 +54,12 @@ class Bench:
         )
         return int(found)
 
+    @property
+    def sender(self) -> Sender:
+        return Sender(Policy(["127.0.0.0/8", "localhost"]), self.config.webhooks.webhook_timeout_s)
+
     async def deliver(self, **changes: Any) -> int:
-        sender = replace(
-            Sender(Policy(["127.0.0.0/8", "localhost"]), self.config.webhooks.webhook_timeout_s), **changes
-        )
-        return await deliver_due(self.pool, self.config, sender=sender)
+        return await deliver_due(self.pool, self.config, sender=replace(self.sender, **changes))
 
     async def row(self, delivery: int) -> dict[str, Any]:
         names = "attempts, status_code, error, delivered_at, given_up_at, due_at > now() AS later"
@@ -90,7 +94,7 @@ def test_what_a_receiver_gets_passes_the_official_check(database: str) -> None:
             assert message.path == "/hook?a=b"
             assert message.headers["host"] == f"127.0.0.1:{receiver.port}"
             assert message.headers["content-type"] == "application/json"
-            secret = signing.shown(endpoint.secret)
+            secret = signing.encode_secret(endpoint.secret)
             event = CLIENT.webhooks.unwrap(message.body, message.headers, secret=secret)
             assert isinstance(event, openai.types.webhooks.BatchCompletedWebhookEvent)
             batch_id, event_id = await one(
@@ -119,15 +123,15 @@ def test_both_secrets_sign_while_a_rotation_lasts(database_18: str) -> None:
             message = receiver.messages[-1]
             assert len(message.headers["webhook-signature"].split()) == 2
             for endpoint in (old, new):
-                CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.shown(endpoint.secret))
+                CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.encode_secret(endpoint.secret))
             newest = await endpoints.rotate_secret(bench.connection, old.id, "alice", keep_s=0)
             assert newest
             await bench.event(old)
             await bench.deliver()
             message = receiver.messages[-1]
-            CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.shown(newest.secret))
+            CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.encode_secret(newest.secret))
             with pytest.raises(openai.InvalidWebhookSignatureError):
-                CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.shown(new.secret))
+                CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.encode_secret(new.secret))
 
     on_bench(database_18, body)
 
@@ -316,13 +320,14 @@ def test_what_a_dead_process_had_taken_comes_due_again(database: str) -> None:
     async def body(bench: Bench) -> None:
         async with receiving(Receiver()) as receiver:
             delivery = await bench.event(await bench.endpoint(receiver.url))
-            (lost,) = await webhooks._take(bench.pool, bench.config.webhooks, 10)
+            mail = webhooks.Webhooks(bench.pool, bench.config.webhooks, bench.sender)
+            (lost,) = await mail.take(10)
             assert await bench.deliver() == 0
             await bench.make_due()
             assert await bench.deliver() == 1
             row = await bench.row(delivery)
             assert (row["attempts"], row["status_code"]) == (2, 200)
-            await webhooks._record(bench.pool, bench.config.webhooks, lost, webhooks.Result(500, "late"), 1)
+            await mail.record(lost, rounds.SendResult(500, "late"), 1, final=False)
             assert await bench.row(delivery) == row
 
     on_bench(database, body)
@@ -427,3 +432,14 @@ def test_headers_of_a_message_are_ours_alone(database_18: str) -> None:
             }
 
     on_bench(database_18, body)
+
+
+def test_a_header_that_would_break_the_request_is_not_sent() -> None:
+    async def scenario() -> None:
+        async with receiving(Receiver()) as receiver:
+            for headers in ({"x-a": "b\r\nx-c: d"}, {"x-a\nx-c": "d"}, {"x-a": "\u00e9"}):
+                with pytest.raises(PostError, match="a header contains a line break"):
+                    await post(parse_url(receiver.url), [IPv4Address("127.0.0.1")], headers, b"", timeout_s=5)
+            assert receiver.messages == []
+
+    asyncio.run(scenario())

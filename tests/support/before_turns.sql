@@ -321,8 +321,8 @@ counted AS (
    GROUP BY batch_id
 ),
 rung AS MATERIALIZED (
-  SELECT pg_notify('penstock_answers', %(ring)s::text)
-   WHERE %(ring)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
+  SELECT pg_notify('penstock_answers', %(notify)s::text)
+   WHERE %(notify)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
 )
 SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,

@@ -68,7 +68,7 @@ def head_guard() -> None:
 
 def bisect() -> None:
     """One row that cannot be stored fails its whole flush."""
-    from penstock.settle import coalesce
+    from penstock.db import coalesce
 
     async def refuse(_: object, __: list[object], error: Exception) -> None:
         raise error
@@ -78,9 +78,9 @@ def bisect() -> None:
 
 def self_fence() -> None:
     """A worker that cannot check in goes on as if nothing had happened."""
-    from penstock.claim.heart import Heart
+    from penstock.worker.heartbeat import Heartbeat
 
-    setattr(Heart, "alive_until", property(lambda _: float("inf"), lambda _, __: None))  # noqa: B010
+    setattr(Heartbeat, "alive_until", property(lambda _: float("inf"), lambda _, __: None))  # noqa: B010
 
 
 def pause_lock() -> None:

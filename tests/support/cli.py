@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 import psutil
 import psycopg
 
-from penstock.db import embedded
+from penstock.db.embedded import postgres
 from penstock.export.jsonl import errors_path
 from tests.support.mock_process import MockProcess
 
@@ -107,7 +107,7 @@ def worker_pids(process: subprocess.Popen[bytes]) -> list[int]:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "penstock.cli.run_worker" in process.cmdline()
+        return "penstock.worker.process" in process.cmdline()
     except psutil.NoSuchProcess:  # a zombie counts as one
         return False
 
@@ -227,7 +227,7 @@ def reset(mock: MockProcess) -> None:
 @contextmanager
 def opened(data_dir: Path) -> Iterator[psycopg.Connection]:
     """A connection to the embedded server of a data directory."""
-    with embedded.acquire(data_dir) as server, psycopg.connect(server.conninfo, autocommit=True) as connection:
+    with postgres.acquire(data_dir) as server, psycopg.connect(server.conninfo, autocommit=True) as connection:
         yield connection
 
 

@@ -19,8 +19,8 @@ from typing import Self
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from penstock.db.cluster import ROLE, Cluster, run, spawn
-from penstock.db.embedded import bundled_bin_dir
+from penstock.db.embedded.cluster import ROLE, Cluster, run, spawn
+from penstock.db.embedded.postgres import bundled_bin_dir
 from tests.support.wait import wait_until
 
 DEADLINE_S = 60.0

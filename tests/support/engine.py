@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID, uuid4
 
+from penstock.batches.create import create_batch
+from penstock.batches.read import Status, read_status
+from penstock.batches.upkeep import fold_progress, hold_strays
+from penstock.claim import claim as claims
 from penstock.db.pool import Connection, Now, Pool
-from penstock.work import batches
+from penstock.model import Lease
 
 
 async def make_file(connection: Connection, totals: Sequence[int], *, body: bytes = b"{}", now: Now = None) -> UUID:
@@ -45,18 +49,49 @@ async def make_batch(
 ) -> UUID:
     """A batch over a file of its own; with a width, its lanes let so many items run at a time."""
     file_id = await make_file(connection, totals, body=body, now=now)
-    batch_id = await batches.create_batch(connection, file_id=file_id, owner="local", pool=pool, now=now)
+    batch_id = await create_batch(connection, file_id=file_id, owner="local", pool=pool, now=now)
     if width is not None:
         await connection.execute("UPDATE penstock.lanes SET width = %s WHERE batch_id = %s", [width, batch_id])
     return batch_id
 
 
-async def until(pool: Pool, batch_id: UUID, condition: Callable[[batches.Status], bool]) -> batches.Status:
+async def claim_due(
+    connection: Connection,
+    *,
+    pool: str,
+    wants: Mapping[str, int],
+    worker_id: UUID,
+    taper_floor: int = 1,
+    suspect_ok: bool = True,
+    now: Now = None,
+) -> list[Lease]:
+    """Lease up to `wants[route]` ordinals of each route, from all that is due; at most one suspect, and none unless
+    `suspect_ok`."""
+    await claims.line_up(connection, pool=pool, routes=wants, now=now)
+    claimed = await claims.claim_in_line(
+        connection,
+        pool=pool,
+        wants=wants,
+        worker_id=worker_id,
+        look=max(wants.values()),
+        taper_floor=taper_floor,
+        suspect_ok=suspect_ok,
+        now=now,
+    )
+    return claimed.leases
+
+
+def count_leased(leases: Iterable[Lease]) -> int:
+    """How many ordinals these leases hold."""
+    return sum(stop - start for lease in leases for start, stop in lease.ranges)
+
+
+async def until(pool: Pool, batch_id: UUID, condition: Callable[[Status], bool]) -> Status:
     """The batch's status as soon as the condition holds."""
     async with asyncio.timeout(60):
         while True:
             async with pool.connection() as connection:
-                status = await batches.read_status(connection, batch_id)
+                status = await read_status(connection, batch_id)
             if condition(status):
                 return status
             await asyncio.sleep(0.01)
@@ -64,5 +99,5 @@ async def until(pool: Pool, batch_id: UUID, condition: Callable[[batches.Status]
 
 async def tidy(connection: Connection, *ids: UUID) -> None:
     """What a round of housekeeping does for some batches, but for ending them."""
-    await batches.fold(connection, ids)
-    await batches.hold_strays(connection, ids)
+    await fold_progress(connection, ids)
+    await hold_strays(connection, ids)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +51,13 @@ class Exchange:
         """Close with RST, not FIN."""
         reset(self.writer)
 
+    def end(self) -> None:
+        """Say that nothing more comes; what the client says is still read where that can be."""
+        if self.writer.can_write_eof():
+            self.writer.write_eof()
+        else:
+            self.writer.close()
+
     async def client_leaves(self) -> None:
         """Until the other side closes."""
         with suppress(ConnectionError):
@@ -68,13 +76,14 @@ class Upstream:
     scripts: Mapping[str, Script] = field(default_factory=dict)
     hasty: Mapping[str, Script] = field(default_factory=dict)
     host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
     received: list[Received] = field(default_factory=list)
     connections: int = 0
     open_connections: int = 0
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def __aenter__(self) -> Self:
-        self._server = await TcpServer(self._converse, self.host).__aenter__()
+        self._server = await TcpServer(self._converse, self.host, tls=self.tls).__aenter__()
         self.port: int = self._server.port
         return self
 
@@ -86,7 +95,7 @@ class Upstream:
     @property
     def base_url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}/v1"
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}/v1"
 
     async def until(self, condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
         async with asyncio.timeout(deadline_s), self.changed:
@@ -273,10 +282,10 @@ async def header_not_text(exchange: Exchange) -> None:
 
 
 @contextmanager
-def full_backlog() -> Iterator[int]:
+def full_backlog(host: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
     """A port that listens and accepts nobody: its queue is full."""
     with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
+        server.bind((host, port))
         server.listen(0)
         fillers = []
         try:

@@ -1,7 +1,7 @@
 """Data directories with a PostgreSQL that was made before: it is copied in a tenth of the time that initdb takes.
 
 prepared(tmp_path / "data")
-with embedded.acquire(tmp_path / "data"): ...
+with postgres.acquire(tmp_path / "data"): ...
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from penstock.db.cluster import PGDATA, Cluster
-from penstock.db.embedded import bundled_bin_dir
+from penstock.db.embedded.cluster import PGDATA, Cluster
+from penstock.db.embedded.postgres import bundled_bin_dir
 
 # Processes die in these tests, machines do not.
 _SETTINGS = "fsync = off\nfull_page_writes = off\n"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tests.support.tcp_server import LoopThread, TcpServer
 
@@ -72,18 +70,3 @@ def background_receiver() -> Iterator[Receiver]:
     """A receiver with a thread of its own, for tests that wait for other things."""
     with LoopThread("receiver") as thread, thread.entered(receiving(Receiver())) as receiver:
         yield receiver
-
-
-def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    """A certificate for a host name, signed by itself: (certificate, key)."""
-    certificate, key = directory / f"{name}.pem", directory / f"{name}.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", f"subjectAltName=DNS:{name}"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key

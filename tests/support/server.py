@@ -93,7 +93,7 @@ class ServerProcess:
         found = []
         for child in psutil.Process(self.process.pid).children():
             try:
-                if "penstock.cli.serve_worker" in child.cmdline():
+                if "penstock.worker.process" in child.cmdline():
                     found.append(child.pid)
             except psutil.NoSuchProcess:  # it has just ended
                 continue

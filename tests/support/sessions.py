@@ -9,8 +9,9 @@ from uuid import UUID
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection, Now
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
+from penstock.sessions.accept import Acceptance, Accepted, NewRequest, accept_many
 from penstock.settle.write import Changes, Settled, settle
-from penstock.work.sessions import Acceptance, Accepted, NewRequest, accept_many
+from tests.support.engine import claim_due, count_leased
 
 OWNER = "local"
 POOL = "session:test"
@@ -41,8 +42,8 @@ def accepted(acceptance: Acceptance) -> Accepted:
 async def take(
     connection: Connection, worker: UUID, want: int = 99, *, route: str = ROUTE, pool: str = POOL, now: Now = None
 ) -> list[Lease]:
-    leases = await claims.claim(connection, pool=pool, wants={route: want}, worker_id=worker, now=now)
-    assert all(lease.session and lease.size == 1 for lease in leases)
+    leases = await claim_due(connection, pool=pool, wants={route: want}, worker_id=worker, now=now)
+    assert all(lease.session and count_leased([lease]) == 1 for lease in leases)
     return leases
 
 

@@ -179,7 +179,14 @@ class TcpServer:
         reader = asyncio.StreamReader(limit=self._limit_bytes, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls)
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        return reader, _Writer(transport, protocol, reader, loop)
+
+
+class _Writer(asyncio.StreamWriter):
+    def close(self) -> None:
+        # asyncio's TLS transport forgets its connection when it is closed twice: nobody could abort it any more.
+        if not self.is_closing():
+            super().close()
 
 
 async def _until_closed(sock: socket.socket) -> None:

@@ -109,10 +109,10 @@ class NotingUpstream(MockUpstream):
         super().__init__(behaviour, port=port)
         self.service = _NotingService(behaviour, history)
 
-    def lost(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         if isinstance(connection._call, _NotedCall):
             connection._call.noted.end()
-        super().lost(connection)
+        super().remove(connection)
 
 
 @dataclass(frozen=True, slots=True)

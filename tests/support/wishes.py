@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
+from penstock.batches.validate import request_batch, validate_batch
 from penstock.claim import claim as claims
-from penstock.db import embedded
+from penstock.db.embedded import postgres
 from penstock.db.pool import Connection, Now
 from penstock.model import Again, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, Settled, settle
-from penstock.work import batches
-from tests.support.engine import make_file
+from tests.support.engine import claim_due, make_file
 
 POOL = "serve:test"
 ROUTES = ("model-0", "model-1", "model-2")
@@ -35,10 +35,10 @@ async def ask_for(
     }
     if dialect == "anthropic":
         await connection.execute("UPDATE penstock.files SET purpose = 'message_batch' WHERE id = %s", [file_id])
-    requested = await batches.request_batch(connection, **(wish | more))
+    requested = await request_batch(connection, **(wish | more))
     assert requested is not None
     if validated:
-        await batches.validate_batch(connection, requested.batch.id, lambda _: POOL, now=more.get("now"))
+        await validate_batch(connection, requested.batch.id, lambda _: POOL, now=more.get("now"))
     return requested.batch.id
 
 
@@ -49,7 +49,7 @@ async def make_wish(connection: Connection, totals: Sequence[int], **more: Any) 
 
 async def take(connection: Connection, want: int = 1_000, *, worker: UUID = WORKER, now: Now = None) -> list[Lease]:
     wants = dict.fromkeys(ROUTES, want)
-    return await claims.claim(connection, pool=POOL, wants=wants, worker_id=worker, taper_floor=1_000, now=now)
+    return await claim_due(connection, pool=POOL, wants=wants, worker_id=worker, taper_floor=1_000, now=now)
 
 
 async def answer(
@@ -88,6 +88,6 @@ async def defer(
 
 def traces(conninfo: str, canary: bytes) -> int:
     """How often some bytes occur in a backup of the database, as text or in a column of bytes."""
-    command = [str(embedded.bundled_bin_dir() / "pg_dump"), "--dbname", conninfo, "--data-only"]
+    command = [str(postgres.bundled_bin_dir() / "pg_dump"), "--dbname", conninfo, "--data-only"]
     backup = subprocess.run(command, capture_output=True, check=True, timeout=120).stdout
     return backup.count(canary) + backup.count(canary.hex().encode())

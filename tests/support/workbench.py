@@ -29,10 +29,10 @@ from uuid import UUID
 import psycopg
 
 from penstock import config as configuration
-from penstock.cli.target import Target
 from penstock.db.pool import open_pool
-from penstock.mock import Behaviour, Latency
-from penstock.worker import Worker
+from penstock.dispatch.target import Target
+from penstock.mock.behaviour import Behaviour, Latency
+from penstock.worker.worker import Worker
 from tests.support.cli import ask, check_agreement
 from tests.support.db import with_connection
 from tests.support.engine import make_batch

@@ -15,16 +15,17 @@ from tests.support.db import RUNNING_18
 ROOT = Path(__file__).parent.parent.parent
 
 WITNESSES = {
-    "lease_check": "tests/flow/test_fence.py::test_another_worker_cannot_settle[18]",
-    "nonce": "tests/flow/test_fence.py::test_a_lease_from_before_a_restore_settles_nothing[18]",
-    "ordinal_check": "tests/flow/test_fence.py::test_an_ordinal_the_lease_no_longer_holds_is_refused[18]",
-    "counters_from_input": "tests/flow/test_settle_buffer.py::test_results_of_a_lost_lease_are_refused[18]",
-    "head_guard": "tests/flow/test_fence.py::test_a_lane_of_width_one_waits_for_its_head[18]",
-    "bisect": "tests/flow/test_settle_buffer.py::test_one_row_that_cannot_be_stored_fails_alone[18-NUL]",
-    "self_fence": "tests/flow/test_liveness.py::TestWorker::test_silent_past_its_grace_it_fences_itself",
+    "lease_check": "tests/flow/settle/test_fence.py::test_another_worker_cannot_settle[18]",
+    "nonce": "tests/flow/settle/test_fence.py::test_a_lease_from_before_a_restore_settles_nothing[18]",
+    "ordinal_check": "tests/flow/settle/test_fence.py::test_an_ordinal_the_lease_no_longer_holds_is_refused[18]",
+    "counters_from_input": "tests/flow/settle/test_settle_buffer.py::test_results_of_a_lost_lease_are_refused[18]",
+    "head_guard": "tests/flow/settle/test_fence.py::test_a_lane_of_width_one_waits_for_its_head[18]",
+    "bisect": "tests/flow/settle/test_settle_buffer.py::test_one_row_that_cannot_be_stored_fails_alone[18-NUL]",
+    "self_fence": "tests/flow/worker/test_liveness.py::TestWorker::test_silent_past_its_grace_it_fences_itself",
     "unseen_key": "tests/race/test_session_races.py::test_a_key_makes_one_request_whoever_comes_first[18-idle]",
-    "session_head": "tests/flow/test_sessions_engine.py::test_each_request_is_claimed_for_what_it_asks_for[18]",
-    "pause_lock": "tests/flow/test_batches.py::test_a_deferral_written_during_a_pause_is_not_claimed",
+    "session_head": "tests/flow/sessions/test_sessions_engine.py"
+    "::test_each_request_is_claimed_for_what_it_asks_for[18]",
+    "pause_lock": "tests/flow/batches/test_batches.py::test_a_deferral_written_during_a_pause_is_not_claimed",
 }
 
 

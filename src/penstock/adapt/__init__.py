@@ -1,1 +1,1 @@
-"""How much, how fast: pure functions of what was observed."""
+"""Controllers of how much and how fast, as pure functions of observations."""

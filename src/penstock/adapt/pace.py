@@ -1,4 +1,4 @@
-"""How long one item takes, and so how many to claim at once."""
+"""Pace of a worker: the time per item, and so how many to claim at once."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Pace:
         return int(min(max(size, limits.claim_min, concurrency), limits.claim_max))
 
     def ahead(self, concurrency: int) -> int:
-        """How many items may wait for a free slot. Of sessions few: somebody else could begin them now."""
+        """Items that may wait for a free slot. Few of sessions: another worker could begin them now."""
         return max(1, concurrency // 8) if self.for_sessions else self.claim_size(concurrency) // 2
 
     def within(self, seconds: float, concurrency: int) -> int:
-        """How many items so many slots get through in this time."""
+        """Items that `concurrency` slots get through in this time."""
         if self.item_s is None:
             return min(concurrency, self.limits.claim_max)
         return int(min(max(seconds / max(self.item_s, 1e-6) * concurrency, 1), self.limits.claim_max))

@@ -1,1 +1,1 @@
-"""The HTTP server's rooms: one module per family of routes, `endpoint` for what they see, `app` for the whole."""
+"""HTTP API: one module per family of routes, `endpoint` for what a handler sees, `app` for the whole application."""

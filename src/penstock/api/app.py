@@ -43,19 +43,20 @@ from penstock.api import (
     uploads,
     webhooks,
 )
-from penstock.api.accepting import Acceptor
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
 from penstock.api.errors import ApiError, Dialect, busy, disk_full, render
-from penstock.api.guard import WIRE, Guard, SlowReaderError
-from penstock.api.halts import Halts
+from penstock.api.guard import Guard, SlowReaderError
 from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
-from penstock.api.waiting import Waiters
-from penstock.caretaker import Caretaker, Presence
 from penstock.config import Config, DatabaseLimits
 from penstock.db.pool import Pool, open_pool
-from penstock.providers import Providers
+from penstock.dispatch.providers import POOL, Providers
+from penstock.server.acceptor import Acceptor, TooManyWaitingError
+from penstock.server.background import BackgroundDuties
+from penstock.server.halts import Halts
+from penstock.server.waiters import Waiters
+from penstock.worker.identity import LastingIdentity
 
 _log = logging.getLogger("penstock.api")
 _access = logging.getLogger("penstock.access")
@@ -65,8 +66,8 @@ _SHOWN_PATH_CHARS = 200
 _MAX_REMEMBERED_PATHS = 1_000
 _MAX_REMEMBERED_CHARS = 200
 _CLOSED_REQUEST = 499
-_SWIFT_CONNECTIONS = 3
-_NOBODY = Caller("", "user", None)
+_SESSION_CONNECTIONS = 3
+_UNKNOWN = Caller("", "user", None)
 
 _MODULES = (
     files,
@@ -88,12 +89,13 @@ _MODULES = (
 
 
 def endpoints() -> tuple[Endpoint, ...]:
-    """Every route there is."""
+    """Every route of the API."""
     return tuple(endpoint for module in _MODULES for endpoint in module.ENDPOINTS)
 
 
 def create_app(server: Server, *, in_process: bool = False, trust_prefix: bool = False) -> Api:
-    """The application. `in_process` is for a caller who holds the database anyway: everybody is the local user."""
+    """Create the application. `in_process` is for a caller who has the database itself: every call is the local
+    user's."""
     public = server.config.public_url
     host = urlsplit(public).hostname if public else None
     auth = Auth(server.database, server.config.serve.key_cache_s, public_host=host, in_process=in_process)
@@ -131,9 +133,8 @@ class Api:
             self._server.config.serve,
             _constant_headers(dialect, request_id),
             bodiless=scope["method"] == "HEAD",
-            wire=scope.pop(WIRE, None),  # which knows the scope: neither should outlive the other
         )
-        who = _NOBODY
+        who = _UNKNOWN
         try:
             response: Response
             try:
@@ -143,17 +144,17 @@ class Api:
             except (ClientDisconnect, SlowReaderError):
                 raise
             except Exception as error:
-                # Whatever it is, the client gets an answer in shape.
-                response = _refusal(_in_words(error, request_id), dialect, request_id)
+                # Whatever went wrong, the client gets an answer in its dialect's shape.
+                response = _refusal(_to_api_error(error, request_id), dialect, request_id)
                 await guard.linger()
-            await _deliver(response, scope, guard)
+            await _send(response, scope, guard)
         except (ClientDisconnect, SlowReaderError):
-            pass  # nobody is left to be answered; the connection is closed for want of an end
+            pass  # no client is left to be answered; without an end, the server closes the connection
         except Exception as error:
             # Too late for another answer: the connection is cut.
-            _report(error, request_id)
+            _log_error(error, request_id)
         finally:
-            _tell(scope["method"], path, guard, who, monotonic() - started, request_id)
+            _log_access(scope["method"], path, guard, who, monotonic() - started, request_id)
 
     def _mounted(self, scope: Scope) -> str:
         """The path as the routes know it: what a proxy put before it is taken off, if it left it there."""
@@ -171,7 +172,8 @@ class Api:
         return path
 
     async def _admit(self, request: Request, path: str) -> tuple[_Reader | Response, Caller]:
-        """The endpoint, and who may call it. Keys come first: without one, nobody learns which routes exist."""
+        """Find the endpoint and the caller. Keys are checked first: a caller without one does not learn which routes
+        exist."""
         method = request.method
         found = self._routes.find(path)
         if found is None:
@@ -180,7 +182,7 @@ class Api:
         methods, request.scope["path_params"] = found
         route = methods.get("GET" if method == "HEAD" else method)
         if route is not None and route.endpoint.role == "anyone":
-            return route, _NOBODY
+            return route, _UNKNOWN
         who = await self._auth.identify(request.headers)
         if route is None:
             allowed = ", ".join(sorted({*methods, "OPTIONS", *(["HEAD"] if "GET" in methods else [])}))
@@ -220,7 +222,7 @@ class Api:
 
 
 class _Encoded(Response):
-    """An answer that is bytes already and has nothing special to say: nothing has to be worked out."""
+    """Response that is encoded already and needs no headers of its own: faster than starlette's."""
 
     def __init__(self, body: bytes, status: int, media: str) -> None:
         self.status_code = status
@@ -230,7 +232,7 @@ class _Encoded(Response):
 
 
 class _Reader:
-    """How one endpoint's query and body are read."""
+    """Readers of one endpoint's query and body."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -239,7 +241,7 @@ class _Reader:
 
 
 class _Routes:
-    """Finds what a path leads to: by method, and the path's variable parts."""
+    """Routes: finds the endpoints of a path, by method, and the path's variable parts."""
 
     def __init__(self, declared: Iterable[Endpoint]) -> None:
         paths: dict[str, dict[str, _Reader]] = {}
@@ -250,7 +252,7 @@ class _Routes:
             methods[endpoint.method] = _Reader(endpoint)
         self._plain = {path: methods for path, methods in paths.items() if "{" not in path}
         variable = [entry for entry in paths.items() if "{" in entry[0]]
-        # Where two could match, the one that names more of the path itself.
+        # Where two could match, the one with fewer variable parts goes first.
         variable.sort(key=lambda entry: [("{" in part, ":path" in part) for part in entry[0].split("/")])
         self._found: dict[str, tuple[dict[str, _Reader], dict[str, str]]] = {}
         self._variable: dict[str, list[tuple[re.Pattern[str], dict[str, _Reader]]]] = {}
@@ -274,7 +276,7 @@ class _Routes:
 
 
 def _family(path: str) -> str:
-    """The part of a path that no route leaves open: `/v1/files`."""
+    """The part of a path that is fixed in every route: `/v1/files`."""
     return "/".join(path.split("/", 3)[:3])
 
 
@@ -285,11 +287,7 @@ def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, by
     return headers
 
 
-async def _deliver(response: Response, scope: Scope, guard: Guard) -> None:
-    if isinstance(response, _Encoded) and guard.answer(
-        response.status_code, response.raw_headers, bytes(response.body)
-    ):
-        return
+async def _send(response: Response, scope: Scope, guard: Guard) -> None:
     if scope["method"] == "HEAD":
         await guard.send(
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
@@ -299,17 +297,19 @@ async def _deliver(response: Response, scope: Scope, guard: Guard) -> None:
     await response(scope, guard.receive, guard.send)
 
 
-# -- what went wrong
+# -- errors and the access log
 
 
 def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> Response:
     return Response(render(error, dialect, request_id), error.status, error.headers, "application/json")
 
 
-def _in_words(error: Exception, request_id: str) -> ApiError:
-    """What a client is told."""
+def _to_api_error(error: Exception, request_id: str) -> ApiError:
+    """The answer to a client for any exception."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, TooManyWaitingError):
+        return busy(error.message)
     if isinstance(error, psycopg.errors.DiskFull):
         _log.error("%s: the database's disk is full", request_id)
         return disk_full()
@@ -322,21 +322,21 @@ def _in_words(error: Exception, request_id: str) -> ApiError:
         _log.warning("%s: the database is away: %s", request_id, type(error).__name__)
         return busy()
     if isinstance(error, psycopg.DataError):
-        # A NUL in a text, a number past its column: nothing the server could store.
+        # A NUL in a text, or a number past its column.
         return ApiError(400, "The request contains a value that cannot be stored.", code="invalid_value")
-    _report(error, request_id)
+    _log_error(error, request_id)
     return ApiError(500, f"Something went wrong here. Quote {request_id} to find it in the log.", type="server_error")
 
 
-def _report(error: Exception, request_id: str) -> None:
-    """Where it happened; not what it said, since an exception's text may quote a request."""
+def _log_error(error: Exception, request_id: str) -> None:
+    """Log where an exception was raised; not its text, which may quote a request."""
     frames = traceback.extract_tb(error.__traceback__)
     way = " < ".join(f"{frame.filename.rsplit('penstock/', 1)[-1]}:{frame.lineno}" for frame in reversed(frames))
     state = f" {error.sqlstate}" if isinstance(error, psycopg.Error) and error.sqlstate else ""
     _log.error("%s: %s%s at %s", request_id, type(error).__name__, state, way)
 
 
-def _tell(method: str, path: str, guard: Guard, who: Caller, seconds: float, request_id: str) -> None:
+def _log_access(method: str, path: str, guard: Guard, who: Caller, seconds: float, request_id: str) -> None:
     if not _access.isEnabledFor(logging.INFO):
         return
     shown = path[:_SHOWN_PATH_CHARS].encode("ascii", "backslashreplace").decode()
@@ -361,11 +361,12 @@ def make_server(
     database: Pool,
     known: Providers,
     worker_id: UUID,
-    caretaker: Caretaker,
-    swift: Pool | None = None,
+    background: BackgroundDuties,
+    sessions_database: Pool | None = None,
 ) -> Server:
-    """What handlers share, to be closed after the last request. `swift` is for what all sessions' callers wait for."""
-    swift = swift or database
+    """Make what handlers share, to be closed after the last request. `sessions_database` is for the statements that the
+    callers of all sessions wait for."""
+    sessions_database = sessions_database or database
     return Server(
         config,
         conninfo,
@@ -373,9 +374,9 @@ def make_server(
         known,
         worker_id,
         follow.Hub(database),
-        caretaker,
-        Acceptor(swift, config.sessions),
-        Waiters(swift, conninfo),
+        background,
+        Acceptor(sessions_database, config.sessions),
+        Waiters(sessions_database, conninfo),
         passthrough.Upstreams(config),
         Halts(database),
     )
@@ -383,18 +384,18 @@ def make_server(
 
 @asynccontextmanager
 async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncIterator[Server]:
-    """Everything the application needs, for as long as the context lasts. The database must be migrated."""
+    """Open everything the application needs, for as long as the context lasts. The database must be migrated."""
     limits = replace(config.database, pool_max=config.serve.api_pool_max)
-    # Storing requests and finding answers is done for many at once: it does not queue behind single calls.
-    few = replace(config.database, pool_max=_SWIFT_CONNECTIONS)
+    # Statements that store requests and find answers serve many callers at once: they do not queue behind single calls.
+    few = replace(config.database, pool_max=_SESSION_CONNECTIONS)
     async with (
         _pool(conninfo, limits, "penstock serve") as database,
-        _pool(conninfo, few, "penstock sessions", planned_once=True) as swift,
-        Presence(config, conninfo, database) as presence,
-        Caretaker(config, conninfo, database, known, describe=events.told) as caretaker,
+        _pool(conninfo, few, "penstock sessions", planned_once=True) as sessions_database,
+        LastingIdentity(database, POOL, config.liveness) as identity,
+        BackgroundDuties(config, conninfo, database, known, describe=events.describe_request) as background,
     ):
-        server = make_server(config, conninfo, database, known, presence.worker_id, caretaker, swift)
-        presence.on_change = server.take_identity
+        server = make_server(config, conninfo, database, known, identity.id, background, sessions_database)
+        identity.on_change = server.take_identity
         try:
             yield server
         finally:

@@ -1,9 +1,8 @@
-"""Who asks: API keys, or the one user of a server that has none."""
+"""Authentication of callers: by API key, or as the one user of a server that has no keys."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from hmac import compare_digest
@@ -15,18 +14,19 @@ from starlette.datastructures import Headers
 
 from penstock.api.endpoint import Caller
 from penstock.api.errors import ApiError
-from penstock.api.keys import KEY, FoundKey, any_key, find_key, hash_of
+from penstock.api.keys import KEY, FoundKey, find_key, has_any_key, hash_of
 from penstock.db.pool import Pool, borrowed
+from penstock.server.listener import is_loopback
 
 LOCAL = Caller("local", "admin", None)
-"""Whose everything is on a server without keys."""
+"""Caller, and owner of everything, on a server without keys."""
 
 _MAX_REMEMBERED = 10_000
 _ANY_KEY = b""
 
 
 class Auth:
-    """Decides who a request is from. What the database said is remembered for `cache_s`."""
+    """Authentication: finds the caller of a request. Answers of the database are remembered for `cache_s`."""
 
     def __init__(self, database: Pool, cache_s: float, *, public_host: str | None = None, in_process: bool = False):
         self._database = database
@@ -37,48 +37,48 @@ class Auth:
         self._keyless_until = -1.0
         self._has_keys = False
         self._asking: dict[bytes, asyncio.Task[FoundKey | None]] = {}
-        """Questions to the database that are under way: for keys by their hash, and whether there are any."""
+        """Queries under way: for a key, by its hash; and whether there are any keys, by `_ANY_KEY`."""
 
     async def identify(self, headers: Headers) -> Caller:
         """The caller, or 401."""
         if self._in_process:
             return LOCAL
-        told = dict(reversed(headers.raw))  # the first of each
-        presented = _presented(told)
+        first = dict(reversed(headers.raw))  # the first header of each name
+        presented = _keys_in(first)
         for secret in presented:
-            # What cannot be a key is not worth a look into the database.
+            # A text that cannot be a key is not worth a query.
             if KEY.fullmatch(secret):
                 key = await self._find(secret)
-                # One key, even an old one, is enough to know that this server is nobody's alone.
+                # One key, even a revoked one, is enough to know that this server is not a single user's.
                 self._has_keys = self._has_keys or key is not None
                 if key is not None and key.usable:
                     return Caller(key.owner, key.role, key.id)
         if await self.single_user():
-            self._refuse_strangers(told)
+            self._refuse_web_pages(first)
             return LOCAL
         if not presented:
             raise _refused("You didn't provide an API key. Send it as 'Authorization: Bearer sk-penstock-...'.")
         raise _refused("Incorrect API key provided: it is unknown, expired or revoked.", code="invalid_api_key")
 
     async def single_user(self) -> bool:
-        """Whether no key was ever made. Once there was one, there is no way back."""
+        """Whether no key was ever made. Once there was one, the server never goes back to a single user."""
         if self._has_keys:
             return False
         if monotonic() > self._keyless_until:
-            await self._once(_ANY_KEY, self._ask_for_any)
+            await self._ask_once(_ANY_KEY, self._ask_for_any)
         return not self._has_keys
 
     async def _ask_for_any(self) -> None:
         now = monotonic()
         async with borrowed(self._database) as connection:
-            self._has_keys = await any_key(connection) or self._has_keys
+            self._has_keys = await has_any_key(connection) or self._has_keys
         self._keyless_until = now + self._cache_s
 
     async def _find(self, secret: str) -> FoundKey | None:
         digest = hash_of(secret)
         known = self._keys.get(digest)
         if known is None or known[0] < monotonic():
-            key = await self._once(digest, lambda: self._ask_for(digest))
+            key = await self._ask_once(digest, lambda: self._ask_for(digest))
         else:
             key = known[1]
         return key if key is not None and compare_digest(key.hash, digest) else None
@@ -92,26 +92,26 @@ class Auth:
         self._keys[digest] = (now + self._cache_s, found)
         return found
 
-    async def _once(self, what: bytes, ask: Callable[[], Coroutine[Any, Any, FoundKey | None]]) -> FoundKey | None:
-        """One asks for all who want to know at the moment: a thousand callers at once would keep every connection busy
-        with the same question. If the database is away they all hear of it, and do not find out one after the other."""
+    async def _ask_once(self, what: bytes, ask: Callable[[], Coroutine[Any, Any, FoundKey | None]]) -> FoundKey | None:
+        """Share one query among all callers that need its answer now: a thousand callers at once would keep every
+        connection busy with the same query. If the database is away they all fail together, not one after the other."""
         if not self._cache_s:
-            return await ask()  # an answer that was on its way already is not today's
+            return await ask()  # the answer to a query that began earlier may be out of date
         asking = self._asking.get(what)
         if asking is None:
-            asking = self._asking[what] = asyncio.create_task(ask(), name="who asks")
-            asking.add_done_callback(lambda done: self._answered(what, done))
+            asking = self._asking[what] = asyncio.create_task(ask(), name="find API key")
+            asking.add_done_callback(lambda done: self._on_answer(what, done))
         return await asyncio.shield(asking)
 
-    def _answered(self, what: bytes, done: asyncio.Task[FoundKey | None]) -> None:
+    def _on_answer(self, what: bytes, done: asyncio.Task[FoundKey | None]) -> None:
         del self._asking[what]
         if not done.cancelled():
-            done.exception()  # whoever still waits is told; it may be that nobody does
+            done.exception()  # raised in the callers that still wait; there may be none left
 
-    def _refuse_strangers(self, told: Mapping[bytes, bytes]) -> None:
-        """Without keys, a web page in the user's browser could ask too, by a name that leads to this machine (DNS
-        rebinding) or across sites. Both show in the headers, which a page cannot forge."""
-        host, origin = told.get(b"host", b"").decode("latin-1"), told.get(b"origin")
+    def _refuse_web_pages(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse web pages of other sites. Without keys, a page in the user's browser could call too, by a name that
+        leads to this machine (DNS rebinding) or across sites. Both show in the headers, which a page cannot forge."""
+        host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
         if not self._own_name(host):
             raise _refused("Without API keys this server answers only to loopback names.")
         if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
@@ -124,31 +124,20 @@ class Auth:
 
 @lru_cache(maxsize=256)
 def _name_of(host: str) -> str:
-    """A Host header without its port; empty if it is none."""
+    """Name in a Host header, without the port; empty if the header is not valid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 
 
-@lru_cache(maxsize=256)
-def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is this machine and nobody else."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _presented(told: Mapping[bytes, bytes]) -> list[str]:
-    """Every key in the request: clients of either dialect put it in different places, some in two."""
+def _keys_in(headers: Mapping[bytes, bytes]) -> list[str]:
+    """Keys in a request's headers: clients of either dialect put the key in different headers, some in two."""
     found = []
-    scheme, _, value = told.get(b"authorization", b"").decode("latin-1").partition(" ")
+    scheme, _, value = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer":
         found.append(value.strip())
-    found += [told[name].decode("latin-1").strip() for name in (b"x-api-key", b"api-key") if name in told]
+    found += [headers[name].decode("latin-1").strip() for name in (b"x-api-key", b"api-key") if name in headers]
     return [secret for secret in found if secret]
 
 

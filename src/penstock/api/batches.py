@@ -1,4 +1,4 @@
-"""Batches: asked for, watched, steered, ended."""
+"""Batches: create, read, steer, run again, delete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.files import cursor, ends
 from penstock.api.multipart import idempotency_key, invalid
+from penstock.batches import read, run_again
+from penstock.batches import steer as batch_steer
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import Batch, get_batch
+from penstock.batches.run_again import NotFailed, NotRetryable, worn_out_message
+from penstock.batches.validate import request_batch, validate_batch
 from penstock.db.pool import Connection, borrowed
 from penstock.erase import erase
 from penstock.intake import files as stored
 from penstock.model import BatchState, parse_id, request_public_id
-from penstock.work import batches
-from penstock.work.batches import Batch
 
 ENDPOINTS_OF_BATCHES = (
     "/v1/chat/completions",
@@ -30,7 +34,7 @@ ENDPOINTS_OF_BATCHES = (
     "/v1/responses",
     "/v1/moderations",
 )
-# Checked by hand, so that whoever is wrong is told what would be right.
+# Checked in the handler, so that the error text names the allowed values.
 BatchEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_BATCHES)})]
 Window = Annotated[
     str,
@@ -58,7 +62,7 @@ _MAX_WINDOW_S = 366 * 86_400
 _MAX_NAMED = 20
 _REQUEST_ID = re.compile(r"batch_req_([0-9a-f]{32})_([1-9][0-9]{0,9})")
 
-# What clients call `in_progress` covers batches that are paused.
+# States by status: `in_progress` covers paused batches for clients.
 _STATES_OF: Mapping[str, tuple[str, ...]] = {"in_progress": ("in_progress", "paused"), "finalizing": ()}
 
 
@@ -92,11 +96,11 @@ class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
     request_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)] | None = None
 
 
-# -- asking for one
+# -- creating
 
 
 async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
-    """Stores the wish and answers; whether the file can be run is found out right after."""
+    """Stores the batch and answers; its file is validated right after."""
     body = call.body
     if body.endpoint not in ENDPOINTS_OF_BATCHES:
         raise invalid("endpoint", f"it is one of {', '.join(ENDPOINTS_OF_BATCHES)}.")
@@ -107,7 +111,7 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
     fingerprint = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).digest()
     file_id = parse_id("file", body.input_file_id)
     async with borrowed(call.server.database) as connection:
-        requested = file_id and await batches.request_batch(
+        requested = file_id and await request_batch(
             connection,
             owner=call.caller.owner,
             dialect="openai",
@@ -140,7 +144,7 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
                 "This Idempotency-Key was used for another batch.", param="Idempotency-Key", code="idempotency_conflict"
             )
     else:
-        call.server.caretaker.wake("validate")
+        call.server.background.wake("validate")
     return objects.batch_object(requested.batch)
 
 
@@ -161,7 +165,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def refuse_nul(name: str, texts: Iterable[str]) -> None:
-    """The one character that a text in the database cannot hold."""
+    """Refuse the one character that a text in the database cannot hold."""
     if any("\x00" in text for text in texts):
         raise invalid(name, "it contains a NUL character.")
 
@@ -170,9 +174,9 @@ def refuse_nul(name: str, texts: Iterable[str]) -> None:
 
 
 async def find_batch(call: Call[Any, Any], batch_id: UUID) -> Batch:
-    """The caller's batch. Somebody else's answers like one that does not exist."""
+    """Find the caller's batch. Another owner's answers like one that does not exist."""
     async with borrowed(call.server.database) as connection:
-        batch = await batches.get_batch(connection, batch_id, call.caller.scope)
+        batch = await get_batch(connection, batch_id, call.caller.scope)
     return known(call, batch)
 
 
@@ -198,7 +202,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
     rows: list[Batch] = []
     if states != []:
         async with borrowed(call.server.database) as connection:
-            rows = await batches.list_batches(
+            rows = await read.list_batches(
                 connection,
                 owner=call.caller.owner,
                 dialect="openai",
@@ -216,7 +220,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
 
 
 def _states(wanted: Sequence[str] | None) -> list[str] | None:
-    """The states that are asked for, separated by commas or one by one; none at all is not the same as any."""
+    """States that the caller asked for, separated by commas or one by one. None: any state; an empty list: no batch."""
     if wanted is None:
         return None
     words = [word for entry in wanted for word in entry.split(",")]
@@ -233,25 +237,26 @@ def _moment(unix_s: int | None) -> datetime | None:
 
 
 async def cancel_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    """Also lands in `cancelled` at once if nothing was in flight."""
-    return await _steer(call, "cancel", batches.cancel, BatchState.CANCELLING)
+    """Cancels a batch. It is `cancelled` at once if nothing was in flight."""
+    return await _steer(call, "cancel", batch_steer.cancel_batch, BatchState.CANCELLING)
 
 
 async def pause_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    return await _steer(call, "pause", batches.pause, BatchState.PAUSED)
+    return await _steer(call, "pause", batch_steer.pause_batch, BatchState.PAUSED)
 
 
 async def resume_batch(call: Call[None, Nothing | None]) -> objects.Batch:
-    return await _steer(call, "resume", batches.resume, BatchState.IN_PROGRESS)
+    return await _steer(call, "resume", batch_steer.resume_batch, BatchState.IN_PROGRESS)
 
 
 async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState) -> objects.Batch:
-    """Move the batch. One that is there already is left as it is; one that cannot go there is a conflict."""
+    """Move the batch to a state. A batch that is there already is left as it is; one that cannot go there is a
+    conflict."""
     batch_id, scope = call.id("batch", "batch_id"), call.caller.scope
     async with borrowed(call.server.database) as connection:
-        found = known(call, await batches.get_batch(connection, batch_id, scope))
+        found = known(call, await get_batch(connection, batch_id, scope))
         moved = await steer(call, connection, found, move)
-        batch = known(call, await batches.get_batch(connection, batch_id, scope))
+        batch = known(call, await get_batch(connection, batch_id, scope))
     if not moved and batch.state is not there:
         raise conflict(f"Cannot {verb} a batch with status '{batch.state.value}'.")
     return objects.batch_object(batch)
@@ -260,17 +265,18 @@ async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState)
 async def steer(call: Call[Any, Any], connection: Connection, found: Batch, move: Move) -> bool:
     """Move the caller's batch, whatever its dialect; False if it cannot go there."""
     if found.state is BatchState.VALIDATING and call.server.providers:
-        # So that its lines are known, and each is told that it was not run.
-        await batches.validate_batch(connection, found.id, call.server.providers.pool_of)
+        # So that its lines are known, and each has a line in the error file.
+        await validate_batch(connection, found.id, call.server.providers.pool_of)
     moved = await move(connection, found.id, call.caller.scope)
-    if moved and move is batches.cancel:
+    if moved and move is batch_steer.cancel_batch:
         # With nothing in flight there is nothing to wait for.
-        await batches.finish(connection, found.id)
+        await finish_batch(connection, found.id)
     return moved
 
 
 async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
-    """Runs again what failed or was not run: all of it, or what is named. Completed requests are never run again."""
+    """Runs requests again that failed or were not run: all of them, or those named. Completed requests are never run
+    again."""
     batch_id = call.id("batch", "batch_id")
     body = call.body or RetryBody()
     if body.custom_ids is not None and body.request_ids is not None:
@@ -281,25 +287,25 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
     )
     limits = call.server.config.retry
     async with borrowed(call.server.database) as connection:
-        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        known(call, await get_batch(connection, batch_id, call.caller.scope))
         try:
-            retried = await batches.retry_batch(
+            retried = await run_again.retry_batch(
                 connection, batch_id, call.caller.scope, custom_ids=body.custom_ids, lines=lines, limits=limits
             )
-        except batches.NotFailed as error:
+        except NotFailed as error:
             name = "request_ids" if body.custom_ids is None else "custom_ids"
             raise invalid(name, f"no failed requests of this batch: {_named(batch_id, error)}.") from None
-        except batches.NotRetryable as error:
+        except NotRetryable as error:
             raise conflict(error.message) from None
         if not retried.requests and retried.worn_out:
-            raise conflict(batches.worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
+            raise conflict(worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
         if not retried.requests:
-            raise conflict("Nothing of that has failed.")
-        batch = known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+            raise conflict("None of these requests has failed.")
+        batch = known(call, await get_batch(connection, batch_id, call.caller.scope))
     return objects.batch_object(batch)
 
 
-def _named(batch_id: UUID, error: batches.NotFailed) -> str:
+def _named(batch_id: UUID, error: NotFailed) -> str:
     names = [request_public_id(batch_id, it) if isinstance(it, int) else it for it in error.named[:_MAX_NAMED]]
     more = len(error.named) - len(names)
     return ", ".join(f"'{name[:100]}'" for name in names) + (f" and {more} more" if more else "")
@@ -316,14 +322,14 @@ def request_line(batch_id: UUID, text: str, name: str) -> int:
 async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
     batch_id = call.id("batch", "batch_id")
     async with borrowed(call.server.database) as connection:
-        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
+        known(call, await get_batch(connection, batch_id, call.caller.scope))
         try:
             gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
         except erase.NotErasable as error:
             raise conflict(error.message) from None
     if not gone:
         raise not_found("Batch", call.path["batch_id"])
-    call.server.caretaker.wake("purge")
+    call.server.background.wake("purge")
     return objects.BatchDeleted(id=call.path["batch_id"])
 
 
@@ -350,7 +356,7 @@ ENDPOINTS = (
         "GET",
         "/v1/batches/{batch_id}",
         retrieve_batch,
-        "One batch, at once or when it has ended.",
+        "One batch, at once or, with `wait`, when it has ended.",
         query=WaitQuery,
         answer=objects.Batch,
         errors=(400, 404),

@@ -1,4 +1,4 @@
-"""What a handler sees: one call, its caller, the server behind it; and how a module declares its routes.
+"""Calls as a handler sees them, with the caller and the server; and the endpoints that a module declares.
 
     async def retrieve(call: Call[None, None]) -> FileObject: ...
 
@@ -25,23 +25,23 @@ from penstock.model import parse_id
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from penstock.api.accepting import Acceptor
     from penstock.api.follow import Hub
-    from penstock.api.halts import Halts
     from penstock.api.passthrough import Upstreams
-    from penstock.api.waiting import Waiters
-    from penstock.caretaker import Caretaker
     from penstock.config import Config
     from penstock.db.pool import Pool
-    from penstock.desk import Desk
-    from penstock.providers import Providers
+    from penstock.dispatch.providers import Providers
+    from penstock.server.acceptor import Acceptor
+    from penstock.server.background import BackgroundDuties
+    from penstock.server.halts import Halts
+    from penstock.server.session_workers import SessionWorkers
+    from penstock.server.waiters import Waiters
 
 Role = Literal["user", "admin"]
 
 Q = TypeVar("Q", covariant=True)
 B = TypeVar("B", covariant=True)
 
-# What an object is called in messages.
+# Names of objects in messages.
 KIND_WORDS = {
     "file": "File",
     "batch": "Batch",
@@ -59,7 +59,7 @@ KIND_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """Caller of a request: the owner behind its key."""
 
     owner: str
     role: Role
@@ -67,22 +67,22 @@ class Caller:
 
     @property
     def scope(self) -> str | None:
-        """Whose objects can be reached by id: the caller's own, or anybody's (None) for an admin."""
+        """Owner whose objects the caller reaches by id: itself; None, everybody, for an admin."""
         return None if self.role == "admin" else self.owner
 
 
 @dataclass(slots=True)
 class Server:
-    """What the handlers of one process share."""
+    """Server: the objects that the handlers of one process share."""
 
     config: Config
     conninfo: str
     database: Pool
     providers: Providers
     worker_id: UUID
-    """A registered, beating identity: what an intake of this process leaves half-done can be swept."""
+    """Registered identity with a heartbeat: an intake that this process leaves half-done can be swept."""
     hub: Hub
-    caretaker: Caretaker
+    background: BackgroundDuties
     acceptor: Acceptor
     waiters: Waiters
     upstreams: Upstreams
@@ -91,31 +91,31 @@ class Server:
     """Set when the server is going down: long polls and streams end soon after."""
 
     def stop(self) -> None:
-        """Streams end and waits are over; clients come again elsewhere."""
+        """End streams and waits; clients come again elsewhere."""
         self.stopping.set()
         self.hub.stop()
         self.waiters.stop()
 
-    def sit_at(self, desk: Desk) -> None:
-        """What is handed in may be begun at once there, and whoever waits here hears of its end from there."""
-        desk.on_answers = self.waiters.take
+    def start_sessions_with(self, workers: SessionWorkers) -> None:
+        """Let these workers start requests as they are stored, and report answers to the callers that wait here."""
+        workers.on_answers = self.waiters.take
         self.waiters.begin()
-        self.acceptor.desk = desk
+        self.acceptor.start_with(workers)
 
     async def close(self) -> None:
-        """After the last request."""
+        """Close everything, after the last request."""
         self.stop()
         await self.acceptor.close()
         await self.waiters.close()
         await self.upstreams.close()
 
     def take_identity(self, worker_id: UUID) -> None:
-        """The old one was declared dead."""
+        """Replace the identity: the old one was declared dead."""
         self.worker_id = worker_id
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request that takes none: absent, or an empty object. Declare it as `Nothing | None`."""
+    """Body of a request that takes none: absent, or an empty object. Declare it as `Nothing | None`."""
 
 
 class Call(Generic[Q, B]):
@@ -146,7 +146,7 @@ class Call(Generic[Q, B]):
         return found
 
     def link(self, path: str) -> str:
-        """Where clients find `path`: below the configured public URL, or relative to the root they use."""
+        """URL of `path` for clients: below the configured public URL, or relative to the root they use."""
         public = self.server.config.public_url
         return f"{public}{path}" if public else path
 

@@ -1,4 +1,4 @@
-"""Reports of what was erased: they outlive what they are about."""
+"""Erasure reports: they outlive the erased objects."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import not_found
 from penstock.api.files import cursor, ends
 from penstock.db.pool import borrowed
-from penstock.erase import erase
-from penstock.erase.erase import Erasure, Kind
+from penstock.erase import purge
+from penstock.erase.purge import Erasure, Kind
 from penstock.model import public_id
 
 ID_KINDS: Mapping[Kind, str] = {
@@ -26,7 +26,7 @@ ID_KINDS: Mapping[Kind, str] = {
     "upload": "upload",
     "session": "session",
 }
-"""How what was erased was called."""
+"""Prefix of the erased object's public id, by kind."""
 
 
 class ErasuresQuery(msgspec.Struct):
@@ -37,7 +37,7 @@ class ErasuresQuery(msgspec.Struct):
 async def list_erasures(call: Call[ErasuresQuery, None]) -> objects.ErasureList:
     query = call.query
     async with borrowed(call.server.database) as connection:
-        rows = await erase.list_erasures(connection, call.caller.owner, cursor("erasure", query.after), query.limit + 1)
+        rows = await purge.list_erasures(connection, call.caller.owner, cursor("erasure", query.after), query.limit + 1)
     data = [_report(row) for row in rows[: query.limit]]
     first, last = ends(entry.id for entry in data)
     return objects.ErasureList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
@@ -46,7 +46,7 @@ async def list_erasures(call: Call[ErasuresQuery, None]) -> objects.ErasureList:
 async def retrieve_erasure(call: Call[None, None]) -> objects.Erasure:
     erasure_id = call.id("erasure", "erasure_id")
     async with borrowed(call.server.database) as connection:
-        row = await erase.get_erasure(connection, erasure_id, call.caller.scope)
+        row = await purge.get_erasure(connection, erasure_id, call.caller.scope)
     if row is None:
         raise not_found("Erasure", call.path["erasure_id"])
     return _report(row)
@@ -75,7 +75,7 @@ ENDPOINTS = (
         "GET",
         "/v1/erasures",
         list_erasures,
-        "What was asked to be erased, newest first.",
+        "Erasure reports, newest first.",
         query=ErasuresQuery,
         answer=objects.ErasureList,
         errors=(400,),

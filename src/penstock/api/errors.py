@@ -7,27 +7,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.anthropic_errors import error_type
+
 Dialect = Literal["openai", "anthropic"]
 
 _MAX_ID_CHARS = 100
 
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
 
 class ApiError(Exception):
-    """An answer other than success. Everything in it is shown to the client."""
+    """Answer other than success. Everything in it is shown to the client."""
 
     def __init__(
         self,
@@ -76,19 +64,19 @@ ERROR_TYPES: Mapping[Dialect, Any] = {"openai": OpenAIError, "anthropic": Anthro
 def render(error: ApiError, dialect: Dialect, request_id: str) -> bytes:
     """The body of the answer."""
     if dialect == "anthropic":
-        kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return msgspec.json.encode(AnthropicError("error", AnthropicErrorDetail(kind, error.message), request_id))
+        named = AnthropicErrorDetail(error_type(error.status), error.message)
+        return msgspec.json.encode(AnthropicError("error", named, request_id))
     detail = OpenAIErrorDetail(error.message, error.type, error.param, error.code)
     return msgspec.json.encode(OpenAIError(detail))
 
 
 def not_found(kind_word: str, public_id: str, param: str | None = "id") -> ApiError:
-    """The one answer for what is not there, was deleted, or is somebody else's."""
+    """404: the one answer for an object that does not exist, was deleted, or is another owner's."""
     return ApiError(404, f"No such {kind_word} object: {public_id[:_MAX_ID_CHARS]}", param=param)
 
 
 def conflict(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """409. The official clients would repeat it; they are told not to."""
+    """409. The official clients would repeat the call; a header tells them not to."""
     return ApiError(409, message, param=param, code=code, headers={"x-should-retry": "false"})
 
 
@@ -98,7 +86,7 @@ def busy(
     retry_after_s: int = 1,
     repeatable: bool = True,
 ) -> ApiError:
-    """503, with the time to come again. What must not be repeated, the official clients are told not to."""
+    """503, with the time to come again. For calls that must not be repeated, a header tells the official clients so."""
     headers = {"retry-after": str(retry_after_s)}
     if not repeatable:
         headers["x-should-retry"] = "false"
@@ -106,6 +94,6 @@ def busy(
 
 
 def disk_full() -> ApiError:
-    """507: nothing more can be stored until somebody makes room."""
+    """507: nothing more can be stored until the operator makes room."""
     headers = {"retry-after": "10"}
     return ApiError(507, "The database's disk is full.", type="server_error", code="disk_full", headers=headers)

@@ -1,11 +1,11 @@
-"""CloudEvents in: an event that asks for something is a request of a session, like one that came over REST.
+"""CloudEvents in: an event brings a request to a session, like one that came over REST.
 
     type     com.penstock.session.request
     subject  the session's key, unless the data names it
     data     {"session": KEY, "endpoint": "/v1/chat/completions", "body": {"model": ...}}
 
-An event is known by its source and its id: the same one again is answered with the request it became. A batch is taken
-whole or not at all. What becomes of the requests is told to the configured sinks, and can be asked for by their ids.
+An event is identified by its source and its id: the same one again is answered with the request it became. A batch is
+taken whole or not at all. The answers go to the configured sinks, and can be read by the requests' ids.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from uuid import UUID
 import msgspec
 from starlette.responses import Response
 
-from penstock import events
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, conflict
 from penstock.api.guard import too_large
 from penstock.api.session_objects import request_object
-from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, checked_key, read_asked
+from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, check_key, read_target
 from penstock.db.pool import Connection, borrowed
-from penstock.deliver.sinks import Told
-from penstock.events import Event, EventError
+from penstock.deliver.sink_config import REQUEST_TYPE, any_wants
+from penstock.deliver.sinks import Announcement
 from penstock.model import public_id
-from penstock.sinks import ASKED, are_told
-from penstock.work import sessions
-from penstock.work.events import Asking, NotTaken, accept_events
-from penstock.work.sessions import NewRequest
+from penstock.sessions.accept import NewRequest
+from penstock.sessions.answers import get_request
+from penstock.sessions.cloudevents import STRUCTURED, Event, EventError, read
+from penstock.sessions.events import EventRequest, NotTaken, accept_events
 
 _MAX_EVENTS = 1_000
 _DECIDED = ("completed", "failed", "cancelled")
 
 
 class EventData(msgspec.Struct, forbid_unknown_fields=True):
-    """What an event asks for."""
+    """Data of an event: the request it brings."""
 
     endpoint: str
     body: msgspec.Raw
@@ -45,7 +44,7 @@ class EventData(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EventAccepted(msgspec.Struct, kw_only=True):
-    """Which request an event became."""
+    """Request that an event became."""
 
     id: str
     object: Literal["event.accepted"] = "event.accepted"
@@ -59,10 +58,10 @@ _data = msgspec.json.Decoder(EventData)
 
 
 async def receive_events(call: Call[None, None]) -> Response:
-    """202 with the request of each event: one for one, an array for a batch."""
+    """202 with the request of each event: an object for one event, an array for a batch."""
     headers = {name.lower(): value for name, value in call.request.headers.items()}
     try:
-        found, batched = events.read(headers, await _content(call))
+        found, batched = read(headers, await _content(call))
     except EventError as error:
         raise _refusal(error, error.index) from None
     if len(found) > _MAX_EVENTS:
@@ -91,23 +90,23 @@ async def _content(call: Call[None, None]) -> bytes:
     return bytes(content)
 
 
-def _asking(call: Call[None, None], event: Event, index: int | None) -> Asking:
-    place = "" if index is None else f"[{index}]."
+def _asking(call: Call[None, None], event: Event, index: int | None) -> EventRequest:
+    where = "" if index is None else f"[{index}]."
     try:
-        return Asking(event.source, event.id, _request(call, event, place))
+        return EventRequest(event.source, event.id, _request(call, event, where))
     except EventError as error:
         raise _refusal(error, index) from None
 
 
-def _request(call: Call[None, None], event: Event, place: str) -> NewRequest:
-    if event.type != ASKED:
-        raise EventError(f"Events of the type '{event.type[:100]}' ask for nothing here: send {ASKED}.", "type")
+def _request(call: Call[None, None], event: Event, where: str) -> NewRequest:
+    if event.type != REQUEST_TYPE:
+        raise EventError(f"Events of the type '{event.type[:100]}' are not accepted here: send {REQUEST_TYPE}.", "type")
     if event.data is None or not event.has_json:
         raise EventError("The event's data must be JSON: an object with 'endpoint' and 'body'.", "data")
     try:
         data = _data.decode(event.data)
     except msgspec.ValidationError as error:
-        raise EventError(f"The event's data is not what is asked for: {error}.", "data") from None
+        raise EventError(f"The event's data has the wrong shape: {error}.", "data") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise EventError("The event's data is not valid JSON.", "data") from None
     if data.endpoint not in ENDPOINTS_OF_SESSIONS:
@@ -117,12 +116,12 @@ def _request(call: Call[None, None], event: Event, place: str) -> NewRequest:
     key = data.session or event.subject
     if key is None:
         raise EventError("The event names no session: give its key as 'subject' or 'data.session'.", "subject")
-    checked_key(key, f"{place}subject" if data.session is None else f"{place}data.session")
+    check_key(key, f"{where}subject" if data.session is None else f"{where}data.session")
     content = bytes(data.body)
     most = call.server.config.sessions.session_max_body_bytes
     if len(content) > most:
         raise ApiError(413, f"The body is larger than {most:,} bytes.", code="request_too_large")
-    asked = read_asked(call, content, f"{place}data.body.")
+    asked = read_target(call, content, f"{where}data.body.")
     owner = call.caller.owner
     return NewRequest(
         owner=owner,
@@ -132,7 +131,7 @@ def _request(call: Call[None, None], event: Event, place: str) -> NewRequest:
         endpoint=data.endpoint,
         body=content,
         stream=asked.stream,
-        announce=are_told(call.server.config.sinks, owner, from_event=True),
+        announce=any_wants(call.server.config.sinks, owner, from_event=True),
     )
 
 
@@ -150,22 +149,22 @@ def _refusal(error: EventError, index: int | None) -> ApiError:
     )
 
 
-def _not_taken(refusal: NotTaken, asking: Asking, *, batched: bool) -> ApiError:
+def _not_taken(refusal: NotTaken, asking: EventRequest, *, batched: bool) -> ApiError:
     which = f"Event {refusal.index}: " if batched else ""
     if refusal.code == "event_conflict":
         return conflict(
-            f"{which}an event of this source with this id asked for something else.", param="id", code=refusal.code
+            f"{which}an event of this source with this id brought another request.", param="id", code=refusal.code
         )
     return ApiError(
         429,
-        f"{which}as many requests wait in the session '{asking.request.session_key}' as may.",
+        f"{which}the queue of the session '{asking.request.session_key}' is full.",
         type="rate_limit_error",
         code="session_queue_full",
         headers={"retry-after": "1"},
     )
 
 
-def _accepted(call: Call[Any, Any], asking: Asking, request_id: UUID) -> EventAccepted:
+def _accepted(call: Call[Any, Any], asking: EventRequest, request_id: UUID) -> EventAccepted:
     key, name = asking.request.session_key, public_id("session_request", request_id)
     return EventAccepted(
         id=name,
@@ -176,12 +175,12 @@ def _accepted(call: Call[Any, Any], asking: Asking, request_id: UUID) -> EventAc
     )
 
 
-async def told(connection: Connection, session_key: str, request_id: UUID) -> Told | None:
-    """What sinks are told of a request: the same as whoever asks for it."""
-    row = await sessions.get_request(connection, None, session_key, request_id)
+async def describe_request(connection: Connection, session_key: str, request_id: UUID) -> Announcement | None:
+    """Announcement of a request to sinks: the same object that the API shows."""
+    row = await get_request(connection, None, session_key, request_id)
     if row is None or row.status not in _DECIDED:
         return None
-    return Told(row.status, msgspec.json.encode(request_object(row)))
+    return Announcement(row.status, msgspec.json.encode(request_object(row)))
 
 
 ENDPOINTS = (
@@ -189,8 +188,8 @@ ENDPOINTS = (
         "POST",
         "/v1/events",
         receive_events,
-        "Send a CloudEvent, or a batch of them, that ask for something in sessions.",
-        stream=events.STRUCTURED,
+        "Send a CloudEvent, or a batch of them, that bring requests to sessions.",
+        stream=STRUCTURED,
         answer=EventAccepted | list[EventAccepted],
         status=202,
         errors=(400, 409, 413, 415, 422, 429),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -15,16 +15,16 @@ from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, busy, conflict, not_found
 from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
+from penstock.batches.read import Batch, Which, find_batch_of_result
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.export import follow, read
 from penstock.intake import files as stored
 from penstock.intake.files import ContentGone, FileRow
+from penstock.intake.intake import FileIntake, open_upload
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
-from penstock.intake.upload import IdempotencyConflict, Upload
+from penstock.intake.writer import IdempotencyConflict
 from penstock.model import parse_id, public_id
-from penstock.work import batches
-from penstock.work.batches import Batch, Which
 
 _TEXT_FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
 _FORM = {
@@ -66,14 +66,15 @@ async def create_file(call: Call[None, None]) -> objects.File:
     """The form's fields may come before or after the file: what is known when the file begins is used at once."""
     form = Form(call.request.headers.get("content-type", ""), "file", _TEXT_FIELDS)
     _refuse_too_large(call)
-    async with _receiving(call) as begin:
+    async with AsyncExitStack() as closing:
+        closing.enter_context(refusals())
         feeder: Feeder | None = None
         async for data in call.request.stream():
             pieces = form.write(data)
             if feeder is None and form.filename is not None:
                 purpose = _purpose(form.fields["purpose"]) if "purpose" in form.fields else None
-                upload = begin(form.filename, purpose)
-                feeder = Feeder(upload)
+                upload = _open(call, form.filename, purpose)
+                feeder = await closing.enter_async_context(Feeder(upload))
             if feeder is not None:
                 for piece in pieces:
                     await feeder.put(piece)
@@ -91,13 +92,13 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
     if call.request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "Send the file as it is, without 'Content-Encoding'.", code="unsupported_media_type")
     _refuse_too_large(call)
-    async with _receiving(call) as begin:
-        upload = begin(clean_filename(call.query.filename), call.query.purpose)
-        feeder = Feeder(upload)
-        async for data in call.request.stream():
-            await feeder.put(data)
-        await feeder.flush()
-        return await _finish(upload, call.query.purpose, call.query.expires_after_seconds)
+    upload = _open(call, clean_filename(call.query.filename), call.query.purpose)
+    with refusals():
+        async with Feeder(upload) as feeder:
+            async for data in call.request.stream():
+                await feeder.put(data)
+            await feeder.flush()
+            return await _finish(upload, call.query.purpose, call.query.expires_after_seconds)
 
 
 def _refuse_too_large(call: Call[Any, Any]) -> None:
@@ -108,26 +109,9 @@ def _refuse_too_large(call: Call[Any, Any]) -> None:
         raise ApiError(413, f"The file is larger than {most:,} bytes (max_upload_bytes).", code="file_too_large")
 
 
-@contextlib.asynccontextmanager
-async def _receiving(call: Call[Any, Any]) -> AsyncIterator[Callable[[str, str | None], Upload]]:
-    """Begins an upload; whatever becomes of it, nothing is left of one that was not finished."""
-    begun: list[Upload] = []
-
-    def begin(filename: str, purpose: str | None) -> Upload:
-        begun.append(_begin(call, filename, purpose))
-        return begun[-1]
-
-    try:
-        with refusals():
-            yield begin
-    finally:
-        for upload in begun:
-            await in_thread(upload.close)
-
-
-def _begin(call: Call[Any, Any], filename: str, purpose: str | None) -> Upload:
+def _open(call: Call[Any, Any], filename: str, purpose: str | None) -> FileIntake:
     server = call.server
-    return Upload(
+    return open_upload(
         server.conninfo,
         owner=call.caller.owner,
         worker_id=server.worker_id,
@@ -138,14 +122,13 @@ def _begin(call: Call[Any, Any], filename: str, purpose: str | None) -> Upload:
     )
 
 
-async def _finish(upload: Upload, purpose: str, lifetime_s: int | None) -> objects.File:
+async def _finish(upload: FileIntake, purpose: str, lifetime_s: int | None) -> objects.File:
     upload.purpose = purpose
     upload.expires_after_s = default_lifetime_s(purpose, lifetime_s)
-    done = await in_thread(upload.finish)
-    return objects.file_object(done.file)
+    return objects.file_object((await in_thread(upload.finish)).file)
 
 
-@contextlib.contextmanager
+@contextmanager
 def refusals() -> Iterator[None]:
     """What intake does not take, as clients are told it."""
     try:
@@ -242,11 +225,11 @@ async def delete_file(call: Call[None, None]) -> objects.FileDeleted:
             gone = await erase.delete_file(connection, file_id, scope)
         except erase.NotErasable as error:
             raise conflict(error.message) from None
-        if not gone and await batches.batch_of_result(connection, file_id, scope) is not None:
+        if not gone and await find_batch_of_result(connection, file_id, scope) is not None:
             raise conflict("The batch is still writing this file. Cancel the batch, or wait for its end.")
     if not gone:
         raise not_found("File", call.path["file_id"])
-    call.server.caretaker.wake("purge")
+    call.server.background.wake("purge")
     return objects.FileDeleted(id=call.path["file_id"])
 
 
@@ -283,7 +266,7 @@ async def _find(call: Call[Any, Any]) -> FileRow | _Result:
         row = await stored.get_file(connection, file_id, call.caller.scope)
         if row is not None and row.kind == "input":
             return row
-        result = await batches.batch_of_result(connection, file_id, call.caller.scope)
+        result = await find_batch_of_result(connection, file_id, call.caller.scope)
         if row is None and result is not None and result[0].state.terminal:
             # The batch has ended since the first look, and its files are there now; or they are deleted.
             row = await stored.get_file(connection, file_id, call.caller.scope)
@@ -305,7 +288,7 @@ async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response
     async def lines() -> AsyncIterator[bytes]:
         place = offset
         while place < end:
-            page = await follow.journal_page(database, batch.id, which, place, _PAGE_BYTES)
+            page = await follow.read_journal_page(database, batch.id, which, place, _PAGE_BYTES)
             if not page.lines:
                 return
             yield b"".join(line for line, after in zip(page.lines, page.offsets, strict=True) if after <= end)

@@ -1,8 +1,8 @@
-"""Following a batch: server-sent events and long polls, fed by one poller per followed batch and process.
+"""Followed batches: server-sent events and long polls, fed by one poller per followed batch and process.
 
-However many follow a batch, it is read once and each event is encoded once; readers share the bytes. The results last
-read are kept for those who keep up. Whoever lags behind, or starts far back, has them read again at its own pace, so
-that a slow reader costs neither memory nor a database connection.
+However many readers follow a batch, it is read once and each event is encoded once; readers share the bytes. The
+results last read are kept for readers that keep up. For a reader that lags behind, or starts far back, they are read
+again at its own pace, so that a slow reader costs neither memory nor a database connection.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
@@ -28,26 +27,28 @@ from penstock.api import objects
 from penstock.api.batches import find_batch
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.multipart import invalid
+from penstock.backoff import Backoff
+from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import Pool, borrowed
-from penstock.export.follow import Page, journal_page
+from penstock.export.follow import Page, read_journal_page
 from penstock.model import public_id
-from penstock.work import batches
-from penstock.work.batches import Batch
+from penstock.tasks import ignore_result
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 _log = logging.getLogger("penstock.follow")
 
 _POLL_S = 0.25
-# So many polls, and so many sends of one batch's events, per second and process: beyond, everybody waits longer.
+# Limits per second and process of polls, and of sends of one batch's events: beyond them, every reader waits longer.
 _POLLS_PER_S = 100
 _SENDS_PER_S = 1_000
 _PROGRESS_S = 1.0
 _KEEPALIVE_S = 15.0
 _PAGE_BYTES = 512 * 1024
 _KEPT_BYTES = 2 * 1024 * 1024
-# What waits in memory for a reader who does not read.
+# Bytes that wait in memory for a reader that does not read.
 _SEND_BYTES = 64 * 1024
+_FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 5.0
 
 _FAULTS = (psycopg.OperationalError, PoolTimeout, PoolClosed)
@@ -55,7 +56,7 @@ _FAULTS = (psycopg.OperationalError, PoolTimeout, PoolClosed)
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some results in a row, as they are sent."""
+    """Results in a row, as they are sent."""
 
     events: bytes
     after: int
@@ -63,8 +64,8 @@ class _Block:
 
 
 class _Results:
-    """The results of one batch as blocks, by where they begin. The last ones used are kept: readers who are near each
-    other are served from one read, also when they all come at once."""
+    """Results of one batch as blocks, by the number of their first line. The last blocks used are kept: readers that
+    are near each other are served from one read, also when they all come at once."""
 
     def __init__(self, database: Pool, batch_id: UUID) -> None:
         self._database = database
@@ -73,7 +74,7 @@ class _Results:
         self._kept_bytes = 0
         self._reads: dict[int, asyncio.Task[_Block | None]] = {}
         self.edge: int | None = None
-        """The last number that a reader has come to; before it there is nothing unread."""
+        """The highest number that a reader has come to."""
 
     async def after(self, offset: int) -> _Block | None:
         """The block that begins with the line of a number, None if nothing is there yet."""
@@ -84,13 +85,13 @@ class _Results:
         reading = self._reads.get(offset)
         if reading is None:
             reading = self._reads[offset] = asyncio.create_task(self._read(offset))
-            reading.add_done_callback(_heard)
-        # A reader who leaves does not take the read from the others.
+            reading.add_done_callback(ignore_result)
+        # A reader that leaves does not cancel the read for the others.
         return await asyncio.shield(reading)
 
     async def _read(self, offset: int) -> _Block | None:
         try:
-            page = await journal_page(self._database, self._batch_id, "output", offset, _PAGE_BYTES)
+            page = await read_journal_page(self._database, self._batch_id, "output", offset, _PAGE_BYTES)
         finally:
             del self._reads[offset]
         if not page.lines:
@@ -107,7 +108,7 @@ class _Results:
             self.edge = offset
 
     async def advance(self) -> bool:
-        """Read on from the edge, for all who wait there; whether there was anything."""
+        """Read on from the edge, for all readers that wait there. Returns whether there was anything."""
         moved = False
         while self.edge is not None and (block := await self.after(self.edge)) is not None:
             self.reached(block.after)
@@ -120,25 +121,19 @@ class _Results:
         self.edge = None
 
 
-def _heard(reading: asyncio.Task[Any]) -> None:
-    """A failure is told to whoever waited for the read; perhaps nobody does any more."""
-    if not reading.cancelled():
-        reading.exception()
-
-
 class Watch:
-    """What this process knows of one batch that somebody follows."""
+    """Batch that this process follows for its readers, as last read."""
 
     def __init__(self, hub: Hub, batch: Batch) -> None:
         self.batch_id = batch.id
         self.batch: Batch | None = batch
-        """None once it has been deleted."""
+        """The batch; None once it has been deleted."""
         self.event = b""
         """The batch as a progress event."""
         self.version = 0
         """Grows with every progress event."""
         self.changed = asyncio.Event()
-        """Set at the next news, and another one taken. Take it before looking, then wait for it."""
+        """Event that is set at the next news and then replaced. Take it before looking, then wait for it."""
         self.readers = 0
         self.result_readers = 0
         self.results = _Results(hub.database, batch.id)
@@ -146,7 +141,7 @@ class Watch:
         self._told_at = 0.0
         self._idle = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._tell()
+        self._update_event()
 
     @property
     def ended(self) -> bool:
@@ -157,41 +152,44 @@ class Watch:
         return self._hub.stopping
 
     def last_event(self) -> bytes:
-        """What ends every stream: the batch as it ended, or that it was deleted."""
+        """The event that ends every stream: the batch as it ended, or that it was deleted."""
         if self.batch is None:
             return _event(b"done", msgspec.json.encode(objects.BatchDeleted(id=public_id("batch", self.batch_id))))
         return self.event.replace(b"event: progress", b"event: done", 1)
 
     def wake(self) -> None:
-        """Tell every reader to look."""
+        """Wake every reader to look."""
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
         if self._hub.stopping:
             self._idle.set()
 
-    def left(self) -> None:
-        """A reader has gone."""
+    def leave(self) -> None:
+        """Count a reader out."""
         self.readers -= 1
         if not self.readers:
             self._idle.set()
 
     async def _run(self) -> None:
-        backoff_s = 0.0
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
+        wait_s = 0.0
         while self.readers and not self._hub.stopping:
             pause_s = max(_POLL_S, self.result_readers / _SENDS_PER_S, len(self._hub.watches) / _POLLS_PER_S)
-            await self._rest(max(pause_s, backoff_s * random.uniform(0.5, 1)))  # noqa: S311 -- jitter
+            await self._rest(max(pause_s, wait_s))
             if not self.readers:
                 break
             try:
                 await self._poll()
-                backoff_s = 0.0
+                backoff.reset()
+                wait_s = 0.0
             except _FAULTS as error:
-                backoff_s = min(max(2 * backoff_s, 0.5), _LAST_BACKOFF_S)
+                wait_s = backoff.next_s()
                 _log.warning("cannot read batch %s, trying again: %s", self.batch_id, type(error).__name__)
             except Exception as error:
-                backoff_s = _LAST_BACKOFF_S
+                backoff.longest_s = _LAST_BACKOFF_S
+                wait_s = backoff.next_s()
                 _log.error("following batch %s failed, trying again: %s", self.batch_id, type(error).__name__)
-        # Nothing is awaited between the last look at `readers` and this: the next reader finds a new watch.
+        # Nothing is awaited between the last check of `readers` and this: the next reader finds a new watch.
         self._hub.watches.pop(self.batch_id, None)
         self.wake()
 
@@ -202,34 +200,34 @@ class Watch:
             await asyncio.wait_for(self._idle.wait(), seconds)
 
     async def _poll(self) -> None:
-        # The batch before its results: once it is seen to have ended, what is read after is all there is.
+        # The batch before its results: once it is seen to have ended, the results read after are all of them.
         async with borrowed(self._hub.database) as connection:
-            batch = await batches.get_batch(connection, self.batch_id, None)
+            batch = await get_batch(connection, self.batch_id, None)
         if not self.result_readers:
             self.results.forget()
         news = await self.results.advance()
         self._note(batch)
         if self.ended or time.monotonic() - self._told_at >= _PROGRESS_S:
-            news = self._tell() or news
+            news = self._update_event() or news
         if news:
             self.wake()
 
     def join(self, batch: Batch) -> None:
-        """A reader has come, who has just read the batch."""
+        """Count a reader in, that has just read the batch."""
         self.readers += 1
         self._note(batch)
-        if self.ended and self._tell():
+        if self.ended and self._update_event():
             self.wake()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"follow {self.batch_id.hex}")
 
     def _note(self, batch: Batch | None) -> None:
-        """Keep what was read unless more is known already; what was deleted stays so."""
+        """Keep a reading of the batch unless a later one is known already; a deleted batch stays deleted."""
         if self.batch is not None and (batch is None or not _is_older(batch, self.batch)):
             self.batch = batch
 
-    def _tell(self) -> bool:
-        """Make an event of how the batch is now; whether that is news."""
+    def _update_event(self) -> bool:
+        """Make the progress event of the batch as it is now. Returns whether it has changed."""
         if self.batch is not None:
             event = _event(b"progress", msgspec.json.encode(objects.batch_object(self.batch)))
             if event == self.event:
@@ -241,7 +239,7 @@ class Watch:
 
 
 def _is_older(batch: Batch, known: Batch) -> bool:
-    """Whether one reading of a batch was made before another: figures only grow until somebody asks for a rerun."""
+    """Whether one reading of a batch was made before another: figures only grow until requests are run again."""
     if batch.reruns != known.reruns:
         return batch.reruns < known.reruns
     if batch.state.terminal != known.state.terminal:
@@ -250,7 +248,7 @@ def _is_older(batch: Batch, known: Batch) -> bool:
 
 
 class Hub:
-    """The followed batches of one process."""
+    """Hub of the followed batches of one process."""
 
     def __init__(self, database: Pool) -> None:
         self.database = database
@@ -267,13 +265,13 @@ class Hub:
         try:
             yield watch
         finally:
-            watch.left()
+            watch.leave()
 
     async def wait(self, batch: Batch, timeout_s: float, receive: Receive) -> Batch | None:
-        """The batch when it has ended or the time is up; None if it was deleted meanwhile."""
+        """Wait until the batch has ended or the time is up. None if it was deleted meanwhile."""
         with self.watching(batch) as watch:
-            ended = asyncio.create_task(_until_ended(watch))
-            left = asyncio.create_task(until_left(receive))
+            ended = asyncio.create_task(_wait_until_ended(watch))
+            left = asyncio.create_task(wait_until_left(receive))
             try:
                 await asyncio.wait((ended, left), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if left.done():
@@ -290,7 +288,7 @@ class Hub:
             watch.wake()
 
 
-async def _until_ended(watch: Watch) -> None:
+async def _wait_until_ended(watch: Watch) -> None:
     while True:
         changed = watch.changed
         if watch.ended or watch.stopping:
@@ -298,8 +296,8 @@ async def _until_ended(watch: Watch) -> None:
         await changed.wait()
 
 
-async def until_left(receive: Receive) -> None:
-    """Until the client has gone."""
+async def wait_until_left(receive: Receive) -> None:
+    """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -318,7 +316,7 @@ async def batch_events(call: Call[EventsQuery, None]) -> Response:
     return StreamingResponse(
         _stream(call.server.hub, batch, _offset(call) if call.query.results else None),
         media_type="text/event-stream",
-        # Proxies that gather an answer before passing it on would hold every event back.
+        # Tells proxies not to buffer: they would hold every event back.
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
 
@@ -346,20 +344,20 @@ async def _stream(hub: Hub, batch: Batch, offset: int | None) -> AsyncIterator[b
                     yield watch.last_event()
                     return
                 try:
-                    # Of an ended batch nobody tells anything more: what could not be read is tried again.
+                    # An ended batch is not polled any more: results that could not be read are read again here.
                     await asyncio.wait_for(changed.wait(), _POLL_S if ended else _KEEPALIVE_S)
                 except TimeoutError:
                     yield b": still here\n\n"
 
 
 class _Reader:
-    """One reader's place in the results of a batch; none at all for those who do not want them."""
+    """Position of one reader in the results of a batch; None for a reader that does not want results."""
 
     def __init__(self, watch: Watch, offset: int | None) -> None:
         self._watch = watch
         self._offset = offset
         self.complete = offset is None
-        """Whether there is nothing more to come."""
+        """Whether the reader has had everything."""
 
     def __enter__(self) -> Self:
         self._watch.result_readers += self._offset is not None
@@ -369,7 +367,7 @@ class _Reader:
         self._watch.result_readers -= self._offset is not None
 
     async def read(self, ended: bool) -> AsyncIterator[bytes]:
-        """Everything up to now."""
+        """Blocks of all results up to now."""
         results = self._watch.results
         while self._offset is not None and not self._watch.stopping:
             if results.edge is not None and self._offset >= results.edge and not ended:

@@ -14,14 +14,14 @@ from starlette.responses import Response
 
 from penstock.api.endpoint import Call, Endpoint, Server
 from penstock.db import sql
-from penstock.db.migrate import available
+from penstock.db.migrate import list_migrations
 from penstock.db.pool import borrowed
 
 _SQL = sql.load("penstock.api", "health.sql")
 
 _ANSWER_WITHIN_S = 3.0
 _REMEMBERED_S = 1.0
-# What a checkpoint and a few segments of log need.
+# Room that a checkpoint and a few segments of the write-ahead log need.
 _MIN_FREE_BYTES = 64 * 1024 * 1024
 
 Verdict = Literal["ok", "failed"]
@@ -42,7 +42,7 @@ class Readiness(msgspec.Struct):
     checks: Checks
 
 
-# Asked by anybody, so that asking often must not cost the database anything.
+# Remembered for a while: anybody may ask, and asking often must not cost the database anything.
 _last: list[tuple[Server, float, Checks]] = []
 
 
@@ -77,12 +77,12 @@ async def _database(server: Server) -> tuple[Verdict, Verdict]:
         return "ok", "failed"
     except (psycopg.Error, PoolTimeout, TimeoutError):
         return "failed", "failed"
-    needed = {migration.number for migration in available() if migration.phase == "pre"}
+    needed = {migration.number for migration in list_migrations() if migration.phase == "pre"}
     return "ok", "ok" if needed <= {number for (number,) in rows} else "failed"
 
 
 def _disk(server: Server) -> Verdict:
-    """Room beside the embedded database; a given one looks after its own."""
+    """Whether the embedded database has room on its disk; a configured database is not checked."""
     if server.config.database_url is not None:
         return "ok"
     try:

@@ -1,3 +1,3 @@
 -- name: list_migrations
--- What the database has been through, to be compared with what this version needs.
+-- Migrations that the database has had, to be compared with those that this version needs.
 SELECT number FROM penstock.migrations;

@@ -31,7 +31,7 @@ _Printable = r"^[^\x00-\x1f\x7f]+$"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What can be known of a key once it has been handed out."""
+    """API key as it is listed: everything but its secret."""
 
     id: UUID
     owner: str
@@ -45,7 +45,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """What deciding about a request needs."""
+    """API key as authentication needs it."""
 
     id: UUID
     owner: str
@@ -55,14 +55,14 @@ class FoundKey:
 
 
 def hash_of(secret: str) -> bytes:
-    # Random keys of 192 bits cannot be guessed from a plain hash; slow hashes are for what people think up.
+    # Random keys of 192 bits cannot be guessed from a plain hash; slow hashes are for passwords that people choose.
     return hashlib.sha256(secret.encode()).digest()
 
 
 async def create_key(
     connection: Connection, *, owner: str, name: str, role: Role, expires_after_s: float | None = None
 ) -> tuple[Key, str]:
-    """A new key and its secret, which exists nowhere else from now on."""
+    """Create a key. Its secret is returned and stored nowhere."""
     prefix = "sk-penstock-" + "".join(secrets.choice(_ALPHABET) for _ in range(_VISIBLE_CHARS))
     secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
     cursor = await connection.execute(
@@ -84,13 +84,14 @@ async def create_key(
 
 
 async def list_keys(connection: Connection, after: UUID | None, limit: int) -> list[Key]:
-    """Newest first."""
+    """List keys, newest first."""
     cursor = await connection.execute(_SQL["list_keys_before"], {"after": after, "limit": limit})
     return [Key(*row) for row in await cursor.fetchall()]
 
 
 async def revoke_key(connection: Connection, key_id: UUID) -> Key | None:
-    """From now on (plus what servers remember, `key_cache_s`) it is refused. None if there is no such key."""
+    """Revoke a key: it is refused from now on, by servers that remember it after `key_cache_s`. None if there is no
+    such key."""
     row = await (await connection.execute(_SQL["revoke_key"], {"id": key_id})).fetchone()
     return None if row is None else Key(*row)
 
@@ -100,8 +101,8 @@ async def find_key(connection: Connection, digest: bytes) -> FoundKey | None:
     return None if row is None else FoundKey(row[0], row[1], row[2], bytes(row[3]), row[4])
 
 
-async def any_key(connection: Connection) -> bool:
-    """Whether a key was ever made: without any, there is one user and the server is theirs alone."""
+async def has_any_key(connection: Connection) -> bool:
+    """Whether a key was ever made: a server without keys has a single user."""
     row = await (await connection.execute(_SQL["has_any_key"])).fetchone()
     return row is not None and bool(row[0])
 

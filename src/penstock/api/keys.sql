@@ -1,5 +1,5 @@
 -- name: find_key_by_hash
--- A key by the hash of what was presented, and whether it can be used now. One index probe.
+-- A key by the hash of the presented secret, and whether it can be used now. One index probe.
 SELECT id, owner, role, hash, revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()) AS usable
   FROM penstock.api_keys
  WHERE hash = %(hash)s;
@@ -9,7 +9,7 @@ SELECT id, owner, role, hash, revoked_at IS NULL AND (expires_at IS NULL OR expi
 SELECT EXISTS (SELECT FROM penstock.api_keys);
 
 -- name: insert_key
--- A new key: its hash and the part of it that can be shown.
+-- Inserts a key: its hash and the part of it that can be shown.
 INSERT INTO penstock.api_keys (id, owner, name, role, prefix, hash, created_at, expires_at)
 VALUES (%(id)s, %(owner)s, %(name)s, %(role)s, %(prefix)s, %(hash)s, now(),
         now() + make_interval(secs => %(expires_after_s)s))
@@ -24,7 +24,7 @@ SELECT id, owner, name, role, prefix, created_at, expires_at, revoked_at
  LIMIT %(limit)s;
 
 -- name: revoke_key
--- The key works no longer. The first revocation's time stays.
+-- Revokes a key. The time of the first revocation stays.
 UPDATE penstock.api_keys SET revoked_at = coalesce(revoked_at, now())
  WHERE id = %(id)s
 RETURNING id, owner, name, role, prefix, created_at, expires_at, revoked_at;

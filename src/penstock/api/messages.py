@@ -14,14 +14,15 @@ from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.files import cursor, download, ends, refusals
 from penstock.api.multipart import Feeder, idempotency_key, in_thread
+from penstock.batches.read import Batch, get_batch, list_batches
+from penstock.batches.steer import cancel_batch
+from penstock.batches.validate import request_batch, validate_batch
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.export import read
 from penstock.intake.files import FileRow
-from penstock.intake.message_batch import URL, MessageBatchUpload
+from penstock.intake.message_batch import URL, MessageBatchIntake
 from penstock.model import BatchState, public_id
-from penstock.work import batches
-from penstock.work.batches import Batch
 
 _WINDOW = "24h"
 _WINDOW_S = 24 * 3600.0
@@ -84,7 +85,7 @@ async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
     """The requests of the body, stored like the lines of a file."""
     server = call.server
     with refusals():
-        upload = MessageBatchUpload(
+        intake = MessageBatchIntake(
             server.conninfo,
             owner=call.caller.owner,
             worker_id=server.worker_id,
@@ -93,21 +94,18 @@ async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
             idempotency_key=key,
             expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
         )
-        try:
-            feeder = Feeder(upload)
+        async with Feeder(intake) as feeder:
             async for data in call.request.stream():
                 await feeder.put(data)
             await feeder.flush()
-            return (await in_thread(upload.finish)).file
-        finally:
-            await in_thread(upload.close)
+            return (await in_thread(intake.finish)).file
 
 
 async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:
     """The batch over them, started at once: a message batch is never seen before its requests are counted."""
     server, owner = call.server, call.caller.owner
     async with borrowed(server.database) as connection:
-        requested = await batches.request_batch(
+        requested = await request_batch(
             connection,
             owner=owner,
             dialect="anthropic",
@@ -124,12 +122,12 @@ async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:
         if requested.existed and batch.fingerprint != file.digest:
             raise conflict("This Idempotency-Key was used for another batch.")
         if batch.state is BatchState.VALIDATING:
-            await batches.validate_batch(connection, batch.id, server.providers.pool_of)
-            batch = await batches.get_batch(connection, batch.id, owner) or batch
+            await validate_batch(connection, batch.id, server.providers.pool_of)
+            batch = await get_batch(connection, batch.id, owner) or batch
         if batch.problems:
             await erase.delete_batch(connection, batch.id, owner)
     if batch.problems:
-        server.caretaker.wake("purge")
+        server.background.wake("purge")
         raise _refused(batch.problems)
     return batch
 
@@ -202,7 +200,7 @@ def _known(call: Call[Any, Any], batch: Batch | None) -> Batch:
 
 async def _find(call: Call[Any, Any]) -> Batch:
     async with borrowed(call.server.database) as connection:
-        return _known(call, await batches.get_batch(connection, _id(call), call.caller.scope))
+        return _known(call, await get_batch(connection, _id(call), call.caller.scope))
 
 
 async def retrieve_message_batch(call: Call[None, None]) -> MessageBatch:
@@ -216,7 +214,7 @@ async def list_message_batches(call: Call[MessageBatchesQuery, None]) -> Message
         raise ApiError(400, "Give either after_id or before_id.")
     before = cursor("msgbatch", query.before_id, "before_id")
     async with borrowed(call.server.database) as connection:
-        rows = await batches.list_batches(
+        rows = await list_batches(
             connection,
             owner=call.caller.owner,
             dialect="anthropic",
@@ -254,9 +252,9 @@ async def cancel_message_batch(call: Call[None, Nothing | None]) -> MessageBatch
     """Nothing more is started; what is in flight finishes. Asking again changes nothing."""
     batch_id, scope = _id(call), call.caller.scope
     async with borrowed(call.server.database) as connection:
-        found = _known(call, await batches.get_batch(connection, batch_id, scope))
-        moved = await steer(call, connection, found, batches.cancel)
-        batch = _known(call, await batches.get_batch(connection, batch_id, scope))
+        found = _known(call, await get_batch(connection, batch_id, scope))
+        moved = await steer(call, connection, found, cancel_batch)
+        batch = _known(call, await get_batch(connection, batch_id, scope))
     if not moved and batch.state is not BatchState.CANCELLING:
         raise ApiError(400, f"{call.path['message_batch_id']} has ended: it cannot be canceled any more.")
     return _object(call, batch)
@@ -267,7 +265,7 @@ async def delete_message_batch(call: Call[None, None]) -> MessageBatchDeleted:
     batch_id, scope = _id(call), call.caller.scope
     name = call.path["message_batch_id"]
     async with borrowed(call.server.database) as connection:
-        batch = _known(call, await batches.get_batch(connection, batch_id, scope))
+        batch = _known(call, await get_batch(connection, batch_id, scope))
         if not batch.state.terminal:
             raise ApiError(400, f"{name} has not ended: cancel it, and delete it when it has.")
         try:
@@ -276,7 +274,7 @@ async def delete_message_batch(call: Call[None, None]) -> MessageBatchDeleted:
             raise conflict(error.message) from None
     if not gone:
         raise not_found("MessageBatch", name)
-    call.server.caretaker.wake("purge")
+    call.server.background.wake("purge")
     return MessageBatchDeleted(id=name)
 
 

@@ -1,4 +1,4 @@
-"""Which models are served, as far as they are named outright."""
+"""Models that are served, those that the configuration names without a pattern."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENDPOINTS = (
         "GET",
         "/v1/models/{model:path}",
         _retrieve,
-        "One model, if anybody serves it.",
+        "One model, if a provider serves it.",
         answer=ModelObject,
         errors=(404,),
         name="retrieve_model",

@@ -1,15 +1,18 @@
 """Request bodies that may be large: taken as they arrive and handed on in pieces, never kept.
 
 A form's text fields may come before or after its file. The file's bytes go to a sink, which blocks and therefore runs
-in a thread; while it works nothing more is read, so that a client is never faster than the database.
+in a thread; while it works on one piece the next is read, and no more, so that a client is never faster than the
+database.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
@@ -17,6 +20,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from penstock.api.errors import ApiError
+from penstock.tasks import ignore_result
 
 # What is wrong with a form is told to whoever sent it.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -52,28 +56,59 @@ class Sink(Protocol):
 
     def feed(self, data: bytes, /) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Feeder:
-    """Gathers what arrives into pieces worth a turn in a thread."""
+    """Gathers what arrives into pieces worth a turn in a thread, and closes the sink in the end.
+
+    The sink works on one piece while the next is gathered. What it raises is raised with the next piece, or by `flush`.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._pieces: list[bytes] = []
         self._size = 0
+        self._feeding: asyncio.Task[None] | None = None
 
     async def put(self, data: bytes) -> None:
         if data:
             self._pieces.append(data)
             self._size += len(data)
             if self._size >= PIECE_BYTES:
-                await self.flush()
+                await self._hand_on()
 
     async def flush(self) -> None:
+        """Wait until the sink has taken everything."""
+        await self._hand_on()
+        await self._fed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._feeding is not None:
+            await asyncio.wait({self._feeding})
+            ignore_result(self._feeding)
+        await in_thread(self._sink.close)
+
+    async def _hand_on(self) -> None:
+        await self._fed()
         if self._pieces:
-            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._pieces.clear()
-            self._size = 0
-            await in_thread(partial(self._sink.feed, data))
+            self._feeding = asyncio.create_task(in_thread(partial(self._feed, self._pieces)))
+            self._pieces, self._size = [], 0
+
+    def _feed(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            self._sink.feed(piece)
+
+    async def _fed(self) -> None:
+        if self._feeding is not None:
+            await asyncio.wait({self._feeding})  # not the task itself: a cancelled caller must not leave it behind
+            self._feeding.result()
+            self._feeding = None
 
 
 class Form:

@@ -1,6 +1,6 @@
-"""What OpenAI clients read: every object of the Files, Uploads and Batches APIs, with explicit nulls and unix seconds.
+"""Objects that OpenAI clients read: those of the Files, Uploads and Batches APIs, with explicit nulls and unix seconds.
 
-Fields that OpenAI does not have come last in each object and are said to be ours.
+Fields that OpenAI does not have come last in each object, after a comment that begins with "Ours".
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 
-from penstock.erase.erase import Kind
+from penstock.batches.read import Batch as BatchRow
+from penstock.erase.purge import Kind
 from penstock.intake.files import FileRow
 from penstock.model import BatchState, public_id
-from penstock.work.batches import Batch as BatchRow
 
 Seconds = Annotated[int, msgspec.Meta(description="Unix time, in seconds.")]
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 Lifetime = Annotated[int, msgspec.Meta(ge=3600, le=2_592_000)]
 DEFAULT_LIFETIME_S = 2_592_000
-"""How long input files of batches and results are kept, unless somebody says otherwise: 30 days."""
+"""Seconds for which input files of batches and results are kept, unless the caller asks otherwise: 30 days."""
 
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -132,7 +132,7 @@ class Batch(msgspec.Struct, kw_only=True):
     model: str | None
     errors: BatchErrors | None
     input_file_id: str | None
-    """Null once the file has been deleted."""
+    """Id of the input file; null once the file has been deleted."""
     completion_window: str
     status: BatchStatus
     output_file_id: str | None
@@ -149,7 +149,7 @@ class Batch(msgspec.Struct, kw_only=True):
     request_counts: RequestCounts
     usage: BatchUsage
     metadata: dict[str, str] | None
-    # Ours. A paused batch is `in_progress` to clients that have never heard of pausing.
+    # Ours. A paused batch is `in_progress` to OpenAI's clients, which do not know pausing.
     paused_at: Seconds | None
     priority: int
     eta_seconds: int | None
@@ -184,7 +184,7 @@ class RequestResponse(msgspec.Struct):
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """What was asked and what came of it."""
+    """One request of a batch, with its answer."""
 
     id: str
     object: Literal["batch.request"] = "batch.request"
@@ -246,7 +246,7 @@ class Erased(msgspec.Struct, kw_only=True):
 
 
 class Erasure(msgspec.Struct, kw_only=True):
-    """What was asked to be erased, and what has been: proof once `status` is `finished`."""
+    """Report of an erasure: the object, and the rows deleted so far. Proof once `status` is `finished`."""
 
     id: str
     object: Literal["erasure"] = "erasure"
@@ -295,7 +295,7 @@ def batch_object(row: BatchRow) -> Batch:
     started = row.validated_at is not None and state is not BatchState.FAILED
     ended = state.terminal
     has_output = started and (counts.completed > 0 or not ended)
-    # Lines that were not run are told from the input: without it there is nothing to tell.
+    # Error lines of requests that were not run are made from the input: without it there are none.
     has_errors = started and (unfit > 0 or (not_run > 0 and row.file_id is not None))
     return Batch(
         id=public_id("batch", row.id),
@@ -310,14 +310,14 @@ def batch_object(row: BatchRow) -> Batch:
         created_at=seconds(row.created_at),
         in_progress_at=seconds_or_none(row.validated_at),
         expires_at=seconds_or_none(row.deadline),
-        # Results are read from what was recorded: between the last of it and the end there is nothing to wait for.
+        # Results are read from the outcomes: between the last of them and the end there is nothing to wait for.
         finalizing_at=seconds_or_none(row.completed_at),
         completed_at=seconds_or_none(row.completed_at),
         failed_at=seconds_or_none(row.failed_at),
         expired_at=seconds_or_none(row.expired_at),
         cancelling_at=seconds_or_none(row.cancelling_at),
         cancelled_at=seconds_or_none(row.cancelled_at),
-        # Zeros until it is known that the batch can run.
+        # Zeros until the batch has been validated.
         request_counts=RequestCounts(total=counts.total, completed=counts.completed, failed=unfit + not_run)
         if started
         else RequestCounts(),

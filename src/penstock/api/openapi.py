@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, from the endpoints' own types: what is checked is what is written."""
+"""OpenAPI 3.1 document, made from the types that the endpoints check requests with."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _REQUEST_ID = {"x-request-id": {"description": "Names this request in the log.",
 def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """The whole description."""
     endpoints = tuple(endpoints)
-    kinds = [kind for endpoint in endpoints for kind in _kinds(endpoint)]
+    kinds = [kind for endpoint in endpoints for kind in _types_of(endpoint)]
     kinds += ERROR_TYPES.values()
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     known = dict(zip(map(repr, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         path = paths.setdefault(_VARIABLE.sub(r"{\1}", endpoint.path), {})
-        path[endpoint.method.lower()] = _Operation(endpoint, known, components).described()
+        path[endpoint.method.lower()] = _Operation(endpoint, known, components).describe()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -65,7 +65,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _kinds(endpoint: Endpoint) -> list[Any]:
+def _types_of(endpoint: Endpoint) -> list[Any]:
     return [kind for kind in (endpoint.query, endpoint.body, endpoint.answer) if kind is not None]
 
 
@@ -75,7 +75,7 @@ class _Operation:
         self._known = known
         self._components = components
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         endpoint = self._endpoint
         operation: dict[str, Any] = {
             "operationId": endpoint.name or getattr(endpoint.handle, "__name__", endpoint.path).strip("_"),
@@ -157,7 +157,7 @@ class _Operation:
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query says null by not saying anything."""
+    """Schema without null: a query says null by leaving the name out."""
     said = {name: value for name, value in schema.items() if not (name == "default" and value is None)}
     if "anyOf" not in said:
         return said

@@ -1,7 +1,8 @@
-"""The providers' own API, passed through: at once by model, or in a session's order where `X-Session-Id` names one.
+"""Providers' own API, passed through: at once by model, or in a session's order where `X-Session-Id` names one.
 
-Bodies are passed on byte by byte, both ways. A caller's key stays here; the provider is called with its own. What a
-session answers is final: it has been tried as often as it may be, and the official clients are told not to repeat it.
+Bodies are passed on byte by byte, both ways. A caller's key stays here; the provider is called with its own. An answer
+of a session is final: the request has been tried as often as it may be, and a header tells the official clients not to
+repeat it.
 """
 
 from __future__ import annotations
@@ -18,67 +19,69 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from penstock.api.attention import Attention
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, render
 from penstock.api.guard import too_large
 from penstock.api.multipart import invalid
 from penstock.api.sessions import SubmitQuery, give_up, still_waiting, wait
-from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Asked, Submission, checked_key, read_asked, submit
-from penstock.api.waiting import Attention, Waiter
+from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, BodyTarget, Submission, check_key, read_target, submit
 from penstock.config import Config
-from penstock.dispatch.http import HttpProcessor
-from penstock.dispatch.streaming import EVENT_STREAM, StoredStream
-from penstock.dispatch.transport import OpenAnswer, TransportError
+from penstock.dispatch.http.client import OpenAnswer
+from penstock.dispatch.http.errors import TransportError
+from penstock.dispatch.http.processor import HttpProcessor
+from penstock.dispatch.http.streaming import EVENT_STREAM, StoredStream
+from penstock.dispatch.providers import Provider
 from penstock.errors import PenstockError
-from penstock.providers import Provider
-from penstock.work.sessions import RequestRow
-from penstock.work.streams import HEAD
+from penstock.server.waiters import Waiter
+from penstock.sessions.answers import RequestRow
+from penstock.sessions.streams import HEAD
 
-# Of a caller's headers, those that say something about the request rather than about the caller.
+# A caller's headers that are passed on: those about the request, not about the caller.
 _ASKED_HEADERS = ("accept", "idempotency-key", "openai-beta", "anthropic-beta", "anthropic-version")
-# Of an answer's, those that clients act on.
-_TOLD_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms")
-_TOLD_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
+# An answer's headers that are passed on: those that clients act on.
+_PASSED_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms")
+_PASSED_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
 _TIMEOUTS = frozenset({"connect_timeout", "first_byte_timeout", "idle_timeout", "request_timeout"})
 _NO_BUFFERING = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _FINAL = {"x-should-retry": "false"}
 _JSON = "application/json"
-# How long a call waits for one of its provider's places, and when its caller should come again if there was none.
-_PATIENCE_S = 2.0
+# Seconds that a call waits for a slot of its provider, and after which its caller should come again if none got free.
+_SLOT_WAIT_S = 2.0
 _COME_AGAIN_S = 1
 
 _stored_stream = msgspec.json.Decoder(StoredStream)
 
 
 class Upstreams:
-    """Connections to the providers, for what is passed on at once. Opened when first needed."""
+    """Connections to the providers, for calls without a session. Opened when first needed."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._open: dict[str, HttpProcessor] = {}
-        self._places: dict[str, asyncio.Semaphore] = {}
+        self._slots: dict[str, asyncio.Semaphore] = {}
 
     @contextlib.asynccontextmanager
-    async def place(self, provider: Provider) -> AsyncIterator[None]:
-        """One of the calls that this process may have with the provider at a time; 429 if none gets free soon."""
+    async def slot(self, provider: Provider) -> AsyncIterator[None]:
+        """Hold one of the provider's slots, which bound this process's calls at a time; 429 if none gets free soon."""
         if provider.max_concurrency is None:
             yield
             return
-        places = self._places.setdefault(provider.name, asyncio.Semaphore(provider.max_concurrency))
+        slots = self._slots.setdefault(provider.name, asyncio.Semaphore(provider.max_concurrency))
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await places.acquire()
+            async with asyncio.timeout(_SLOT_WAIT_S):
+                await slots.acquire()
         except TimeoutError:
             raise ApiError(
                 429,
-                "The provider of this model has as many calls as it may have at a time.",
+                "The provider of this model has as many calls at a time as are allowed.",
                 code="provider_busy",
                 headers={"retry-after": str(_COME_AGAIN_S)},
             ) from None
         try:
             yield
         finally:
-            places.release()
+            slots.release()
 
     def of(self, provider: Provider) -> HttpProcessor:
         found = self._open.get(provider.name)
@@ -106,14 +109,14 @@ async def pass_on(path: str, call: Call[SubmitQuery, None]) -> Response:
     content = await _read(call)
     key = _session_key(call)
     if key is None:
-        return await _forward(call, path, content, read_asked(call, content))
+        return await _forward(call, path, content, read_target(call, content))
     submission = await submit(call, key, path, content, waited=True)
     if submission.answered and submission.row is not None:
-        return _answered(submission, submission.row)
+        return _answer_response(submission, submission.row)
     if submission.stream:
         return await _stream(call, submission)
     row = await wait(call, submission, call.query.wait)
-    return await still_waiting(call, submission) if row is None else _answered(submission, row)
+    return await still_waiting(call, submission) if row is None else _answer_response(submission, row)
 
 
 async def _read(call: Call[Any, Any]) -> bytes:
@@ -133,37 +136,37 @@ def _session_key(call: Call[Any, Any]) -> str | None:
     if key is None:
         return None
     try:
-        # As in a path, where it can be anything that UTF-8 can say.
+        # As in a path, where a key can be any UTF-8 text.
         key = key.encode("latin-1").decode()
     except UnicodeDecodeError:
         raise invalid("X-Session-Id", "it is not UTF-8.") from None
-    return checked_key(key, "X-Session-Id")
+    return check_key(key, "X-Session-Id")
 
 
 # -- without a session
 
 
-async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: Asked) -> Response:
+async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyTarget) -> Response:
     upstream = call.server.upstreams.of(asked.provider)
     given = call.request.headers
     headers = {name: given[name] for name in _ASKED_HEADERS if name in given}
     try:
         async with contextlib.AsyncExitStack() as held:
-            await held.enter_async_context(call.server.upstreams.place(asked.provider))
+            await held.enter_async_context(call.server.upstreams.slot(asked.provider))
             if not asked.stream:
                 answer = await upstream.forward(path, headers, content)
-                return Response(answer.body, answer.status, _told(answer.headers))
+                return Response(answer.body, answer.status, _answer_headers(answer.headers))
             opened = await held.enter_async_context(upstream.forward_open(path, headers, content))
             if opened.status >= 400:
-                return Response(upstream.redacted(await opened.read()), opened.status, _told(opened.headers))
-            headers = _told(opened.headers) | _NO_BUFFERING
-            return _Passing(_pieces(call, opened), opened.status, headers, held.pop_all())
+                return Response(upstream.redacted(await opened.read()), opened.status, _answer_headers(opened.headers))
+            headers = _answer_headers(opened.headers) | _NO_BUFFERING
+            return _PassedStream(_pieces(call, opened), opened.status, headers, held.pop_all())
     except TransportError as error:
-        raise _unreached(error) from None
+        raise _to_api_error(error) from None
 
 
-class _Passing(StreamingResponse):
-    """A stream that holds on to its call and its place until it is over, even if nobody reads a piece of it."""
+class _PassedStream(StreamingResponse):
+    """Stream that holds its call and its slot until it is over, even if the client reads nothing of it."""
 
     def __init__(
         self,
@@ -181,26 +184,27 @@ class _Passing(StreamingResponse):
 
 
 async def _pieces(call: Call[Any, Any], opened: OpenAnswer) -> AsyncIterator[bytes]:
-    """The answer as it comes. One that breaks off is said to have: an end alone would pass for a whole answer."""
+    """Pieces of the answer as they come. If it breaks off, an error event says so: an end alone would pass for a whole
+    answer."""
     fault = None
     try:
         async for piece in opened:
             yield piece
     except TransportError as error:
-        fault = _unreached(error)
+        fault = _to_api_error(error)
     if fault is not None:
         yield _error_event(call, fault)
 
 
-def _told(headers: Mapping[str, str]) -> dict[str, str]:
-    names = [name for name in headers if name in _TOLD_HEADERS or name.startswith(_TOLD_PREFIXES)]
-    told = {name: value for name in names if (value := headers.get(name)) is not None}
+def _answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    names = [name for name in headers if name in _PASSED_HEADERS or name.startswith(_PASSED_PREFIXES)]
+    passed = {name: value for name in names if (value := headers.get(name)) is not None}
     if upstream_id := headers.get("x-request-id") or headers.get("request-id"):
-        told["x-upstream-request-id"] = upstream_id
-    return told
+        passed["x-upstream-request-id"] = upstream_id
+    return passed
 
 
-def _unreached(error: TransportError) -> ApiError:
+def _to_api_error(error: TransportError) -> ApiError:
     status = 504 if error.code in _TIMEOUTS else 502
     return ApiError(status, f"The provider gave no whole answer: {error.message}", type="server_error", code=error.code)
 
@@ -208,8 +212,8 @@ def _unreached(error: TransportError) -> ApiError:
 # -- in a session
 
 
-def _answered(submission: Submission, row: RequestRow) -> Response:
-    """The upstream's answer as if it had been asked directly; ours where it gave none."""
+def _answer_response(submission: Submission, row: RequestRow) -> Response:
+    """The upstream's answer as if it had been called directly; Penstock's error where there is none."""
     about = {"x-session-request-id": submission.public_id, "x-session-sequence": str(row.sequence)}
     if row.response is not None and row.status_code is not None:
         headers = about | (_FINAL if row.status_code >= 400 else {})
@@ -239,15 +243,15 @@ def _as_stream(content: bytes) -> StoredStream | None:
 
 
 async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
-    """Wait for the first piece, or for an answer that has none; then pass on what comes."""
+    """Wait for the first piece, or for an answer that has none; then pass the pieces on as they come."""
     waiters = call.server.waiters
-    until = monotonic() + submission.patience_s(call.query.wait)
+    until = monotonic() + submission.limit_wait_s(call.query.wait)
     waiting = waiters.waiting(submission.request_id, submission.lane_id, since=submission.since, follows=True)
     waiter = waiting.__enter__()
     try:
         with Attention(waiters, waiter, call.request.receive) as attention:
             try:
-                begun = await attention.change(until)
+                begun = await attention.wait_for_change(until)
             except ClientDisconnect:
                 await give_up(call, submission)
                 raise
@@ -260,7 +264,7 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
         waiting.__exit__(None, None, None)
         raise
     waiting.__exit__(None, None, None)
-    return await still_waiting(call, submission) if waiter.row is None else _answered(submission, waiter.row)
+    return await still_waiting(call, submission) if waiter.row is None else _answer_response(submission, waiter.row)
 
 
 async def _relay(
@@ -273,7 +277,7 @@ async def _relay(
             while waiter.pieces:
                 piece = waiter.take_piece()
                 if piece.lease_nonce != lease_nonce:
-                    yield _error_event(call, _broken())
+                    yield _error_event(call, _broken_off())
                     return
                 sent += len(piece.content)
                 yield piece.content
@@ -281,28 +285,28 @@ async def _relay(
                 yield _rest(call, waiter.row, lease_nonce, sent)
                 return
             if call.server.waiters.stopping.is_set():
-                yield _error_event(call, _broken())
+                yield _error_event(call, _broken_off())
                 return
             waiter.changed.clear()
             async with asyncio.timeout(submission.wait_timeout_s):
                 await waiter.changed.wait()
     except TimeoutError:
-        yield _error_event(call, _broken())
+        yield _error_event(call, _broken_off())
     finally:
         waiting.__exit__(None, None, None)
 
 
 def _rest(call: Call[Any, Any], row: RequestRow, lease_nonce: int, sent: int) -> bytes:
-    """What of a recorded answer has not been passed on yet."""
+    """The part of a recorded answer that has not been passed on yet."""
     if row.status != "completed":
         return _error_event(call, _failure(row))
     stored = _as_stream(row.response) if row.response is not None else None
     if stored is None or row.lease_nonce != lease_nonce:
-        return _error_event(call, _broken())
+        return _error_event(call, _broken_off())
     return stored.text.encode()[sent:]
 
 
-def _broken() -> ApiError:
+def _broken_off() -> ApiError:
     message = "The answer broke off and is not continued here. The request goes on: ask for it by its id."
     return ApiError(502, message, type="server_error", code="stream_broken_off")
 

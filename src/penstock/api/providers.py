@@ -1,4 +1,4 @@
-"""The providers as an operator sees them: what they serve, what they wait for, and a way to let them go on."""
+"""Providers as an operator sees them: their models, their closed gates, and a way to open halted ones."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import not_found
+from penstock.batches.unserved import list_unserved
 from penstock.claim import gates
-from penstock.db.bell import WORK, ring
+from penstock.db.notify import WORK, notify
 from penstock.db.pool import Connection, borrowed
-from penstock.providers import Provider
-from penstock.work import pools
+from penstock.dispatch.providers import Provider
 
 
 class GateObject(msgspec.Struct, kw_only=True):
-    """A model that is not called at the moment, and why."""
+    """Gate of a model that is not called at the moment, and why."""
 
     model: str
     state: Literal["waiting", "halted"]
@@ -34,7 +34,7 @@ class ProviderObject(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
 
 
 class UnservedObject(msgspec.Struct, kw_only=True):
-    """Work that waits for a provider that nobody has."""
+    """Work that waits for a provider that no process has."""
 
     pool: str
     models: list[str]
@@ -47,11 +47,11 @@ class ProviderList(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
     """Work of a provider that is not configured any more, and that no worker elsewhere has either."""
 
 
-async def _seen(connection: Connection, provider: Provider) -> ProviderObject:
+async def _read_provider(connection: Connection, provider: Provider) -> ProviderObject:
     found: dict[str, gates.Gate] = {}
     for pool in (provider.pool, provider.session_pool):
-        for gate in await gates.closed(connection, pool):
-            # What needs a person is shown rather than what passes by itself.
+        for gate in await gates.list_closed(connection, pool):
+            # Of several reasons, one that needs a person is shown before one that passes by itself.
             if gate.route not in found or (gate.halted_at and not found[gate.route].halted_at):
                 found[gate.route] = gate
     closed = [
@@ -76,9 +76,9 @@ async def _list(call: Call[None, None]) -> ProviderList:
     server = call.server
     grace_s = server.config.liveness.heartbeat_grace_s
     async with borrowed(server.database) as connection:
-        left = await pools.unserved(connection, server.providers.pools, grace_s)
+        left = await list_unserved(connection, server.providers.pools, grace_s)
         return ProviderList(
-            data=[await _seen(connection, provider) for provider in server.providers],
+            data=[await _read_provider(connection, provider) for provider in server.providers],
             unserved=[UnservedObject(pool=pool, models=models) for pool, models in left.items()],
         )
 
@@ -90,8 +90,8 @@ async def _resume(call: Call[None, Nothing | None]) -> ProviderObject:
             async with borrowed(call.server.database) as connection:
                 for pool in (provider.pool, provider.session_pool):
                     await gates.reopen(connection, pool)
-                    await ring(connection, WORK, pool)
-                return await _seen(connection, provider)
+                    await notify(connection, WORK, pool)
+                return await _read_provider(connection, provider)
     raise not_found("Provider", wanted, "name")
 
 
@@ -110,7 +110,7 @@ ENDPOINTS = (
         "POST",
         "/v1/providers/{name}/resume",
         _resume,
-        "What halted this provider is mended: go on.",
+        "Call this provider again: the cause of its halt is mended.",
         body=Nothing | None,
         answer=ProviderObject,
         role="admin",

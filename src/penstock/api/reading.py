@@ -1,4 +1,4 @@
-"""Requests made values: bodies and queries decoded and checked, with errors that name the field."""
+"""Bodies and queries of requests: decoded and checked, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*?)`")
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?(?P<path>\$.*)`)?$", re.DOTALL)
-# A key may have brackets of its own: read as another parameter, it would not narrow the answer.
+# A key may contain brackets: read as another parameter, it would not narrow the answer.
 _BRACKETED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<key>.*)\]", re.DOTALL)
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 _MAX_QUERY_FIELDS = 200
@@ -29,7 +29,7 @@ def is_optional(kind: Any) -> bool:
 
 
 class BodyReader(Generic[T]):
-    """Decodes one endpoint's JSON."""
+    """Reader of one endpoint's JSON body."""
 
     def __init__(self, kind: Any) -> None:
         self._optional = is_optional(kind)
@@ -47,13 +47,13 @@ class BodyReader(Generic[T]):
         try:
             return self._decoder.decode(content)
         except msgspec.ValidationError as error:
-            raise _explained(str(error)) from None
+            raise _to_api_error(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise ApiError(400, "The request's body is not valid JSON.", code="invalid_json") from None
 
 
 class QueryReader(Generic[T]):
-    """Converts one endpoint's query: numbers from text, `name[key]=value` to tables, repeated names to lists."""
+    """Reader of one endpoint's query: numbers from text, `name[key]=value` to tables, repeated names to lists."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -90,11 +90,11 @@ class QueryReader(Generic[T]):
         try:
             found = msgspec.convert(values, self._kind, strict=False)
         except msgspec.ValidationError as error:
-            explained = _explained(str(error))
+            explained = _to_api_error(str(error))
             explained.status = 400
             raise explained from None
         for name in values:
-            # The word null would be read as if nothing had been said.
+            # The word null would be read as if the name were left out.
             if name in self._names and getattr(found, self._names[name]) is None:
                 raise ApiError(400, f"Invalid '{name}': null is no value.", param=name, code="invalid_value")
         return found
@@ -106,8 +106,8 @@ def _holds(kind: inspect.Type, wanted: type[inspect.Type]) -> bool:
     return isinstance(kind, wanted)
 
 
-def _explained(text: str) -> ApiError:
-    """msgspec's words, with the field's place as `param`."""
+def _to_api_error(text: str) -> ApiError:
+    """Error with msgspec's text, and the path of the field as `param`."""
     found = _PLACE.match(text)
     what, path = (found["what"], found["path"]) if found else (text, None)
     place = (path or "$").removeprefix("$").removeprefix(".")

@@ -1,4 +1,4 @@
-"""Looking closely at a batch: what was asked and answered, request by request, and the attempts that failed."""
+"""Requests of a batch with their answers, one by one, and the attempts that failed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.api.batches import known, request_line
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.files import ends
 from penstock.api.multipart import invalid
+from penstock.batches.read import get_batch
 from penstock.db.pool import borrowed
-from penstock.export.merged import AttemptRow, MergedRow, attempts_page, results_page
+from penstock.export.merged import AttemptRow, MergedRow, read_attempts_page, read_results_page
+from penstock.export.result_lines import NOT_RUN
 from penstock.model import request_public_id
-from penstock.results import NOT_RUN
-from penstock.work import batches
 
 _ATTEMPT_ID = re.compile(r"attempt_([0-9]{1,18})_([0-9]{1,9})_([0-9]{1,18})")
 _NOT_RUN = {state.value: told for state, told in NOT_RUN.items()}
@@ -41,16 +41,16 @@ class AttemptsQuery(msgspec.Struct):
 
 
 async def list_results(call: Call[ResultsQuery, None]) -> objects.RequestList:
-    """Input and answer side by side, in input order. Nothing once the inputs have been erased."""
+    """Inputs and answers side by side, in input order. Empty once the inputs have been erased."""
     query = call.query
     batch_id = call.id("batch", "batch_id")
     after = 0 if query.after is None else request_line(batch_id, query.after, "after")
     statuses = _statuses(query.status)
     async with borrowed(call.server.database) as connection:
-        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
-        rows = await results_page(connection, batch_id, after, query.limit, statuses)
+        known(call, await get_batch(connection, batch_id, call.caller.scope))
+        rows = await read_results_page(connection, batch_id, after, query.limit, statuses)
         # A page can be short because its rows are large.
-        more = bool(rows and await results_page(connection, batch_id, rows[-1].line, 1, statuses, max_bytes=1))
+        more = bool(rows and await read_results_page(connection, batch_id, rows[-1].line, 1, statuses, max_bytes=1))
     data = [_request(batch_id, row) for row in rows]
     first, last = ends(entry.id for entry in data)
     return objects.RequestList(data=data, first_id=first, last_id=last, has_more=more)
@@ -102,14 +102,14 @@ async def list_attempts(call: Call[AttemptsQuery, None]) -> objects.AttemptList:
     batch_id = call.id("batch", "batch_id")
     line = None if query.request_id is None else request_line(batch_id, query.request_id, "request_id")
     async with borrowed(call.server.database) as connection:
-        known(call, await batches.get_batch(connection, batch_id, call.caller.scope))
-        rows = await attempts_page(connection, batch_id, _place(query.after), query.limit + 1, line)
+        known(call, await get_batch(connection, batch_id, call.caller.scope))
+        rows = await read_attempts_page(connection, batch_id, _parse_position(query.after), query.limit + 1, line)
     data = [_attempt(batch_id, row) for row in rows[: query.limit]]
     first, last = ends(entry.id for entry in data)
     return objects.AttemptList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
 
 
-def _place(after: str | None) -> tuple[int, int, int] | None:
+def _parse_position(after: str | None) -> tuple[int, int, int] | None:
     if after is None:
         return None
     match = _ATTEMPT_ID.fullmatch(after)
@@ -120,7 +120,7 @@ def _place(after: str | None) -> tuple[int, int, int] | None:
 
 def _attempt(batch_id: UUID, row: AttemptRow) -> objects.Attempt:
     return objects.Attempt(
-        id="attempt_{}_{}_{}".format(*row.place),
+        id="attempt_{}_{}_{}".format(*row.position),
         request_id=None if row.line is None else request_public_id(batch_id, row.line),
         custom_id=row.custom_id,
         attempt=row.attempt,

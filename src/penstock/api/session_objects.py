@@ -1,4 +1,4 @@
-"""What clients read of sessions and their requests."""
+"""Objects that clients read of sessions and their requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import msgspec
 from penstock.api.errors import OpenAIErrorDetail
 from penstock.api.objects import Seconds
 from penstock.model import public_id
-from penstock.work.sessions import RequestRow, SessionRow
+from penstock.sessions.answers import RequestRow
+from penstock.sessions.sessions import SessionRow
 
 Status = Literal["pending", "processing", "completed", "failed", "cancelled"]
 OnDeadHead = Literal["continue", "block"]
@@ -76,7 +77,7 @@ class SessionDeleted(msgspec.Struct, kw_only=True):
 
 
 class StillWaiting(msgspec.Struct, kw_only=True):
-    """The body of a 503 whose request is stored: which one it is, beside the error."""
+    """Body of a 503 whose request is stored: the request beside the error."""
 
     error: OpenAIErrorDetail
     id: str

@@ -1,7 +1,7 @@
-"""Sessions: requests answered one at a time, in the order they came, whoever answers them.
+"""Sessions: requests answered one at a time, in the order they came, by any worker.
 
-A call is stored and then waited with; the work is done by workers, here or elsewhere. A caller that goes away, or whose
-time is up, cancels nothing: its request keeps its place and can be asked for by its id.
+A call stores its request and then waits; workers, in this process or another, call the upstream. A caller that goes
+away, or whose time is up, cancels nothing: its request keeps its place in the queue and can be read by its id.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from penstock.api.attention import Attention
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import OpenAIErrorDetail, conflict, not_found
 from penstock.api.files import cursor, ends
@@ -31,14 +32,14 @@ from penstock.api.session_objects import (
     request_object,
     session_object,
 )
-from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, checked_key, submit
-from penstock.api.waiting import Attention
+from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, Submission, check_key, submit
 from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.model import public_id
+from penstock.sessions import sessions
+from penstock.sessions.answers import RequestRow, get_request, list_requests
+from penstock.sessions.sessions import SessionRow, cancel_request, get_session
 from penstock.settle.write import pass_over
-from penstock.work import sessions
-from penstock.work.sessions import RequestRow, SessionRow
 
 WaitS = Annotated[float, msgspec.Meta(ge=0, le=3_600)]
 SessionEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_SESSIONS)})]
@@ -47,13 +48,13 @@ _PREFERENCE = re.compile(r'\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*(?:=\s*"?([^",;]*
 _RETRY_AFTER_S = 1
 
 
-# -- what is read
+# -- bodies and queries
 
 
 class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
     endpoint: SessionEndpoint
     body: msgspec.Raw
-    """What the endpoint takes, passed on byte by byte."""
+    """Body for the endpoint, passed on byte by byte."""
 
 
 class SettingsBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,8 +92,8 @@ class SessionsQuery(msgspec.Struct):
 
 
 async def create_session_request(call: Call[SubmitQuery, RequestBody]) -> Response | SessionRequest:
-    """Blocks until the answer is there. `Prefer: respond-async` does not wait; `wait=N` waits so long at most."""
-    key = checked_key(call.path["key"], "key")
+    """Waits for the answer. `Prefer: respond-async` does not wait; `wait=N` waits N seconds at most."""
+    key = check_key(call.path["key"], "key")
     if call.body.endpoint not in ENDPOINTS_OF_SESSIONS:
         raise invalid("endpoint", f"it is one of {', '.join(ENDPOINTS_OF_SESSIONS)}.")
     preferences = _preferences(call.request.headers.getlist("prefer"))
@@ -109,7 +110,7 @@ async def create_session_request(call: Call[SubmitQuery, RequestBody]) -> Respon
     if row is None:
         row = await _find(call, submission.public_id)
     headers = {
-        "location": _place(call, submission),
+        "location": _location(call, submission),
         "preference-applied": "respond-async",
         "retry-after": str(_RETRY_AFTER_S),
     }
@@ -117,9 +118,9 @@ async def create_session_request(call: Call[SubmitQuery, RequestBody]) -> Respon
 
 
 async def wait(call: Call[Any, Any], submission: Submission, wait_s: float | None = None) -> RequestRow | None:
-    """The answer, if it comes in time."""
+    """Wait for the answer. None if it does not come in time."""
     waiters = call.server.waiters
-    until = monotonic() + submission.patience_s(wait_s)
+    until = monotonic() + submission.limit_wait_s(wait_s)
     with (
         waiters.waiting(
             submission.request_id, submission.lane_id, since=submission.since, stored=submission.stored
@@ -127,31 +128,34 @@ async def wait(call: Call[Any, Any], submission: Submission, wait_s: float | Non
         Attention(waiters, waiter, call.request.receive) as attention,
     ):
         try:
-            return await attention.answer(until)
+            return await attention.wait_for_answer(until)
         except ClientDisconnect:
             await give_up(call, submission)
             raise
 
 
 async def give_up(call: Call[Any, Any], submission: Submission) -> None:
-    """The caller has gone. Only if it asked for that does its request go with it."""
+    """Note that the caller has gone. Its request is cancelled only if the caller asked for that."""
     if getattr(call.query, "cancel_on_disconnect", False):
         async with borrowed(call.server.database) as connection:
-            await sessions.cancel_request(connection, call.caller.owner, submission.key, submission.request_id)
-            if (session := await sessions.get_session(connection, call.caller.owner, submission.key)) is not None:
+            await cancel_request(connection, call.caller.owner, submission.key, submission.request_id)
+            if (session := await get_session(connection, call.caller.owner, submission.key)) is not None:
                 await pass_over(connection, [session.id])
 
 
 async def still_waiting(call: Call[Any, Any], submission: Submission) -> Response:
-    """503: the caller's time is up, or the server's. With the same Idempotency-Key it gets the same request."""
-    told = idempotency_key(call.request.headers) is not None
-    message = f"No answer yet{await _halted(call, submission)}. The request keeps its place: ask for " + (
-        f"{submission.public_id}, or repeat the call with the same Idempotency-Key."
-        if told
-        else f"{submission.public_id}."
+    """503: the caller's time is up, or the server stops. A repeat with the same Idempotency-Key gets this request."""
+    has_key = idempotency_key(call.request.headers) is not None
+    message = (
+        f"No answer yet{await _describe_halt(call, submission)}. The request keeps its place in the queue: ask for "
+        + (
+            f"{submission.public_id}, or repeat the call with the same Idempotency-Key."
+            if has_key
+            else f"{submission.public_id}."
+        )
     )
-    headers = {"retry-after": str(_RETRY_AFTER_S), "location": _place(call, submission)}
-    if not told:
+    headers = {"retry-after": str(_RETRY_AFTER_S), "location": _location(call, submission)}
+    if not has_key:
         # The official clients would repeat the call, and without a key that is another request.
         headers["x-should-retry"] = "false"
     error = OpenAIErrorDetail(message, "server_error", None, "wait_timeout")
@@ -159,8 +163,8 @@ async def still_waiting(call: Call[Any, Any], submission: Submission) -> Respons
     return Response(msgspec.json.encode(body), 503, headers, "application/json")
 
 
-async def _halted(call: Call[Any, Any], submission: Submission) -> str:
-    """Says so if nobody will answer until a person has acted."""
+async def _describe_halt(call: Call[Any, Any], submission: Submission) -> str:
+    """Text about a halted provider, if the request waits for one: an operator has to act first."""
     provider, model = submission.asked.provider, submission.asked.model
     code = await call.server.halts.why(provider.session_pool, model)
     if code is None:
@@ -168,7 +172,7 @@ async def _halted(call: Call[Any, Any], submission: Submission) -> str:
     return f": the provider '{provider.name}' refuses calls of {model} ({code}), which an operator has to mend"
 
 
-def _place(call: Call[Any, Any], submission: Submission) -> str:
+def _location(call: Call[Any, Any], submission: Submission) -> str:
     return call.link(f"/v1/sessions/{quote(submission.key, safe='')}/requests/{submission.public_id}")
 
 
@@ -200,25 +204,25 @@ async def retrieve_session_request(call: Call[RequestQuery, None]) -> SessionReq
             waiters.waiting(row.id, None) as waiter,
             Attention(waiters, waiter, call.request.receive) as attention,
         ):
-            await attention.answer(monotonic() + call.query.wait)
+            await attention.wait_for_answer(monotonic() + call.query.wait)
         row = await _find(call, text)
     return request_object(row)
 
 
 async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionRequestList:
-    key, query = checked_key(call.path["key"], "key"), call.query
+    key, query = check_key(call.path["key"], "key"), call.query
     after = 0
     if query.after is not None:
         after_id = cursor("session_request", query.after)
         async with borrowed(call.server.database) as connection:
-            place = await sessions.get_request(connection, call.caller.owner, key, after_id)
+            place = await get_request(connection, call.caller.owner, key, after_id)
         if place is None:
             raise invalid("after", "it is the 'last_id' of the page before.")
         after = place.sequence
     async with borrowed(call.server.database) as connection:
-        if await sessions.get_session(connection, call.caller.owner, key) is None:
+        if await get_session(connection, call.caller.owner, key) is None:
             raise not_found("Session", key, "key")
-        rows = await sessions.list_requests(
+        rows = await list_requests(
             connection, call.caller.owner, key, after_sequence=after, limit=query.limit + 1, status=query.status
         )
     data = [request_object(row) for row in rows[: query.limit]]
@@ -227,12 +231,12 @@ async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionReque
 
 
 async def _find(call: Call[Any, Any], text: str) -> RequestRow:
-    key = checked_key(call.path["key"], "key")
+    key = check_key(call.path["key"], "key")
     request_id = cursor("session_request", text) if text.startswith("sreq_") and len(text) == 37 else None
     row = None
     if request_id is not None:
         async with borrowed(call.server.database) as connection:
-            row = await sessions.get_request(connection, call.caller.owner, key, request_id)
+            row = await get_request(connection, call.caller.owner, key, request_id)
     if row is None:
         raise not_found("SessionRequest", text)
     return row
@@ -249,13 +253,13 @@ async def list_sessions(call: Call[SessionsQuery, None]) -> SessionList:
 
 
 async def retrieve_session(call: Call[None, None]) -> Session:
-    return session_object(await _session(call))
+    return session_object(await _find_session(call))
 
 
-async def _session(call: Call[Any, Any]) -> SessionRow:
-    key = checked_key(call.path["key"], "key")
+async def _find_session(call: Call[Any, Any]) -> SessionRow:
+    key = check_key(call.path["key"], "key")
     async with borrowed(call.server.database) as connection:
-        row = await sessions.get_session(connection, call.caller.owner, key)
+        row = await get_session(connection, call.caller.owner, key)
     if row is None:
         raise not_found("Session", key, "key")
     return row
@@ -265,8 +269,8 @@ async def _session(call: Call[Any, Any]) -> SessionRow:
 
 
 async def put_session(call: Call[None, SettingsBody]) -> Session:
-    """What is not given is the default again."""
-    key = checked_key(call.path["key"], "key")
+    """Sets a session's settings. Those that are not given get their defaults again."""
+    key = check_key(call.path["key"], "key")
     body = call.body
     async with borrowed(call.server.database) as connection:
         row = await sessions.put_session(
@@ -282,21 +286,21 @@ async def put_session(call: Call[None, SettingsBody]) -> Session:
 
 
 async def resume_session(call: Call[None, ResumeBody | None]) -> Session:
-    key = checked_key(call.path["key"], "key")
+    key = check_key(call.path["key"], "key")
     retry_head = call.body is not None and call.body.retry_head
     async with borrowed(call.server.database) as connection:
-        if await sessions.get_session(connection, call.caller.owner, key) is None:
+        if await get_session(connection, call.caller.owner, key) is None:
             raise not_found("Session", key, "key")
         if not await sessions.resume_session(connection, call.caller.owner, key, retry_head=retry_head):
             raise conflict("The session is not blocked.", code="not_blocked")
-    return session_object(await _session(call))
+    return session_object(await _find_session(call))
 
 
 async def cancel_session_request(call: Call[None, None]) -> SessionRequest:
     row = await _find(call, call.path["request_id"])
     if row.status != "cancelled":
         async with borrowed(call.server.database) as connection:
-            cancelled = await sessions.cancel_request(connection, call.caller.owner, row.session_key, row.id)
+            cancelled = await cancel_request(connection, call.caller.owner, row.session_key, row.id)
             await pass_over(connection, [row.session_id])
         row = await _find(call, call.path["request_id"])
         if not cancelled and row.status != "cancelled":
@@ -305,11 +309,11 @@ async def cancel_session_request(call: Call[None, None]) -> SessionRequest:
 
 
 async def delete_session(call: Call[None, None]) -> SessionDeleted:
-    row = await _session(call)
+    row = await _find_session(call)
     async with borrowed(call.server.database) as connection:
         if not await erase.delete_session(connection, call.caller.owner, row.key):
             raise not_found("Session", row.key, "key")
-    call.server.caretaker.wake("purge")
+    call.server.background.wake("purge")
     return SessionDeleted(id=public_id("session", row.id))
 
 
@@ -337,7 +341,7 @@ ENDPOINTS = (
         "GET",
         "/v1/sessions/{key}/requests/{request_id}",
         retrieve_session_request,
-        "One request, at once or when it has ended.",
+        "One request, at once or, with `wait`, when it has ended.",
         query=RequestQuery,
         answer=SessionRequest,
         errors=(400, 404),
@@ -364,7 +368,7 @@ ENDPOINTS = (
         "PUT",
         "/v1/sessions/{key}",
         put_session,
-        "Set how a session behaves; it is made if there is none.",
+        "Set a session's settings; the session is made if there is none.",
         body=SettingsBody,
         answer=Session,
         errors=(400, 422),
@@ -373,7 +377,7 @@ ENDPOINTS = (
         "DELETE",
         "/v1/sessions/{key}",
         delete_session,
-        "Cancel what waits in a session and erase it.",
+        "Cancel the waiting requests of a session and erase it.",
         answer=SessionDeleted,
         errors=(400, 404),
     ),

@@ -1,4 +1,4 @@
-"""How a request gets into a session, whichever way it came: checked, stored, and known by its id."""
+"""Submission of a request to a session, over whichever route: checked, stored, and known by its id."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import psycopg
 from penstock.api.endpoint import Call
 from penstock.api.errors import ApiError, busy, conflict
 from penstock.api.multipart import idempotency_key, invalid, missing
+from penstock.deliver.sink_config import any_wants
+from penstock.dispatch.providers import Provider
 from penstock.model import new_id, public_id
-from penstock.providers import Provider
-from penstock.sinks import are_told
-from penstock.work.sessions import Existing, NewRequest, Refused, RequestRow, Stored
+from penstock.sessions.accept import Existing, NewRequest, Refused, Stored
+from penstock.sessions.answers import RequestRow
 
 ENDPOINTS_OF_SESSIONS = (
     "/v1/chat/completions",
@@ -31,16 +32,16 @@ _MAX_MODEL_CHARS = 256
 _ANSWERED = ("completed", "failed", "cancelled")
 
 
-class _Asked(msgspec.Struct):
+class _ModelFields(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
 
 
-_asked = msgspec.json.Decoder(_Asked)
+_model_fields = msgspec.json.Decoder(_ModelFields)
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What the server has to know of a body."""
+class BodyTarget(msgspec.Struct, frozen=True):
+    """Target of a body: the model it names, that model's provider, and whether the answer is streamed."""
 
     model: str
     stream: bool
@@ -48,20 +49,20 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """A request that is stored."""
+    """Submission: a stored request, as its caller waits for it."""
 
     key: str
-    asked: Asked
+    asked: BodyTarget
     request_id: UUID
     lane_id: int | None
     stream: bool
     wait_timeout_s: float
     row: RequestRow | None
-    """As it was found, if it had been sent before under the same Idempotency-Key."""
+    """The request as it was found, if it had been sent before under the same Idempotency-Key."""
     since: float
-    """When it was handed in, on the monotonic clock."""
+    """Time of submission, on the monotonic clock."""
     stored: Stored | None = None
-    """Just now, by this call."""
+    """The stored request, if this call stored it."""
 
     @property
     def public_id(self) -> str:
@@ -71,22 +72,22 @@ class Submission(msgspec.Struct, frozen=True):
     def answered(self) -> bool:
         return self.row is not None and self.row.status in _ANSWERED
 
-    def patience_s(self, wait_s: float | None) -> float:
-        """How long its caller may wait, who would like to wait so long."""
+    def limit_wait_s(self, wait_s: float | None) -> float:
+        """Seconds the caller waits: what it asked for, at most the session's `wait_timeout_s`."""
         return self.wait_timeout_s if wait_s is None else min(wait_s, self.wait_timeout_s)
 
 
-def checked_key(key: str, name: str) -> str:
-    """A session's key as it can be stored, shown, and written in a path."""
+def check_key(key: str, name: str) -> str:
+    """Check that a session's key can be stored, shown, and written in a path."""
     if not 1 <= len(key) <= _MAX_KEY_CHARS or not key.isprintable() or "/" in key or key in (".", ".."):
         raise invalid(name, f"a session's key has 1 to {_MAX_KEY_CHARS} printable characters and no slash.")
     return key
 
 
-def read_asked(call: Call[Any, Any], content: bytes, inside: str = "") -> Asked:
-    """Which model a body asks for, and who serves it."""
+def read_target(call: Call[Any, Any], content: bytes, inside: str = "") -> BodyTarget:
+    """Read the model that a body names, and find its provider."""
     try:
-        asked = _asked.decode(content)
+        asked = _model_fields.decode(content)
     except msgspec.ValidationError as error:
         words, _, place = str(error).partition(" - at `$")
         name = (inside + place.strip("`.")).rstrip(".") or "body"
@@ -103,21 +104,21 @@ def read_asked(call: Call[Any, Any], content: bytes, inside: str = "") -> Asked:
             param=f"{inside}model",
             code="model_not_found",
         )
-    return Asked(asked.model, bool(asked.stream), provider)
+    return BodyTarget(asked.model, bool(asked.stream), provider)
 
 
 async def submit(
     call: Call[Any, Any], key: str, endpoint: str, content: bytes, *, waited: bool, inside: str = ""
 ) -> Submission:
-    """Store a request at the end of its session. Raises ApiError if it is not taken."""
+    """Store a request at the end of its session. Raises ApiError if the session refuses it."""
     server, limits = call.server, call.server.config.sessions
     if len(content) > limits.session_max_body_bytes:
         raise ApiError(
             413, f"The body is larger than {limits.session_max_body_bytes:,} bytes.", code="request_too_large"
         )
-    asked = read_asked(call, content, inside)
+    asked = read_target(call, content, inside)
     repeat_key = idempotency_key(call.request.headers)
-    # Only a request that may come again has to be known again.
+    # Only a request with a key may come again and has to be recognised.
     fingerprint = hashlib.sha256(endpoint.encode() + b"\0" + content).digest() if repeat_key is not None else None
     request = NewRequest(
         id=new_id(),
@@ -129,7 +130,7 @@ async def submit(
         body=content,
         stream=asked.stream,
         waited=waited,
-        announce=are_told(server.config.sinks, call.caller.owner, from_event=False),
+        announce=any_wants(server.config.sinks, call.caller.owner, from_event=False),
         idempotency_key=repeat_key,
         fingerprint=fingerprint,
     )
@@ -147,7 +148,7 @@ async def submit(
         ) from error
     if isinstance(taken, Refused):
         raise _refused(taken, key)
-    patience_s = limits.session_wait_timeout_s if taken.wait_timeout_s is None else taken.wait_timeout_s
+    limit_wait_s = limits.session_wait_timeout_s if taken.wait_timeout_s is None else taken.wait_timeout_s
     if isinstance(taken, Existing):
         row = taken.request
         if row.fingerprint is not None and bytes(row.fingerprint) != fingerprint:
@@ -156,16 +157,16 @@ async def submit(
                 param="Idempotency-Key",
                 code="idempotency_conflict",
             )
-        return Submission(key, asked, row.id, taken.lane_id, row.stream, patience_s, row, since)
+        return Submission(key, asked, row.id, taken.lane_id, row.stream, limit_wait_s, row, since)
     stored = Stored(msgspec.structs.replace(request, body=b""), taken)
-    return Submission(key, asked, request.id, taken.lane_id, asked.stream, patience_s, None, since, stored)
+    return Submission(key, asked, request.id, taken.lane_id, asked.stream, limit_wait_s, None, since, stored)
 
 
 def _refused(refused: Refused, key: str) -> ApiError:
     if refused.code == "queue_full":
         return ApiError(
             429,
-            f"As many requests wait in the session '{key}' as may.",
+            f"The queue of the session '{key}' is full.",
             type="rate_limit_error",
             code="session_queue_full",
             headers={"retry-after": "1"},

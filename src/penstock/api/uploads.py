@@ -77,16 +77,13 @@ async def create_part(call: Call[None, None]) -> objects.UploadPart:
                 idempotency_key=idempotency_key(call.request.headers),
             )
         )
-        try:
-            feeder = Feeder(writer)
+        async with Feeder(writer) as feeder:
             async for data in call.request.stream():
                 for piece in form.write(data):
                     await feeder.put(piece)
             form.finish()
             await feeder.flush()
             row = await in_thread(writer.finish)
-        finally:
-            await in_thread(writer.close)
     return objects.UploadPart(
         id=public_id("part", row.id),
         created_at=objects.seconds(row.created_at),
@@ -121,7 +118,7 @@ async def complete_upload(call: Call[None, CompleteBody]) -> objects.Upload:
                 expires_after_s=default_lifetime_s(purpose, None),
             )
         )
-    server.caretaker.wake("sweep")
+    server.background.wake("sweep")
     return _upload(done.upload, done.file)
 
 
@@ -130,7 +127,7 @@ async def cancel_upload(call: Call[None, Nothing | None]) -> objects.Upload:
     with _verdicts(call):
         async with borrowed(call.server.database) as connection:
             row = await parts.cancel_upload(connection, upload_id, call.caller.owner)
-    call.server.caretaker.wake("sweep")
+    call.server.background.wake("sweep")
     return _upload(row)
 
 

@@ -1,4 +1,5 @@
-"""Webhook endpoints: where an owner is told how batches ended. A secret is shown when it is made, and only then."""
+"""Webhook endpoints: urls that get an event when an owner's batch ends. A secret is shown when it is made, and only
+then."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ class WebhookEventTypes(msgspec.Struct, kw_only=True):
 
 
 class DeliveryObject(msgspec.Struct, kw_only=True):
-    """One event for one endpoint. `event_id` is what receivers got as `webhook-id`, on every attempt."""
+    """Delivery of one event to one endpoint. Receivers get `event_id` as `webhook-id`, on every attempt."""
 
     id: str
     object: Literal["webhook_delivery"] = "webhook_delivery"
@@ -133,7 +134,7 @@ async def create_webhook(call: Call[None, WebhookCreate]) -> WebhookObjectWithSe
         )
     if made is None:
         most = endpoints.MAX_ENDPOINTS
-        raise ApiError(400, f"You have {most} webhook endpoints, the most there may be.", code="too_many_endpoints")
+        raise ApiError(400, f"You have {most} webhook endpoints, as many as are allowed.", code="too_many_endpoints")
     return _with_secret(made)
 
 
@@ -161,7 +162,7 @@ async def retrieve_webhook(call: Call[None, None]) -> WebhookObject:
 
 async def update_webhook(call: Call[None, WebhookUpdate]) -> WebhookObject:
     endpoint_id, body = _id(call), call.body
-    await _find(call)  # before its url is looked at: what is not there answers 404 whatever is asked of it
+    await _find(call)  # before the url is checked: an endpoint that does not exist answers 404 whatever is sent
     name = None if body.name is None else _clean_name(body.name)
     if body.url is not None:
         await _check_url(call, body.url)
@@ -170,7 +171,7 @@ async def update_webhook(call: Call[None, WebhookUpdate]) -> WebhookObject:
         changed = await endpoints.update_endpoint(
             connection, endpoint_id, call.caller.scope, name=name, url=body.url, event_types=event_types
         )
-    return _object(_there(call, changed))
+    return _object(_require(call, changed))
 
 
 async def delete_webhook(call: Call[None, None]) -> WebhookDeleted:
@@ -187,11 +188,12 @@ async def rotate_webhook_secret(call: Call[None, WebhookRotate | None]) -> Webho
         rotated = await endpoints.rotate_secret(
             connection, _id(call), call.caller.scope, keep_s=_KEEP_OLD_SECRET_S if keep else 0
         )
-    return _with_secret(_there(call, rotated))
+    return _with_secret(_require(call, rotated))
 
 
 async def test_webhook(call: Call[None, WebhookTest]) -> WebhookTestResult:
-    """Whatever the receiver answers is told; if it could not be reached, that is an error of the endpoint."""
+    """Answers the receiver's status, whatever it is; a receiver that could not be reached is an error of the
+    endpoint."""
     found = await _find(call)
     server = call.server
     result = await send_sample(server.database, sender_for(server.config), found.id, found.url, call.body.event_type)
@@ -234,10 +236,10 @@ def _id(call: Call[Any, Any]) -> UUID:
 
 async def _find(call: Call[Any, Any]) -> WebhookEndpoint:
     async with borrowed(call.server.database) as connection:
-        return _there(call, await endpoints.get_endpoint(connection, _id(call), call.caller.scope))
+        return _require(call, await endpoints.get_endpoint(connection, _id(call), call.caller.scope))
 
 
-def _there(call: Call[Any, Any], found: WebhookEndpoint | None) -> WebhookEndpoint:
+def _require(call: Call[Any, Any], found: WebhookEndpoint | None) -> WebhookEndpoint:
     if found is None:
         raise _missing(call)
     return found
@@ -258,7 +260,7 @@ def _clean_name(name: str) -> str:
 
 
 async def _check_url(call: Call[Any, Any], url: str) -> None:
-    """Early, for the caller's sake; what counts is the same check at every delivery."""
+    """Check a url early, so that the caller learns of it; the same check at every delivery is the one that protects."""
     try:
         await sender_for(call.server.config).policy.addresses(parse_url(url))
     except AddressRefused as refusal:
@@ -282,7 +284,7 @@ def _object(row: WebhookEndpoint) -> WebhookObject:
 
 
 def _with_secret(row: WebhookEndpoint) -> WebhookObjectWithSecret:
-    return WebhookObjectWithSecret(**_fields(row), signing_secret=signing.shown(row.secret))
+    return WebhookObjectWithSecret(**_fields(row), signing_secret=signing.encode_secret(row.secret))
 
 
 def _delivery(row: Delivery) -> DeliveryObject:
@@ -315,7 +317,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         _ALL,
         create_webhook,
-        "Ask to be told of events. The answer holds the signing secret.",
+        "Create an endpoint that gets events. The answer holds the signing secret.",
         body=WebhookCreate,
         answer=WebhookObjectWithSecret,
         errors=(400, 422),
@@ -326,7 +328,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         _ONE,
         update_webhook,
-        "Change what is given.",
+        "Change the given fields.",
         body=WebhookUpdate,
         answer=WebhookObject,
         errors=(400, 404, 422),
@@ -343,7 +345,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         f"{_ONE}/rotate_secret",
         rotate_webhook_secret,
-        "A new signing secret; the old one signs along for a day if wanted.",
+        "Make a new signing secret; messages are signed with the old one too for a day if wanted.",
         body=WebhookRotate | None,
         answer=WebhookObjectWithSecret,
         errors=(400, 404, 422),
@@ -361,7 +363,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         f"{_ONE}/deliveries",
         list_webhook_deliveries,
-        "What was sent to an endpoint, newest first, and what became of it.",
+        "Deliveries to an endpoint, newest first, with their results.",
         query=WebhookQuery,
         answer=DeliveryList,
         errors=(400, 404),
@@ -370,7 +372,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/webhook_event_types",
         list_webhook_event_types,
-        "The events there are.",
+        "The types of events.",
         answer=WebhookEventTypes,
     ),
 )

@@ -1,1 +1,1 @@
-"""Taking work: claims, bodies, heartbeats, reclaims."""
+"""Claims of work: leases, bodies, gates, liveness and reclaims."""

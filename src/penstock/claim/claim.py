@@ -10,67 +10,42 @@ from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
-from penstock.db.pool import Connection, Now, ask_again
+from penstock.db.pool import Connection, Now
 from penstock.model import Item, Lease, SessionRequest
 
 _SQL = sql.load("penstock.claim", "claim.sql")
 
 Range = tuple[int, int]
 
-# A claim is shared out in so many pieces: enough for turns to come round soon, few enough for each to be worth a lease.
+# Leases into which a claim is divided: enough for turns to come round soon, few enough for each to be worth a lease.
 _PIECES = 8
-# Who is farther back in line has no turn yet, unless those before have little left. Then the next claim is soon.
+# Lanes looked at from the head of each line. A lane farther back gets its turn by a later claim, which comes soon when
+# those before have little left.
 _LOOK = 32
 
 
-class Place(NamedTuple):
-    """A place in a route's line: all that is before it has been served."""
+class LinePlace(NamedTuple):
+    """A place in a route's line: all lanes and deferrals before it have been served."""
 
     band: int
     tag: float
     alone: bool = False
     """Whether a single owner stands in line, with a single lane."""
     due: int = 0
-    """So many ordinals stand in line to be run again."""
+    """Ordinals of due deferrals that stand in line."""
 
 
-FRONT = Place(-(2**15), -math.inf)
+FRONT = LinePlace(-(2**15), -math.inf)
 
 
 class Claimed(NamedTuple):
     leases: list[Lease]
-    places: dict[str, list[Place]]
-    """Where the line of each route begins now, in each band."""
+    places: dict[str, list[LinePlace]]
+    """Place where the line of each route begins now, in each band."""
     at: datetime
-    """When, on the database's clock."""
+    """Time of the claim, on the database's clock."""
     next_due_at: datetime | None
-    """When the next deferral is due that does not stand in line yet; perhaps it is."""
-
-
-async def claim(
-    connection: Connection,
-    *,
-    pool: str,
-    wants: Mapping[str, int],
-    worker_id: UUID,
-    taper_floor: int = 1,
-    suspect_ok: bool = True,
-    now: Now = None,
-) -> list[Lease]:
-    """Lease up to `wants[route]` ordinals of each route, from all that is due; at most one suspect, and none unless
-    `suspect_ok`."""
-    await line_up(connection, pool=pool, routes=wants, now=now)
-    claimed = await claim_in_line(
-        connection,
-        pool=pool,
-        wants=wants,
-        worker_id=worker_id,
-        look=max(wants.values()),
-        taper_floor=taper_floor,
-        suspect_ok=suspect_ok,
-        now=now,
-    )
-    return claimed.leases
+    """When the next deferral that does not stand in line is due; perhaps it is already."""
 
 
 async def line_up(
@@ -78,13 +53,12 @@ async def line_up(
     *,
     pool: str,
     routes: Iterable[str],
-    places: Mapping[str, Place] | None = None,
+    places: Mapping[str, LinePlace] | None = None,
     due_from: datetime | None = None,
     limit: int = 1_000,
     now: Now = None,
 ) -> None:
-    """Put deferrals in line that are due, and have been since `due_from` at the earliest; about so many ordinals of
-    each route."""
+    """Put deferrals in line that have become due since `due_from`; about `limit` ordinals of each route."""
     routes = list(routes)
     alone = [(places or {}).get(route, FRONT).alone for route in routes]
     parameters = {"pool": pool, "routes": routes, "alone": alone, "limit": limit, "now": now}
@@ -97,7 +71,7 @@ async def claim_in_line(
     pool: str,
     wants: Mapping[str, int],
     worker_id: UUID,
-    places: Mapping[str, Place] | None = None,
+    places: Mapping[str, LinePlace] | None = None,
     due_from: datetime | None = None,
     look: int = _LOOK,
     full: Sequence[int] = (),
@@ -105,8 +79,8 @@ async def claim_in_line(
     suspect_ok: bool = True,
     now: Now = None,
 ) -> Claimed:
-    """Lease what stands in line, from these places on: of the first `look` lanes of each route, and of as many
-    deferrals; not of lanes that are `full`."""
+    """Lease ordinals from these places in line on: of the first `look` lanes of each route, and of as many deferrals;
+    not of lanes that are `full`."""
     cursor = await connection.execute(
         _SQL["claim_open"],
         {
@@ -125,13 +99,13 @@ async def claim_in_line(
     )
     rows = await cursor.fetchall()
     at, next_due_at, routes, *columns = rows[0][:7]
-    line: dict[str, list[Place]] = {}
+    line: dict[str, list[LinePlace]] = {}
     for route, *place in zip(routes or (), *(column or () for column in columns), strict=True):
-        line.setdefault(route, []).append(Place(*place))
+        line.setdefault(route, []).append(LinePlace(*place))
     return Claimed([as_lease(row[7:]) for row in rows if row[7] is not None], line, at, next_due_at)
 
 
-def _from(routes: Iterable[str], places: Mapping[str, Place] | None, due_from: datetime | None) -> dict[str, Any]:
+def _from(routes: Iterable[str], places: Mapping[str, LinePlace] | None, due_from: datetime | None) -> dict[str, Any]:
     begin = [(places or {}).get(route, FRONT) for route in routes]
     return {
         "from_bands": [place.band for place in begin],
@@ -148,20 +122,20 @@ def as_lease(row: Sequence[Any]) -> Lease:
     return Lease(lease_id, nonce, *place, attempt, ranges, reclaims, session, generation, spent)
 
 
-async def forgotten(connection: Connection, worker_id: UUID, known: Iterable[int]) -> list[Lease]:
-    """Leases this worker holds in the database but never heard of: the answer to their claim was lost. `known` are
-    nonces."""
+async def list_forgotten_leases(connection: Connection, worker_id: UUID, known: Iterable[int]) -> list[Lease]:
+    """List leases that this worker holds in the database and does not know: the answer to their claim was lost. `known`
+    are nonces."""
     cursor = await connection.execute(_SQL["list_forgotten"], {"worker": worker_id, "known": list(known)})
     return [as_lease(row) for row in await cursor.fetchall()]
 
 
-async def routes_with_work(connection: Connection, pool: str) -> list[str]:
+async def list_routes_with_work(connection: Connection, pool: str) -> list[str]:
     cursor = await connection.execute(_SQL["routes_with_work"], {"pool": pool})
     return [route for (route,) in await cursor.fetchall()]
 
 
-async def reclaimed_routes(connection: Connection, pool: str, *, now: Now = None) -> list[str]:
-    """The open routes of which something that lost workers held is still to be claimed."""
+async def list_reclaimed_routes(connection: Connection, pool: str, *, now: Now = None) -> list[str]:
+    """List the open routes that have items reclaimed from lost workers and not claimed since."""
     cursor = await connection.execute(_SQL["reclaimed_routes"], {"pool": pool, "now": now})
     return [route for (route,) in await cursor.fetchall()]
 
@@ -175,8 +149,8 @@ async def read_bodies(
     max_bytes: int,
     closed_too: bool = False,
 ) -> list[Item]:
-    """Read the first bodies of `ranges`, as many as the bounds allow. Nothing back: the lease was lost, or the lane was
-    closed and is not to be read then."""
+    """Read the first bodies of `ranges`, as many as the bounds allow. Empty if the lease was lost, or if the lane was
+    closed and `closed_too` is off."""
     place = {
         "source_id": lease.source_id,
         "source_lane": lease.source_lane,
@@ -191,7 +165,7 @@ async def read_bodies(
         ordinals = first_ordinals(ranges, max_rows)
         read = await connection.execute(_SQL["read_some"], {**place, "ordinals": ordinals}, binary=True)
     rows = await read.fetchall()
-    if not rows or await ask_again(connection, _SQL["is_leased"], guard) != (True,):
+    if not rows or await (await connection.execute(_SQL["is_leased"], guard)).fetchone() != (True,):
         return []
     return [Item(lease, *row) for row in rows]
 
@@ -201,8 +175,8 @@ async def read_heads(
 ) -> list[Item]:
     """Read the one body of each of some sessions' leases, the first of them that the bound allows.
 
-    The items come in the leases' order. A lease before the last of them that got no item was lost, or its session was
-    closed and is not to be read then; if there are none at all, that goes for every one.
+    The items come in the leases' order. A lease without an item, before the last item's, was lost, or its session was
+    closed and `closed_too` is off; if there are no items, that goes for every lease.
     """
     while leases:
         bodies, heads = await _read_heads(connection, leases, max_bytes, closed_too=closed_too)
@@ -213,7 +187,7 @@ async def read_heads(
         ]
         if items or not bodies:
             return items
-        # The room was taken by what was lost.
+        # The bodies read were all of lost leases: go on with the leases behind them.
         leases = leases[bodies[-1][0] :]
     return []
 
@@ -221,7 +195,7 @@ async def read_heads(
 async def _read_heads(
     connection: Connection, leases: Sequence[Lease], max_bytes: int, *, closed_too: bool
 ) -> tuple[list[Any], dict[int, Any]]:
-    """(number, line, custom id, body) of the first; and by number, from 1, the requests of those that are leased."""
+    """Read (number, line, custom id, body) of the first leases; and, by number from 1, the requests still leased."""
     ordinals = Int4Array([lease.ranges[0][0] for lease in leases])
     place = {"sources": Int8Array([lease.source_id for lease in leases]), "ordinals": ordinals, "bytes": max_bytes}
     guard = {
@@ -236,8 +210,8 @@ async def _read_heads(
     return bodies, {n: request for n, *request in heads}
 
 
-async def closed_lanes(connection: Connection, lanes: Iterable[int]) -> set[int]:
-    """Which of these lanes were paused, cancelled or deleted."""
+async def find_closed_lanes(connection: Connection, lanes: Iterable[int]) -> set[int]:
+    """Find which of these lanes were paused, cancelled or deleted."""
     cursor = await connection.execute(_SQL["closed_lanes"], {"lanes": list(lanes)})
     return {lane_id for (lane_id,) in await cursor.fetchall()}
 
@@ -252,5 +226,5 @@ def first_ordinals(ranges: Iterable[Range], limit: int) -> list[int]:
 
 
 def beyond(ranges: Sequence[Range], ordinal: int) -> list[Range]:
-    """What is left of ascending ranges after everything up to `ordinal` was read."""
+    """Ranges left of ascending ranges after everything up to `ordinal` was read."""
     return [(max(start, ordinal + 1), stop) for start, stop in ranges if stop > ordinal + 1]

@@ -1,15 +1,14 @@
--- Everything that takes work or takes it back. Times enter as coalesce(%(now)s::timestamptz, now()), so that tests
--- can let hours pass at once.
+-- Claims, bodies, workers, reclaims and gates.
 
 -- name: claim_open
--- Takes up to wants[i] ordinals of routes[i] from those whose turn it is: lanes, and deferrals that are due, in one line
--- by band and tag. A claim is shared by several of one band; lanes of which the worker has enough are passed over. Each
--- lane that was served goes back in line behind its owner's last, as much farther as it was given work for its weight;
+-- Leases up to wants[i] ordinals of routes[i], by turns: lanes, and deferrals that are due, stand in one line by band
+-- and tag. A claim is shared by several of one band; lanes of which the worker has enough are passed over. Each lane
+-- that was served goes back in line behind its owner's last, as much farther as it was given work for its weight;
 -- sessions keep their place. Suspects come first.
--- The line is looked at from a place on. What lies before it was served already: dead versions, which a snapshot held
--- elsewhere keeps. The answer says where the living begin, and when the next deferral is due that is not in line.
--- Locks the lane, never the item: whoever pauses, cancels or deletes holds the same lock, so nothing is claimed
--- after their commit. SKIP LOCKED means a claim waits for nobody; one that finds nothing simply asks again.
+-- The line is looked at from a place on. Rows before it were served already: dead versions, which a snapshot held
+-- elsewhere keeps. The answer says where the live rows begin, and when the next deferral that is not in line is due.
+-- Locks the lane, never the item: a pause, cancel or delete takes the same lock, so nothing is claimed after its
+-- commit. SKIP LOCKED means that a claim waits for no lock; a claim that finds nothing is simply made again.
 WITH ask AS MATERIALIZED (
   SELECT a.route, a.want, a.from_band, a.from_tag
     FROM unnest(%(routes)s::text[], %(wants)s::int4[], %(from_bands)s::int2[], %(from_tags)s::float8[])
@@ -17,10 +16,10 @@ WITH ask AS MATERIALIZED (
    WHERE NOT EXISTS (
      SELECT FROM penstock.gates g
       WHERE g.pool = %(pool)s AND g.route = a.route
-        AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
+        AND (g.halted_at IS NOT NULL OR g.not_before > @now))
 ),
--- Looked at without locks: locking more than are used would hide them from every other claim for as long as this one
--- lasts.
+-- Rows are looked at without locks: to lock more than are used would hide them from every other claim for as long as
+-- this one lasts.
 met AS MATERIALIZED (
   SELECT ask.*, c.is_lane, c.band, c.tag, c.step, c.owner, c.rate, c.id, c.room, c.lane_id
     FROM ask
@@ -30,7 +29,7 @@ met AS MATERIALIZED (
         FROM penstock.lanes l
        WHERE l.pool = %(pool)s AND l.route = ask.route AND l.runnable
          AND (l.band, l.tag) >= (ask.from_band, ask.from_tag)
-         AND l.deadline > coalesce(%(now)s::timestamptz, now()) AND l.id <> ALL (%(full)s::int8[])
+         AND l.deadline > @now AND l.id <> ALL (%(full)s::int8[])
        ORDER BY l.band, l.tag, l.id
        LIMIT least(ask.want, %(look)s))
      UNION ALL
@@ -41,15 +40,15 @@ met AS MATERIALIZED (
        ORDER BY d.band, d.tag, d.id
        LIMIT least(ask.want, %(look)s))) AS c
 ),
--- What was put off while its lane was being closed has no turn.
+-- Deferrals written while their lane was being closed have no turn.
 seen AS MATERIALIZED (
   SELECT * FROM met
    WHERE is_lane OR (lane_id IN (
      SELECT id FROM penstock.lanes
       WHERE id = ANY (ARRAY(SELECT DISTINCT lane_id FROM met WHERE NOT is_lane))
-        AND open AND deadline > coalesce(%(now)s::timestamptz, now()))) IS TRUE
+        AND open AND deadline > @now)) IS TRUE
 ),
--- What time it is in each band, and in what pieces a claim is shared out.
+-- The tag being served now in each band, and the pieces in which the claim is shared out.
 band AS MATERIALIZED (
   SELECT route, band, min(tag - step) AS at, ceil(max(want)::float8 / least(%(pieces)s, count(*)))::int4 AS piece,
          count(DISTINCT owner) = 1 AND count(*) FILTER (WHERE is_lane) <= 1 AND %(full)s::int8[] = '{}' AS alone,
@@ -66,7 +65,7 @@ nearest AS (
       JOIN band b ON b.route = s.route AND b.band = s.band) AS s
    WHERE upto - CASE WHEN is_lane THEN least(room, piece) ELSE room END < want
 ),
--- A lane's next piece comes as much later as its last was large for its weight: who counts double gets two in a claim.
+-- A lane's next piece comes as much later as its last was large for its weight: a lane of double weight gets two.
 look AS MATERIALIZED (
   SELECT route, want, from_band, from_tag, is_lane, id, sum(least(size, want - before))::int4 AS take
     FROM (SELECT p.*, sum(size) OVER (
@@ -97,7 +96,7 @@ plain_due AS MATERIALIZED (
    ORDER BY d.id
      FOR UPDATE SKIP LOCKED
 ),
--- What may kill its worker is taken alone, by a worker that holds no other suspect: who dies then, dies of this one.
+-- A suspect is claimed alone, by a worker that holds no other suspect: a worker that dies then was killed by this one.
 suspect_due AS MATERIALIZED (
   SELECT d.*
     FROM ask
@@ -106,7 +105,7 @@ suspect_due AS MATERIALIZED (
             d.reclaims, d.generation, d.spent, d.suspect, d.band, d.tag, d.due_at, ask.want
        FROM penstock.deferrals d
       WHERE d.pool = %(pool)s AND d.route = ask.route AND d.suspect AND NOT d.held
-        AND d.due_at <= coalesce(%(now)s::timestamptz, now())
+        AND d.due_at <= @now
       ORDER BY d.due_at, d.id
       LIMIT 1
         FOR UPDATE SKIP LOCKED) AS d
@@ -125,7 +124,7 @@ due_lane AS MATERIALIZED (
   SELECT l.id, l.endpoint, l.source_id, l.source_lane
     FROM penstock.lanes l
    WHERE l.id = ANY (ARRAY(SELECT DISTINCT lane_id FROM due))
-     AND l.open AND l.deadline > coalesce(%(now)s::timestamptz, now())
+     AND l.open AND l.deadline > @now
    ORDER BY l.id
      FOR UPDATE SKIP LOCKED
 ),
@@ -138,13 +137,13 @@ lane AS MATERIALIZED (
        FROM penstock.lanes l
       WHERE l.pool = %(pool)s AND l.route = turn.route AND l.runnable
         AND (l.band, l.tag) >= (turn.from_band, turn.from_tag)
-        AND l.deadline > coalesce(%(now)s::timestamptz, now()) AND l.id <> ALL (%(full)s::int8[])
+        AND l.deadline > @now AND l.id <> ALL (%(full)s::int8[])
       ORDER BY l.band, l.tag, l.id
       LIMIT turn.lanes
         FOR UPDATE SKIP LOCKED) AS l
 ),
 -- Near its end a lane that is alone in line is shared out in ever smaller pieces, so that workers finish together.
--- Where there are others, there is work for all, and who has little left is not to come back for it again and again.
+-- Where others stand in line, there is work for all, and a lane with little left should not need many more claims.
 -- IS TRUE keeps the look for a deferral's lane a lookup in a hash table. As a join it depends on estimates, which are
 -- worth nothing here: a thousand retries in a thousand lanes became a loop within a loop.
 candidate AS (
@@ -171,8 +170,8 @@ served AS MATERIALIZED (
             FROM candidate) AS ranked
    WHERE before < want
 ),
--- What each gets, as arrays in the order of ids: width_bucket finds a row's place by halving, so that nothing below needs
--- a join, whatever the planner believes about the tables.
+-- Ordinals for each row, as arrays in the order of ids: width_bucket finds a row's place by halving, so that nothing
+-- below needs a join, whatever the planner believes about the tables.
 lane_takes AS MATERIALIZED (
   SELECT array_agg(id ORDER BY id) AS ids, array_agg(take ORDER BY id) AS takes FROM served WHERE is_lane
 ),
@@ -252,19 +251,19 @@ leased AS (
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, worker_id, ordinals, attempt, reclaims,
      generation, spent, claimed_at, progressed_at)
   SELECT id, batch_id, owner, session, band, weight * nearness, %(pool)s, route, width IS NOT NULL, %(worker)s::uuid,
-         int4multirange(int4range(next, next + take)), 1, 0, 0, 0, coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now())
+         int4multirange(int4range(next, next + take)), 1, 0, 0, 0, @now,
+         @now
     FROM granted
   UNION ALL
   SELECT lane_id, batch_id, owner, session, band, weight, %(pool)s, route, limited, %(worker)s::uuid,
-         range_agg(taken), attempt, reclaims, generation, spent, coalesce(%(now)s::timestamptz, now()),
-         coalesce(%(now)s::timestamptz, now())
+         range_agg(taken), attempt, reclaims, generation, spent, @now,
+         @now
     FROM due_taken
    GROUP BY lane_id, batch_id, owner, session, band, weight, route, limited, attempt, reclaims, generation, spent,
             CASE WHEN suspect THEN id END
   RETURNING id, nonce, lane_id, batch_id, route, session, ordinals, attempt, reclaims, generation, spent
 )
-SELECT coalesce(%(now)s::timestamptz, now()) AS at,
+SELECT @now AS at,
        (SELECT min(d.due_at)
           FROM ask
          CROSS JOIN LATERAL (
@@ -288,8 +287,8 @@ SELECT coalesce(%(now)s::timestamptz, now()) AS at,
 
 -- name: line_up_due
 -- Gives deferrals that are due a place in line, until so many ordinals of a route have one. An owner's retries go before
--- what it has not begun, behind its other retries, each charged what it holds; at the head of the line where nobody else
--- is in it. Those of sessions by their time.
+-- its unbegun inputs, behind its other retries, each charged what it holds; at the head of the line where no other owner
+-- is in it. Deferrals of sessions are placed by their time.
 WITH ask AS MATERIALIZED (
   SELECT a.route, a.from_band, a.from_tag, a.alone
     FROM unnest(%(routes)s::text[], %(from_bands)s::int2[], %(from_tags)s::float8[], %(alone)s::bool[])
@@ -304,7 +303,7 @@ found AS MATERIALIZED (
             CASE WHEN d.session THEN 0 ELSE d.size / d.weight END AS step
        FROM penstock.deferrals d
       WHERE d.pool = %(pool)s AND d.route = ask.route AND d.tag IS NULL AND NOT d.held AND NOT d.suspect
-        AND d.due_at >= %(due_from)s::timestamptz AND d.due_at <= coalesce(%(now)s::timestamptz, now())
+        AND d.due_at >= %(due_from)s::timestamptz AND d.due_at <= @now
       ORDER BY d.due_at, d.id
       LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED) AS d
@@ -329,7 +328,7 @@ places AS MATERIALIZED (
          -- The tag of a deferral that is alone in line grows with the clock, by a billionth of a second's worth: dead rows of
          -- deferrals that were served before it then lie behind the place at which the next claim begins to look.
          array_agg(CASE WHEN session THEN extract(epoch FROM due_at)
-                        WHEN alone THEN start + (extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 1.79e9) * 1e-9
+                        WHEN alone THEN start + (extract(epoch FROM @now) - 1.79e9) * 1e-9
                         ELSE last + behind END
                    ORDER BY id) AS tags
     FROM (SELECT d.*, o.start, o.last,
@@ -343,8 +342,8 @@ UPDATE penstock.deferrals d
  WHERE d.id = ANY (ARRAY(SELECT id FROM due))
 
 -- name: read_range
--- Reads the bodies of one ordinal range, at least one and no more than a byte budget. Whether they may be used,
--- `is_leased` says, which is asked after this one.
+-- Reads the bodies of one ordinal range, at least one and no more than a byte budget. `is_leased`, asked after this one,
+-- says whether they may be used.
 SELECT t.ordinal, t.line, t.custom_id, t.body
   FROM (SELECT ordinal, line, custom_id, body,
                sum(octet_length(body)) OVER (ORDER BY ordinal) - octet_length(body) AS before
@@ -375,15 +374,15 @@ SELECT t.ordinal, t.line, t.custom_id, t.body
  ORDER BY t.ordinal
 
 -- name: is_leased
--- Whether a lease is still held and, where that matters, its lane open. Asked after the bodies were read: a lease that
--- is there now was there then, since one that is gone never comes back, and nothing is deleted under a lease. So what
--- was read was whole. Asked before, the lease could end and the inputs be deleted between the two.
+-- Tells whether a lease is still held and, where that matters, its lane open. Asked after the bodies were read: a lease
+-- that is there now was there then, since one that is gone never comes back, and nothing is deleted under a lease. So
+-- the bodies read were whole. Asked before, the lease could end and the inputs be deleted between the two.
 SELECT EXISTS (SELECT FROM penstock.leases WHERE id = %(lease)s AND nonce = %(nonce)s)
    AND (%(closed_too)s::boolean OR EXISTS (SELECT FROM penstock.lanes WHERE id = %(lane_id)s AND open))
 
 -- name: read_heads
--- Reads what sessions are to be asked next, many sessions at once, at least one and no more than a byte budget. Which of
--- them may be used, `find_heads_if_leased` says, which is asked after this one.
+-- Reads the bodies of sessions' next requests, many sessions at once, at least one and no more than a byte budget.
+-- `find_heads_if_leased`, asked after this one, says which of them may be used.
 -- GROUP BY its key keeps each a probe: a join might read the table whole, and a LIMIT for each of many is what a table
 -- that is spread over nodes cannot do.
 SELECT t.n, t.line, t.custom_id, t.body
@@ -398,9 +397,9 @@ SELECT t.n, t.line, t.custom_id, t.body
  ORDER BY t.n
 
 -- name: find_heads_if_leased
--- What is known of sessions' requests that are to be asked next; nothing of one whose lease is gone or, where that
--- matters, whose lane was closed. Asked after their bodies were read, as `is_leased` is. The lane's own endpoint is that
--- of the request after: each request knows its own.
+-- Reads sessions' next requests, without those whose lease is gone or, where that matters, whose lane was closed. Asked
+-- after their bodies were read, as `is_leased` is. The lane's own endpoint is that of the request after: each request
+-- has its own.
 SELECT mine.n, r.id, r.endpoint, r.stream, r.waited, r.cancelled_at IS NOT NULL AS cancelled
   FROM unnest(%(leases)b::int8[], %(nonces)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[])
        WITH ORDINALITY AS mine (lease_id, nonce, lane_id, ordinal, n)
@@ -414,7 +413,7 @@ SELECT mine.n, r.id, r.endpoint, r.stream, r.waited, r.cancelled_at IS NOT NULL 
    SELECT FROM penstock.lanes WHERE id = mine.lane_id AND (open OR %(closed_too)s::boolean) LIMIT 1) AS l
 
 -- name: closed_lanes
--- Which of some lanes are closed now, or gone with their batch.
+-- Finds which of some lanes are closed now, or deleted with their batch.
 SELECT id FROM unnest(%(lanes)s::int8[]) AS mine (id)
 EXCEPT
 SELECT id FROM penstock.lanes WHERE id = ANY (%(lanes)s::int8[]) AND open
@@ -441,8 +440,8 @@ UNION
 SELECT route FROM deferred_route WHERE route IS NOT NULL
 
 -- name: reclaimed_routes
--- Lists the routes of which anything was taken back from lost workers and not claimed since, unless their gate is closed.
--- Not what may kill its worker: that is claimed one at a time, however long it takes.
+-- Lists the routes that have items reclaimed from lost workers and not claimed since, unless their gate is closed.
+-- Suspects do not count: they are claimed one at a time, however long it takes.
 WITH RECURSIVE reclaimed AS (
   (SELECT route FROM penstock.deferrals
     WHERE pool = %(pool)s AND reason = 'reclaimed' AND NOT suspect AND NOT held ORDER BY route LIMIT 1)
@@ -457,37 +456,29 @@ SELECT r.route FROM reclaimed r
    AND NOT EXISTS (
      SELECT FROM penstock.gates g
       WHERE g.pool = %(pool)s AND g.route = r.route
-        AND (g.halted_at IS NOT NULL OR g.not_before > coalesce(%(now)s::timestamptz, now())))
+        AND (g.halted_at IS NOT NULL OR g.not_before > @now))
 
 -- name: register_worker
--- Announces a process before its first claim.
+-- Registers a worker before its first claim.
 INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)
-VALUES (%(id)s, %(pool)s, %(host)s, %(machine)s, %(pid)s, %(pid_birth)s, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()))
-
--- name: heartbeat_if_known
--- Checks the workers of a process in, on the database's clock. One that does not come back was declared dead: it must
--- take a new id.
-UPDATE penstock.workers
-   SET heartbeat_at = coalesce(%(now)s::timestamptz, now()), draining = id = ANY (%(draining)s::uuid[])
- WHERE id = ANY (%(ids)s::uuid[])
-RETURNING id
+VALUES (%(id)s, %(pool)s, %(host)s, %(machine)s, %(pid)s, %(pid_birth)s, @now, @now)
 
 -- name: remove_worker
 -- Removes a worker that stopped cleanly.
 DELETE FROM penstock.workers WHERE id = %(id)s
 
 -- name: list_workers
--- The workers registered from one machine, for finding those whose process is gone.
+-- Lists the workers registered from one machine, to find those whose process has exited.
 SELECT id, pid, pid_birth FROM penstock.workers WHERE machine = %(machine)s
 
 -- name: reclaim_if_lost
 -- Takes leases back from workers that are silent past the grace, unregistered or known to be gone, and, when asked to
 -- look for them, from workers that live but have not reported progress on a lease for too long. Judged here, on the
--- database's clock. Holders are found one probe each, so that what the living hold is not read; leases without progress
--- can only be found by reading all.
--- Deleting the lease is the fence. What it still held runs again at once, at the head of the line; ordinals lost repeatedly are split, so that
--- the one that kills its workers ends up alone. Once that is lost too often, or if the policy is not to run anything
--- twice, the caller gets it on a lease of its own, to settle it as failed like any other.
+-- database's clock. Holders are found one probe each, so that leases of live workers are not read; leases without
+-- progress can only be found by reading all.
+-- Deleting the lease is the fence. Its remaining ordinals run again at once, at the head of the line; ordinals lost
+-- repeatedly are split, so that the one that kills its workers ends up alone. Once that is lost too often, or if the
+-- policy is not to run anything twice, the caller gets it on a lease of its own, to settle it as failed like any other.
 WITH RECURSIVE
 holder AS (
   (SELECT worker_id FROM penstock.leases ORDER BY worker_id LIMIT 1)
@@ -500,7 +491,7 @@ dead AS MATERIALIZED (
    WHERE worker_id IS NOT NULL
      AND (worker_id IN (
             SELECT w.id FROM penstock.workers w
-             WHERE w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+             WHERE w.heartbeat_at > @now - make_interval(secs => %(grace_s)s)
                AND w.id <> ALL (%(gone)s::uuid[]))) IS NOT TRUE
 ),
 suspected AS MATERIALIZED (
@@ -508,9 +499,9 @@ suspected AS MATERIALIZED (
   UNION
   SELECT id FROM penstock.leases
    WHERE %(look_for_stuck)s::boolean
-     AND progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s)
+     AND progressed_at <= @now - make_interval(secs => %(stuck_s)s)
 ),
--- Judged once more by the row as it is when it is locked: it may have made progress since.
+-- Leases are judged once more by the row as it is when locked: it may have made progress since.
 lost AS MATERIALIZED (
   SELECT l.id, l.lane_id, l.batch_id, l.owner, l.session, l.band, l.weight, l.pool, l.route, l.limited, l.ordinals, l.size,
          l.attempt, l.reclaims, l.generation, l.spent, l.worker_id,
@@ -518,7 +509,7 @@ lost AS MATERIALIZED (
     FROM penstock.leases l
    WHERE l.id = ANY (ARRAY(SELECT id FROM suspected ORDER BY id LIMIT %(limit)s))
      AND ((l.worker_id IN (SELECT worker_id FROM dead)) IS TRUE
-          OR l.progressed_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(stuck_s)s))
+          OR l.progressed_at <= @now - make_interval(secs => %(stuck_s)s))
    ORDER BY l.id
      FOR UPDATE SKIP LOCKED
 ),
@@ -529,7 +520,7 @@ noted AS (
   INSERT INTO penstock.reclaims
     (lane_id, lease_id, batch_id, worker_id, reclaimed_by, ordinals, attempt, reclaims, reclaimed_at)
   SELECT lane_id, id, batch_id, worker_id, %(worker)s::uuid, ordinals, attempt, reclaims + 1,
-         coalesce(%(now)s::timestamptz, now())
+         @now
     FROM lost
 ),
 piece AS (
@@ -543,8 +534,8 @@ deferred AS (
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, generation,
      spent, reason, deferred_at, due_at, tag, held)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, part, attempt, reclaims + 1, generation,
-         spent, 'reclaimed', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
-         CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+         spent, 'reclaimed', @now, @now,
+         CASE WHEN session THEN extract(epoch FROM @now)
               ELSE penstock.line_start(pool, route, band, '-infinity') END,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM piece
@@ -557,12 +548,12 @@ condemned AS (
      generation, spent, claimed_at, progressed_at)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, %(worker)s::uuid, ordinals, attempt,
          reclaims + 1, generation, spent,
-         coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+         @now, @now
     FROM lost
    WHERE given_up
   RETURNING id, nonce, lane_id, batch_id, route, ordinals, attempt, reclaims, generation, spent
 )
-SELECT (SELECT count(pg_notify('penstock_work', pool)) FROM (SELECT DISTINCT pool FROM piece) AS again) AS rung,
+SELECT (SELECT count(pg_notify('penstock_work', pool)) FROM (SELECT DISTINCT pool FROM piece) AS again) AS notified,
        (SELECT count(*) FROM lost)::int4 AS lost_leases,
        (SELECT coalesce(sum(size), 0) FROM lost)::int4 AS lost_ordinals,
        c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
@@ -573,20 +564,21 @@ SELECT (SELECT count(pg_notify('penstock_work', pool)) FROM (SELECT DISTINCT poo
   LEFT JOIN penstock.lanes l ON l.id = c.lane_id
 
 -- name: report_progress
--- Says of some leases that this worker still knows them: their items wait, or their calls are within their time.
--- Answers with those it still holds. Locked in id order, as a settle does, so that the two cannot deadlock.
+-- Reports progress on leases of this worker: their items wait, or their calls are within their time. Returns those that
+-- it still holds. Locked in id order, as a settle does, so that the two cannot deadlock.
 WITH mine AS MATERIALIZED (
   SELECT id FROM penstock.leases
    WHERE id = ANY (%(leases)s::int8[]) AND nonce = ANY (%(nonces)s::int8[]) AND worker_id = %(worker)s
    ORDER BY id
      FOR UPDATE
 )
-UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
+UPDATE penstock.leases SET progressed_at = @now
  WHERE id = ANY (ARRAY(SELECT id FROM mine))
 RETURNING nonce
 
 -- name: list_forgotten
--- Leases of this worker that it does not know: a claim whose answer was lost. For the rare moment after a failed claim.
+-- Lists leases of this worker that it does not know: the answer to their claim was lost. For the rare moment after a
+-- failed claim.
 SELECT c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l.source_lane, c.attempt, c.reclaims,
        ARRAY(SELECT lower(r) FROM unnest(c.ordinals) r) AS starts,
        ARRAY(SELECT upper(r) FROM unnest(c.ordinals) r) AS stops, l.session, c.generation, c.spent
@@ -595,37 +587,37 @@ SELECT c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l
  WHERE c.worker_id = %(worker)s AND c.nonce <> ALL (%(known)s::int8[])
 
 -- name: forget_the_future
--- After the database's clock was set back: what was stamped ahead of it counts from now. A worker that lives checks in
--- again within its interval; without this, one that died would be missed only when the clock has caught up. What was put
--- off waits for as long as it was to, from now.
+-- Corrects times in the future, after the database's clock was set back: they count from now. A live worker checks in
+-- again within its interval; without this, a dead one would be noticed only when the clock has caught up. Deferrals wait
+-- for as long as they were to, from now.
 WITH beaten AS (
-  UPDATE penstock.workers SET heartbeat_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.workers SET heartbeat_at = @now
    WHERE id = ANY (ARRAY(
-     SELECT id FROM penstock.workers WHERE heartbeat_at > coalesce(%(now)s::timestamptz, now()) FOR UPDATE SKIP LOCKED))
+     SELECT id FROM penstock.workers WHERE heartbeat_at > @now FOR UPDATE SKIP LOCKED))
   RETURNING id
 ),
 progressed AS (
-  UPDATE penstock.leases SET progressed_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.leases SET progressed_at = @now
    WHERE id = ANY (ARRAY(
      SELECT id FROM penstock.leases
-      WHERE progressed_at > coalesce(%(now)s::timestamptz, now()) AND %(look_for_stuck)s::boolean
+      WHERE progressed_at > @now AND %(look_for_stuck)s::boolean
         FOR UPDATE SKIP LOCKED))
   RETURNING id
 ),
 put_off AS (
   UPDATE penstock.deferrals
-     SET deferred_at = coalesce(%(now)s::timestamptz, now()),
-         due_at = coalesce(%(now)s::timestamptz, now()) + (due_at - deferred_at)
+     SET deferred_at = @now,
+         due_at = @now + (due_at - deferred_at)
    WHERE id = ANY (
      ARRAY(
        SELECT id FROM penstock.deferrals
-        WHERE deferred_at > coalesce(%(now)s::timestamptz, now()) AND NOT session
+        WHERE deferred_at > @now AND NOT session
         ORDER BY deferred_at DESC
         LIMIT %(limit)s
           FOR UPDATE SKIP LOCKED)
      || ARRAY(
        SELECT id FROM penstock.deferrals
-        WHERE deferred_at > coalesce(%(now)s::timestamptz, now()) AND session
+        WHERE deferred_at > @now AND session
         ORDER BY deferred_at DESC
         LIMIT %(limit)s
           FOR UPDATE SKIP LOCKED))
@@ -634,13 +626,13 @@ put_off AS (
 SELECT (SELECT count(*) FROM beaten), (SELECT count(*) FROM progressed), (SELECT count(*) FROM put_off)
 
 -- name: remove_silent_workers
--- Forgets workers that are silent past the grace or known to be gone, once nothing is leased to them. One that was cut
--- off in the middle of a check-in keeps its row locked for as long as the server waits for it: not worth waiting for.
+-- Removes workers that are silent past the grace or known to be gone, once nothing is leased to them. A worker cut off
+-- in the middle of a check-in keeps its row locked until the server gives its connection up: such a row is skipped.
 DELETE FROM penstock.workers
  WHERE id = ANY (ARRAY(
    SELECT w.id
      FROM penstock.workers w
-    WHERE (w.heartbeat_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+    WHERE (w.heartbeat_at <= @now - make_interval(secs => %(grace_s)s)
            OR w.id = ANY (%(gone)s::uuid[]))
       AND NOT EXISTS (SELECT FROM penstock.leases l WHERE l.worker_id = w.id)
       FOR UPDATE SKIP LOCKED))
@@ -648,7 +640,7 @@ DELETE FROM penstock.workers
 -- name: raise_gate
 -- Makes a whole route wait, as the upstream asked. A gate only moves later.
 INSERT INTO penstock.gates AS g (pool, route, not_before, code, message)
-VALUES (%(pool)s, %(route)s, coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s), %(code)s, %(message)s)
+VALUES (%(pool)s, %(route)s, @now + make_interval(secs => %(wait_s)s), %(code)s, %(message)s)
 ON CONFLICT (pool, route) DO UPDATE
    SET not_before = excluded.not_before, code = excluded.code, message = excluded.message
  WHERE g.not_before IS NULL OR g.not_before < excluded.not_before
@@ -656,23 +648,23 @@ ON CONFLICT (pool, route) DO UPDATE
 -- name: halt_gate
 -- Closes a route until a person acts.
 INSERT INTO penstock.gates AS g (pool, route, halted_at, code, message)
-VALUES (%(pool)s, %(route)s, coalesce(%(now)s::timestamptz, now()), %(code)s, %(message)s)
+VALUES (%(pool)s, %(route)s, @now, %(code)s, %(message)s)
 ON CONFLICT (pool, route) DO UPDATE
    SET halted_at = excluded.halted_at, code = excluded.code, message = excluded.message
  WHERE g.halted_at IS NULL
 
 -- name: list_gates
--- The gates of a pool that are closed now.
+-- Lists the gates of a pool that are closed now.
 SELECT route, not_before, halted_at, code, message
   FROM penstock.gates
- WHERE pool = %(pool)s AND (halted_at IS NOT NULL OR not_before > coalesce(%(now)s::timestamptz, now()))
+ WHERE pool = %(pool)s AND (halted_at IS NOT NULL OR not_before > @now)
 
 -- name: open_gates
 -- Opens the halted gates of a pool: a person says the reason is gone.
 DELETE FROM penstock.gates WHERE pool = %(pool)s AND halted_at IS NOT NULL
 
 -- name: lower_gates
--- Shortens the waits of a pool to what is put up with now.
+-- Shortens the waits of a pool to `wait_s`.
 UPDATE penstock.gates
-   SET not_before = least(not_before, coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(wait_s)s))
+   SET not_before = least(not_before, @now + make_interval(secs => %(wait_s)s))
  WHERE pool = %(pool)s AND not_before IS NOT NULL

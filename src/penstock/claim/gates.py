@@ -1,4 +1,4 @@
-"""Gates: what an upstream asked of a whole route, remembered in the database for every worker."""
+"""Gates: an upstream asked a whole route to wait, or a person has to act; stored in the database for every worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Gate:
 async def hold(
     connection: Connection, pool: str, route: str, wait_s: float, code: str, message: str, *, now: Now = None
 ) -> None:
-    """No claim of this route for so long, by anyone."""
+    """Close the route to every worker's claims for `wait_s`."""
     await connection.execute(
         _SQL["raise_gate"],
         {"pool": pool, "route": route, "wait_s": wait_s, "code": code, "message": message, "now": now},
@@ -31,18 +31,18 @@ async def hold(
 
 
 async def halt(connection: Connection, pool: str, route: str, code: str, message: str, *, now: Now = None) -> None:
-    """No claim of this route until a person opens it again."""
+    """Close the route to every worker's claims until a person opens it again."""
     await connection.execute(
         _SQL["halt_gate"], {"pool": pool, "route": route, "code": code, "message": message, "now": now}
     )
 
 
-async def closed(connection: Connection, pool: str, *, now: Now = None) -> list[Gate]:
+async def list_closed(connection: Connection, pool: str, *, now: Now = None) -> list[Gate]:
     cursor = await connection.execute(_SQL["list_gates"], {"pool": pool, "now": now})
     return [Gate(*row) for row in await cursor.fetchall()]
 
 
 async def reopen(connection: Connection, pool: str, *, wait_max_s: float = 86_400, now: Now = None) -> None:
-    """A person says that what halted the routes is mended, and how long a wait they will put up with."""
+    """Open the halted routes of a pool, as a person asked, and shorten waits to `wait_max_s`."""
     await connection.execute(_SQL["open_gates"], {"pool": pool})
     await connection.execute(_SQL["lower_gates"], {"pool": pool, "wait_s": wait_max_s, "now": now})

@@ -1,4 +1,4 @@
-"""Who is alive: registration, heartbeats, and taking back what the dead held."""
+"""Liveness of workers: registration, progress on leases, and reclaims from lost workers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _RECLAIM_LIMIT = 500
 
 @cache
 def machine() -> str:
-    """Names this machine since its last boot, and this process's view of its process ids: two processes with the
-    same name can look each other up by pid."""
+    """Name of this machine since its last boot, with the process's pid namespace: two processes with the same name can
+    look each other up by pid."""
     try:
         space = str(Path("/proc/self/ns/pid").readlink())
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -39,11 +39,11 @@ class Reclaimed:
     leases: int
     ordinals: int
     given_up: list[Lease]
-    """On leases of the caller: lost too often to be run again."""
+    """Leases of the caller on items that were lost too often to be run again."""
 
 
 async def register(connection: Connection, worker_id: UUID, pool: str, *, now: Now = None) -> None:
-    """Announce this process; before its first claim."""
+    """Register this process as a worker, before its first claim."""
     process = psutil.Process()
     await connection.execute(
         _SQL["register_worker"],
@@ -63,9 +63,9 @@ async def unregister(connection: Connection, worker_id: UUID) -> None:
     await connection.execute(_SQL["remove_worker"], {"id": worker_id})
 
 
-async def gone_from_here(connection: Connection) -> list[UUID]:
-    """Workers registered from this machine whose process no longer exists. For them nobody needs to wait out the
-    grace: the kernel says they are dead."""
+async def list_exited_workers(connection: Connection) -> list[UUID]:
+    """List workers registered from this machine whose process no longer exists. The grace need not be waited out for
+    them: the kernel says that they are dead."""
     cursor = await connection.execute(_SQL["list_workers"], {"machine": machine()})
     return [worker_id for worker_id, pid, birth in await cursor.fetchall() if not _is_running(pid, birth)]
 
@@ -91,9 +91,9 @@ async def reclaim(
     look_for_stuck: bool = True,
     now: Now = None,
 ) -> Reclaimed:
-    """Take back what lost workers held. What is given up comes back on leases of `worker_id`, to be failed.
+    """Take back the leases of lost workers. Items that are given up come back on leases of `worker_id`, to be failed.
 
-    Looking for leases that make no progress means to read all of them.
+    Looking for stuck leases, which make no progress, means to read all leases.
     """
     future = {"look_for_stuck": look_for_stuck, "limit": _RECLAIM_LIMIT, "now": now}
     await connection.execute(_SQL["forget_the_future"], future)
@@ -119,7 +119,7 @@ async def reclaim(
 async def report_progress(
     connection: Connection, worker_id: UUID, leases: Sequence[Lease], *, now: Now = None
 ) -> set[int]:
-    """Vouch for leases whose items this worker still has in hand; returns the nonces of those that it has lost."""
+    """Report progress on leases whose items this worker still holds; returns the nonces of those that it has lost."""
     if not leases:
         return set()
     ids, nonces = [lease.id for lease in leases], [lease.nonce for lease in leases]

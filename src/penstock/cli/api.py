@@ -1,11 +1,10 @@
-"""The batch API as the commands use it: over HTTP, or asked of the application in this process."""
+"""Batch API as the commands use it: over HTTP, or from the application in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -13,11 +12,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
+from penstock.backoff import Backoff
 from penstock.cli.figures import plain
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
-    from penstock.cli.client import Place
+    from penstock.cli.client import ApiPlace
 
 Json = dict[str, Any]
 Query = Mapping[str, str | int]
@@ -30,7 +30,7 @@ _LAST_PAUSE_S = 5.0
 _RETRY_AFTER_MAX_S = 60.0
 _ERROR_MAX_BYTES = 64 * 1024
 _MESSAGE_CHARS = 2_000
-# The server did not do what was asked, and may do it in a moment.
+# Statuses of a server that did not do it now, and may do it in a moment.
 _PASSING = (429, 502, 503, 504)
 
 
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer's head, and its body as it comes."""
+    """Answer: its head, and its body as it comes."""
 
     status: int
     headers: Mapping[str, str]
@@ -66,21 +66,21 @@ class Answer:
 
 
 class Transport(Protocol):
-    """Carries requests. Raises Unreachable where no whole answer comes."""
+    """Transport of requests. Raises Unreachable where no whole answer comes."""
 
     place: str
-    """What is asked, in an error's words."""
+    """Name of the server or database, for error texts."""
     local: bool
-    """Whether it looks into the data itself rather than ask a server."""
+    """Whether it reads the database itself rather than call a server."""
 
     def send(self, request: Request) -> AbstractAsyncContextManager[Answer]: ...
 
     async def is_served(self) -> bool:
-        """Whether somebody works off what is there."""
+        """Whether a server or a worker is alive on this data."""
 
 
 class Unreachable(PenstockError):  # noqa: N818 -- a state of affairs
-    """No whole answer came."""
+    """Server that gave no whole answer."""
 
     def __init__(self, message: str, *, hint: str, sent: bool) -> None:
         super().__init__(message, hint=hint)
@@ -89,7 +89,7 @@ class Unreachable(PenstockError):  # noqa: N818 -- a state of affairs
 
 
 class Refused(PenstockError):  # noqa: N818 -- a verdict
-    """The server answered with an error."""
+    """Request that the server answered with an error."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Refused(PenstockError):  # noqa: N818 -- a verdict
 
 
 class Api:
-    """Sends requests, repeats those that can be repeated, and puts errors in words."""
+    """Client of the API: sends requests, repeats those that can be repeated, and explains errors."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -122,26 +122,27 @@ class Api:
 
     @property
     def local(self) -> bool:
-        """Whether this looks into the data itself rather than ask a server."""
+        """Whether this reads the database itself rather than call a server."""
         return self._transport.local
 
     async def is_served(self) -> bool:
-        """Whether somebody works off what is there."""
+        """Whether a server or a worker is alive on this data."""
         return await self._transport.is_served()
 
     async def get(self, path: str, query: Query | None = None, *, patience_s: float = _PATIENCE_S) -> Json:
-        """A read: tried again for a while when the server does not answer."""
-        return await self._retried(lambda: self._json(Request("GET", path, query or {})), patience_s)
+        """Read an object. Tried again for `patience_s` when the server does not answer."""
+        return await self._send_again(lambda: self._json(Request("GET", path, query or {})), patience_s)
 
     async def post(
         self, path: str, body: Json | None = None, *, key: str | None = None, headers: Mapping[str, str] | None = None
     ) -> Json:
-        """Sent once. With an idempotency `key` it may be repeated: the server does the same thing only once."""
+        """Send a command, once. With an idempotency `key` it may be repeated: the server does the same thing only
+        once."""
         headers = {"content-type": "application/json", **(headers or {})}
         if key is not None:
             headers["idempotency-key"] = key
         content = b"" if body is None else json.dumps(body).encode()
-        return await self._retried(
+        return await self._send_again(
             lambda: self._json(Request("POST", path, headers=headers, body=content)), _PATIENCE_S if key else 0
         )
 
@@ -150,17 +151,17 @@ class Api:
         headers = {"content-type": "application/octet-stream", "idempotency-key": key}
         if size is not None:
             headers["content-length"] = str(size)
-        return await self._retried(
+        return await self._send_again(
             lambda: self._json(Request("PUT", path, query, dict(headers), body)), patience_s=_PATIENCE_S
         )
 
     async def delete(self, path: str) -> Json:
-        """Sent once."""
+        """Delete an object. Sent once."""
         return await self._json(Request("DELETE", path))
 
     @contextlib.asynccontextmanager
     async def stream(self, path: str, *, accept: str = "*/*") -> AsyncIterator[Answer]:
-        """A body read as it comes. What is cut half-way raises; only the caller knows how to go on."""
+        """Read a body as it comes. One that is cut half-way raises; only the caller knows how to go on."""
         async with self._transport.send(Request("GET", path, headers={"accept": accept})) as answer:
             self._answered = True
             if answer.status != 200:
@@ -168,7 +169,7 @@ class Api:
             yield answer
 
     async def walk(self, path: str, *, page: int) -> AsyncIterator[Json]:
-        """Every object of a list, page by page. The cursor is an id, so nothing is skipped or told twice."""
+        """Every object of a list, page by page. The cursor is an id, so nothing is skipped or given twice."""
         query: dict[str, str | int] = {"limit": page}
         while True:
             found = await self.get(path, query)
@@ -189,12 +190,12 @@ class Api:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise self._foreign(answer)
+            raise self._not_penstock(answer)
         return found
 
-    async def _retried(self, call: Callable[[], Any], patience_s: float) -> Json:
+    async def _send_again(self, call: Callable[[], Any], patience_s: float) -> Json:
         give_up_at = monotonic() + patience_s
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
         while True:
             try:
                 found: Json = await call()
@@ -209,15 +210,14 @@ class Api:
                 wait_s = min(refusal.retry_after_s or 0.0, _RETRY_AFTER_MAX_S)
             else:
                 return found
-            await asyncio.sleep(max(wait_s, pause_s * random.uniform(0.5, 1)))  # noqa: S311 -- jitter
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            await asyncio.sleep(max(wait_s, backoff.next_s()))
 
     async def _refused(self, answer: Answer) -> PenstockError:
         try:
             error = json.loads(await answer.whole(_ERROR_MAX_BYTES))["error"]
             message, code = plain(str(error["message"]), _MESSAGE_CHARS), error.get("code")
         except (ValueError, TypeError, KeyError, AttributeError):
-            return self._foreign(answer)
+            return self._not_penstock(answer)
         status = answer.status
         hint = {
             401: "Set PENSTOCK_API_KEY to a key of this server; on the server, `penstock keys create` makes one.",
@@ -238,7 +238,7 @@ class Api:
         retry_after_s = _seconds(answer.headers.get("retry-after"))
         return Refused(message, hint=hint or "See `--help`.", status=status, code=code, retry_after_s=retry_after_s)
 
-    def _foreign(self, answer: Answer) -> PenstockError:
+    def _not_penstock(self, answer: Answer) -> PenstockError:
         moved = answer.headers.get("location")
         if moved is not None and 300 <= answer.status < 400:
             return PenstockError(f"{self._transport.place} sends on to {moved}", hint="Give that address as --server.")
@@ -251,8 +251,8 @@ class Api:
 
 
 @contextlib.asynccontextmanager
-async def open_api(place: Place) -> AsyncIterator[Api]:
-    """The API at a place, for as long as a command runs."""
+async def open_api(place: ApiPlace) -> AsyncIterator[Api]:
+    """Open the API of a server or of a database, for as long as a command runs."""
     if place.server is not None:
         from penstock.cli.remote import HttpTransport
 
@@ -265,9 +265,9 @@ async def open_api(place: Place) -> AsyncIterator[Api]:
                 f"{config.data_dir} holds no data yet, and no server is named",
                 hint="Name a server with --server or PENSTOCK_SERVER; or `penstock submit` and `penstock serve` here.",
             )
-        from penstock.cli.local import local_transport
+        from penstock.cli.local import open_local_transport
 
-        async with local_transport(config, uploads=place.makes_database) as local:
+        async with open_local_transport(config, uploads=place.makes_database) as local:
             yield Api(local)
     else:
         raise UsageError("neither a server nor a database is named", hint="Give --server URL or --data-dir PATH.")

@@ -1,4 +1,4 @@
-"""An ASGI application called in this process: no socket, and nothing held that was not asked for."""
+"""Transport to an ASGI application in this process: no socket, and no more than one piece held."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("penstock.client")
 
 
 class AsgiTransport:
-    """Calls the application for each request, in a task of its own."""
+    """Transport that calls the application for each request, in a task of its own."""
 
     local = True
 
@@ -35,7 +35,7 @@ class AsgiTransport:
         try:
             yield await exchange.answer()
             if exchange.finished:
-                await task  # what it does after the answer belongs to the request
+                await task  # the application may still work after its answer
         finally:
             exchange.leave()
             if not task.done():
@@ -46,7 +46,7 @@ class AsgiTransport:
         try:
             await self._application(scope, exchange.receive, exchange.send)
         except Exception as error:
-            # Not its text, which may quote a request.
+            # The error's text is left out: it may quote a request.
             _log.error("%s %s: %s", scope["method"], scope["path"], type(error).__name__)
         finally:
             await exchange.end()
@@ -72,17 +72,17 @@ class AsgiTransport:
 
 
 class _Exchange:
-    """One request on its way in and its answer on the way out, a piece at a time each."""
+    """Exchange of one request and its answer, a piece at a time each."""
 
     def __init__(self, place: str, body: bytes | Body | None) -> None:
         self._place = place
         self._parts = _parts(body)
-        # One message: the application runs ahead of its reader by no more than that.
+        # One message at most: the application runs ahead of its reader by no more than that.
         self._answers: asyncio.Queue[Message | None] = asyncio.Queue(1)
         self._left = asyncio.Event()
         self._failure: Exception | None = None
         self.finished = False
-        """The whole answer was read."""
+        """Whether the whole answer was read."""
 
     # -- the application's side
 

@@ -1,4 +1,4 @@
-"""What the client commands share: where the batches are, how a command is carried out, how it ends."""
+"""Client commands' common part: the options that name a server or a database, running a command, and its exit code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.main import report
 from penstock.cli.options import database_options
-from penstock.errors import ExitCode, PenstockError, UsageError
+from penstock.errors import ExitCode, PenstockError, UsageError, report
 
 if TYPE_CHECKING:
     from penstock.cli.api import Api
@@ -23,30 +22,30 @@ _Work = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """One command under way."""
+class CommandContext:
+    """Context of one command: its API and how it prints."""
 
     api: Api
     as_json: bool
 
     def say(self, text: str) -> None:
-        """Something for a person to know; not part of what was asked for."""
+        """Print a line for a person, on standard error; with --json nothing."""
         if not self.as_json:
             click.echo(text, err=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the batches are: a server, or the database this configuration names."""
+class ApiPlace:
+    """ApiPlace of the batches: a server, or the database this configuration names."""
 
     server: str | None
     config: Config | None
     makes_database: bool
-    """Whether the command may make the local database; the others only look at one that is there."""
+    """Whether the command may make the local database; others only use one that is there."""
 
 
 def client_command(*, makes_database: bool = False) -> Callable[[_Work], _Command]:
-    """Give an async function a session, and --server, --json and the database's options."""
+    """Make a command of an async function: give it a context, and --server, --json and the database's options."""
 
     def decorate(work: _Work) -> _Command:
         @functools.wraps(work)
@@ -61,7 +60,7 @@ def client_command(*, makes_database: bool = False) -> Callable[[_Work], _Comman
         ) -> None:
             try:
                 place = _place(server, database_url, data_dir, toml_path, settings, makes_database=makes_database)
-                code = _carry_out(place, as_json, lambda session: work(session, **given))
+                code = _carry_out(place, as_json, lambda context: work(context, **given))
             except PenstockError as error:
                 report(error, as_json=as_json)
                 code = error.exit_code
@@ -84,7 +83,7 @@ def _place(
     settings: tuple[str, ...],
     *,
     makes_database: bool,
-) -> Place:
+) -> ApiPlace:
     import os
 
     from penstock.cli.options import load_config
@@ -92,16 +91,18 @@ def _place(
     if server is not None and (database_url is not None or data_dir is not None):
         raise UsageError(
             "--server and a database at once",
-            hint="--server asks a running server; --database-url or --data-dir looks into the data itself. Give one.",
+            hint="--server calls a running server; --database-url or --data-dir reads the database itself. Give one.",
         )
     if server is None and database_url is None and data_dir is None:
         server = os.environ.get("PENSTOCK_SERVER", "").strip() or None
     if server is not None:
-        return Place(server, None, makes_database)
-    return Place(None, load_config(database_url, data_dir, toml_path, settings), makes_database)
+        return ApiPlace(server, None, makes_database)
+    return ApiPlace(None, load_config(database_url, data_dir, toml_path, settings), makes_database)
 
 
-def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[Any, Any, ExitCode | None]]) -> int:
+def _carry_out(
+    place: ApiPlace, as_json: bool, work: Callable[[CommandContext], Coroutine[Any, Any, ExitCode | None]]
+) -> int:
     import asyncio
     import os
     import signal
@@ -109,9 +110,9 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[
     import uvloop
 
     from penstock.cli.api import open_api
-    from penstock.tasks import cancelled
+    from penstock.tasks import cancel_and_wait
 
-    async def attended() -> int:
+    async def run() -> int:
         signalled = 0
         task: asyncio.Task[ExitCode | None] | None = None
         ending: asyncio.Task[None] | None = None
@@ -122,8 +123,8 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[
             if signalled > 1:
                 os._exit(ExitCode.INTERRUPTED)
             if task is not None:
-                # Until it has ended: an answer that comes in the same moment makes the HTTP client forget the first.
-                ending = loop.create_task(cancelled([task]))
+                # Until it has ended: see there for how a first cancellation can be lost.
+                ending = loop.create_task(cancel_and_wait([task]))
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -131,7 +132,7 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[
         # Opening is not cancelled: a pool cut off half-opened may never close.
         async with open_api(place) as api:
             if not signalled:
-                task = loop.create_task(work(Session(api, as_json)))
+                task = loop.create_task(work(CommandContext(api, as_json)))
                 try:
                     return await task or ExitCode.OK
                 except asyncio.CancelledError:
@@ -141,11 +142,11 @@ def _carry_out(place: Place, as_json: bool, work: Callable[[Session], Coroutine[
         return ExitCode.INTERRUPTED
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(attended())
+        return runner.run(run())
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on standard output."""
+    """Print one line of JSON on standard output."""
     import json
 
     click.echo(json.dumps(value))

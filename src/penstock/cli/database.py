@@ -1,4 +1,4 @@
-"""`penstock db`: migrations, and the database a command works on."""
+"""`penstock db`: migrations, and how owners share the work."""
 
 from __future__ import annotations
 
@@ -10,57 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.options import database_options, load_config
-from penstock.errors import ExitCode, PenstockError, UsageError
+from penstock.db.start import start_database
+from penstock.errors import ExitCode, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.config import Config
-
-
-@contextlib.contextmanager
-def reached(config: Config) -> Iterator[str]:
-    """The conninfo of the configured database; the embedded one is started if need be."""
-    if config.database_url is not None:
-        yield _checked(config.database_url)
-        return
-    from penstock.db import embedded
-
-    with embedded.acquire(config.data_dir) as server:
-        yield server.conninfo
-
-
-def _checked(database_url: str) -> str:
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    try:
-        conninfo_to_dict(database_url)
-    except psycopg.Error:
-        # Neither the address nor the driver's message is shown: both may hold the password.
-        raise UsageError(
-            "--database-url (or PENSTOCK_DATABASE_URL) is not the address of a PostgreSQL",
-            hint="Write it as postgresql://user@host:5432/name",
-        ) from None
-    return database_url
-
-
-def migrated(conninfo: str) -> None:
-    """Bring a database up to date, turning the driver's errors into ours."""
-    import psycopg
-
-    from penstock.db.migrate import migrate
-
-    try:
-        migrate(conninfo)
-    except psycopg.OperationalError as error:
-        raise PenstockError(
-            f"cannot reach the database: {str(error).strip().splitlines()[0]}",
-            hint="Check --database-url (or PENSTOCK_DATABASE_URL) and that the server accepts connections.",
-        ) from error
-    except psycopg.Error as error:
-        raise PenstockError(
-            f"the database cannot be brought up to date: {str(error).strip().splitlines()[0]}",
-            hint="Penstock needs PostgreSQL 15 or later, writable, and a user who owns the schema 'penstock'.",
-        ) from error
+    pass
 
 
 @click.group(short_help="Migrate or inspect the database, share out its work.")
@@ -85,17 +39,17 @@ def migrate_command(
     Processes of the version before go on working meanwhile and afterwards. Once none is left, --post removes what only
     they needed.
     """
-    from penstock.db.migrate import migrate, standing
+    from penstock.db.migrate import migrate, read_standing
 
     config = load_config(database_url, data_dir, toml_path, settings)
-    with reached(config) as conninfo, _plain_errors():
+    with start_database(config) as conninfo, _plain_errors():
         applied = migrate(
             conninfo,
             post=post,
             on_step=lambda m: None if as_json else click.echo(f"applying {m.name}"),
             on_wait=lambda m, holders: click.echo(f"{m.name} waits: its tables are in use by {holders}", err=True),
         )
-        left = [migration.name for migration in standing(conninfo).missing]
+        left = [migration.name for migration in read_standing(conninfo).missing]
     if as_json:
         _print_json({"applied": [migration.name for migration in applied], "left": left})
         return
@@ -116,7 +70,7 @@ def status_command(
     as_json: bool,
 ) -> None:
     """Show which migrations the database has. Changes nothing; exit code 1 if this version cannot work on it."""
-    from penstock.db.migrate import standing
+    from penstock.db.migrate import read_standing
 
     config = load_config(database_url, data_dir, toml_path, settings)
     if config.database_url is None and not (config.data_dir / "pg").is_dir():
@@ -124,8 +78,8 @@ def status_command(
             f"{config.data_dir} holds no database yet",
             hint="The first `penstock run` or `penstock db migrate` makes one.",
         )
-    with reached(config) as conninfo, _plain_errors():
-        found = standing(conninfo)
+    with start_database(config) as conninfo, _plain_errors():
+        found = read_standing(conninfo)
     if as_json:
         _print_json(
             {
@@ -159,25 +113,25 @@ def share_command(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Give OWNER's batches WEIGHT times the work of an owner of whom nothing is said, while both have work waiting.
+    """Give OWNER's batches WEIGHT times the work of an owner without a weight, while both have work waiting.
 
-    Holds for its batches that wait, and for those to come. Without a WEIGHT, shows the shares.
+    Holds for OWNER's waiting batches, and for those to come. Without a WEIGHT, shows the shares.
     """
     import asyncio
 
     from psycopg import AsyncConnection
 
-    from penstock.work import owners
+    from penstock.batches.owners import list_weights, set_weight
 
     config = load_config(database_url, data_dir, toml_path, settings)
 
     async def share(conninfo: str) -> list[tuple[str, float]]:
         async with await AsyncConnection.connect(conninfo, autocommit=True) as connection:
             if owner is not None and weight is not None:
-                await owners.set_weight(connection, owner, weight)
-            return await owners.list_weights(connection, owner)
+                await set_weight(connection, owner, weight)
+            return await list_weights(connection, owner)
 
-    with reached(config) as conninfo, _plain_errors():
+    with start_database(config) as conninfo, _plain_errors():
         found = asyncio.run(share(conninfo))
     if as_json:
         _print_json({"shares": [{"owner": name, "weight": round(each, 4)} for name, each in found]})
@@ -185,7 +139,9 @@ def share_command(
     for name, each in found:
         click.echo(f"{each:8.4g}  {name}")
     if not found:
-        click.echo("every owner has the same share" if owner is None else f"{owner} has the share of everybody: 1")
+        click.echo(
+            "every owner has the same share" if owner is None else f"{owner} has the same share as every owner: 1"
+        )
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 _EVENT_MAX_BYTES = 64 * 1024 * 1024
 
 
-async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str]]:
-    """(event, data) of every whole event; comments, ids and retry times are passed over."""
+async def read_events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str]]:
+    """Read (event, data) of every whole event; comments, ids and retry times are passed over."""
     name, data, buffer = "message", list[str](), b""
     async for piece in pieces:
         *lines, buffer = (buffer + piece).split(b"\n")

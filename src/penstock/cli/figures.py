@@ -1,4 +1,4 @@
-"""A batch in a person's words: its state, how far it is, how it ended."""
+"""Figures of a batch as texts for people: its state, its progress, its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def state_of(batch: Json) -> str:
-    """Its status; the API calls a paused batch `in_progress`, as clients know no other word."""
+    """State of a batch; the API calls a paused batch `in_progress`, since OpenAI's clients know no pausing."""
     return "paused" if batch["status"] == "in_progress" and batch.get("paused_at") else str(batch["status"])
 
 
@@ -23,7 +23,7 @@ def has_ended(batch: Json) -> bool:
 
 
 def exit_code_of(batch: Json) -> ExitCode:
-    """What a command that waited for the batch ends with."""
+    """Exit code of a command that waited for the batch."""
     state = state_of(batch)
     if state == "failed":
         return ExitCode.USAGE
@@ -47,7 +47,7 @@ def counts_text(batch: Json) -> str:
 
 
 def problem_lines(batch: Json) -> list[str]:
-    """Why a batch could not run, line by line."""
+    """Problems for which a batch could not run, line by line."""
     lines = []
     for problem in (batch.get("errors") or {}).get("data", []):
         place = f"line {problem['line']}: " if problem.get("line") else ""
@@ -57,7 +57,7 @@ def problem_lines(batch: Json) -> list[str]:
 
 
 def age(since: float, now: float | None = None) -> str:
-    """How long ago, at a glance: 12s, 5m, 3h, 2d."""
+    """Time since a moment, in short: 12s, 5m, 3h, 2d."""
     seconds = max(0, int((time.time() if now is None else now) - since))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= 2 * size or (unit != "d" and seconds >= size):
@@ -78,6 +78,6 @@ def size_text(count: int) -> str:
 
 
 def plain(text: str, limit: int = 300) -> str:
-    """One line that cannot move the cursor: what others wrote is shown on a terminal only so."""
+    """Text as one line that cannot move the cursor: users' texts are shown on a terminal only so."""
     cleaned = "".join(c if c.isprintable() else " " for c in text)
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"

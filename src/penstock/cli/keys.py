@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.client import CommandContext, client_command, print_json
 from penstock.errors import UsageError
 
 Json = dict[str, Any]
@@ -21,42 +21,42 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 def keys() -> None:
     """Create, list and revoke API keys.
 
-    The first key turns a server of one user into one that lets nobody in without a key.
+    Once there is a key, the server refuses every call without one.
     """
 
 
 @keys.command("create", short_help="Make a key and show it, once.")
-@click.option("--owner", default="local", show_default=True, help="Whose batches and files it opens.")
-@click.option("--name", default="", help="What it is for, for people.")
+@click.option("--owner", default="local", show_default=True, help="Owner whose batches and files it opens.")
+@click.option("--name", default="", help="Note on its use.")
 @click.option("--role", type=click.Choice(["user", "admin"]), default="user", show_default=True)
-@click.option("--expires", metavar="TIME", help="How long it is valid: 12h, 90d.  [default: until revoked]")
+@click.option("--expires", metavar="TIME", help="Time it is valid for: 12h, 90d.  [default: until revoked]")
 @client_command(makes_database=True)
-async def create(session: Session, owner: str, name: str, role: str, expires: str | None) -> None:
+async def create(context: CommandContext, owner: str, name: str, role: str, expires: str | None) -> None:
     """Make a key and show it, once: only a hash of it is kept.
 
-    An owner's keys open the same files and batches. "local" is who everything belongs to before there are keys.
+    An owner's keys open the same files and batches. "local" owns everything that was made before there were keys.
     """
     wanted: Json = {"owner": owner, "name": name, "role": role}
     if expires is not None:
         wanted["expires_after_s"] = _life_s(expires)
-    made = await session.api.post("/v1/keys", wanted)
-    if session.as_json:
+    made = await context.api.post("/v1/keys", wanted)
+    if context.as_json:
         print_json(made)
         return
-    session.say(f"{made['id']} for {made['owner']} ({made['role']}); this is shown once:")
+    context.say(f"{made['id']} for {made['owner']} ({made['role']}); this is shown once:")
     click.echo(made["key"])
 
 
 @keys.command("list", short_help="List keys, newest first.")
 @client_command()
-async def list_(session: Session) -> None:
-    """List keys, newest first. The keys themselves are nowhere to be read."""
-    found = [key async for key in _all(session)]
-    if session.as_json:
+async def list_(context: CommandContext) -> None:
+    """List keys, newest first. Their secrets are not stored."""
+    found = [key async for key in _list_all(context)]
+    if context.as_json:
         print_json({"object": "list", "data": found, "has_more": False})
         return
     if not found:
-        session.say("no keys: the server has one user and listens on its own machine only")
+        context.say("no keys: the server has one user and listens on its own machine only")
     for key in found:
         line = f"{key['id']}  {key['prefix']}-...  {key['role']:<5}  {_state(key):<8}  {key['owner']}  {key['name']}"
         click.echo(line.rstrip())
@@ -65,25 +65,27 @@ async def list_(session: Session) -> None:
 @keys.command("revoke", short_help="Make a key useless.")
 @click.argument("key", metavar="ID")
 @client_command()
-async def revoke(session: Session, key: str) -> None:
+async def revoke(context: CommandContext, key: str) -> None:
     """Revoke the key ID: its id, or the beginning of the id or of the key, as far as it is the only one."""
     if key.startswith("sk-penstock-"):
-        key = key[: len("sk-penstock-") + 12]  # what follows is secret, and stored nowhere
-    matches = [found async for found in _all(session) if found["id"].startswith(key) or found["prefix"].startswith(key)]
+        key = key[: len("sk-penstock-") + 12]  # the rest is secret, and not stored
+    matches = [
+        found async for found in _list_all(context) if found["id"].startswith(key) or found["prefix"].startswith(key)
+    ]
     if len(matches) != 1:
         word = "no key begins" if not matches else f"{len(matches)} keys begin"
         raise UsageError(f"{word} with '{key}'", hint="`penstock keys list` shows them all.")
-    revoked = await session.api.post(f"/v1/keys/{matches[0]['id']}/revoke")
-    if session.as_json:
+    revoked = await context.api.post(f"/v1/keys/{matches[0]['id']}/revoke")
+    if context.as_json:
         print_json(revoked)
     else:
-        session.say(f"{revoked['id']} is revoked; servers notice within seconds (key_cache_s)")
+        context.say(f"{revoked['id']} is revoked; servers refuse it within seconds (key_cache_s)")
 
 
-async def _all(session: Session) -> Any:
+async def _list_all(context: CommandContext) -> Any:
     query: dict[str, str | int] = {"limit": _PAGE}
     while True:
-        page = await session.api.get("/v1/keys", query)
+        page = await context.api.get("/v1/keys", query)
         for key in page["data"]:
             yield key
         if not page["has_more"]:

@@ -1,6 +1,6 @@
-"""The API over the data itself: the server's application in this process, for the one user of this machine.
+"""API on the database itself: the server's application in this process, for the one user of this machine.
 
-Nothing is worked off here. What a command changes, a server on the same database finds, now or when it is started.
+No requests are worked off here. A server on the same database finds what a command changed, now or when it is started.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from uuid import UUID
 import psycopg
 
 from penstock.api.app import create_app, make_server
-from penstock.caretaker import Caretaker
-from penstock.claim import liveness
-from penstock.claim.heart import Heart
 from penstock.cli.asgi import Application, AsgiTransport
-from penstock.cli.database import migrated, reached
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.pool import Pool, borrowed, open_pool
+from penstock.db.start import migrate_database, start_database
+from penstock.dispatch.providers import Providers
 from penstock.errors import PenstockError
 from penstock.model import new_id
-from penstock.providers import Providers
+from penstock.server.background import BackgroundDuties
+from penstock.worker.identity import register_identity
 
 _SQL = sql.load("penstock.cli", "local.sql")
 
 
 class LocalTransport(AsgiTransport):
-    """Calls the application over one database."""
+    """Transport to the application on one database."""
 
     def __init__(self, application: Application, place: str, database: Pool, grace_s: float) -> None:
         super().__init__(application, place)
@@ -39,28 +38,28 @@ class LocalTransport(AsgiTransport):
         self._grace_s = grace_s
 
     async def is_served(self) -> bool:
-        """Whether somebody works off what is stored here."""
+        """Whether a server or one of its workers is alive on this database."""
         async with borrowed(self._database) as connection:
             cursor = await connection.execute(_SQL["is_any_server_alive"], {"grace_s": self._grace_s})
             return await cursor.fetchone() == (True,)
 
 
 @contextlib.asynccontextmanager
-async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[LocalTransport]:
-    """The application over the configured database; an embedded one is started if need be."""
+async def open_local_transport(config: Config, *, uploads: bool) -> AsyncIterator[LocalTransport]:
+    """Open the application on the configured database; an embedded one is started if needed."""
     _log_into(config.data_dir if config.database_url is None else None)
     with contextlib.ExitStack() as held:
-        conninfo = await asyncio.to_thread(held.enter_context, reached(config))
-        await asyncio.to_thread(migrated, conninfo)
+        conninfo = await asyncio.to_thread(held.enter_context, start_database(config))
+        await asyncio.to_thread(migrate_database, conninfo)
         database = await open_pool(conninfo, config.database, name="penstock client")
         try:
             place = "the database" if config.database_url is not None else str(config.data_dir)
             grace_s = config.liveness.heartbeat_grace_s
-            async with _identity(conninfo, database, config, needed=uploads) as worker_id:
-                # A caretaker that is never begun: checking and purging are left to servers, who know the models.
-                caretaker = Caretaker(config, conninfo, database, Providers(()))
+            async with _identity(database, config, needed=uploads) as worker_id:
+                # Duties that are never started: validating and purging are left to servers, which know the models.
+                background = BackgroundDuties(config, conninfo, database, Providers(()))
                 known = Providers(config.providers)
-                server = make_server(config, conninfo, database, known, worker_id, caretaker)
+                server = make_server(config, conninfo, database, known, worker_id, background)
                 try:
                     yield LocalTransport(create_app(server, in_process=True), place, database, grace_s)
                 finally:
@@ -75,27 +74,17 @@ async def local_transport(config: Config, *, uploads: bool) -> AsyncIterator[Loc
 
 
 @contextlib.asynccontextmanager
-async def _identity(conninfo: str, database: Pool, config: Config, *, needed: bool) -> AsyncIterator[UUID]:
-    """A registered, beating identity for a command that uploads: what it leaves half-done can be swept."""
-    worker_id = new_id()
+async def _identity(database: Pool, config: Config, *, needed: bool) -> AsyncIterator[UUID]:
+    """Register an identity for a command that uploads: an intake that it leaves half-done can be swept."""
     if not needed:
-        yield worker_id
+        yield new_id()
         return
-    async with borrowed(database) as connection:
-        await liveness.register(connection, worker_id, "intake")
-    heart = Heart(conninfo, worker_id, config.liveness)
-    heart.start()
-    try:
+    async with register_identity(database, "intake", config.liveness) as worker_id:
         yield worker_id
-    finally:
-        heart.stop()
-        with contextlib.suppress(psycopg.Error):
-            async with borrowed(database) as connection:
-                await liveness.unregister(connection, worker_id)
 
 
 def _log_into(data_dir: Path | None) -> None:
-    """The application's log goes to a file, if to anywhere: a command's output is for its results."""
+    """Send the application's log to a file, or nowhere: a command's output is for its results."""
     handler: logging.Handler = logging.NullHandler()
     if data_dir is not None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which batch is meant: by its id, or by as many digits of it as tell it from the others."""
+"""Lookup of a batch by its id, or by enough digits of it to be the only one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PAGE = 100
 
 
 async def find_batch(api: Api, text: str) -> Json:
-    """The only batch whose id is, begins with or ends in `text`."""
+    """Find the only batch whose id is, begins with or ends in `text`."""
     digits = text.strip().lower().removeprefix(_PREFIX)
     if not re.fullmatch(r"[0-9a-f]{1,32}", digits):
         raise UsageError(f"'{text}' is not a batch id", hint="An id is batch_ and 32 digits; `penstock ls` lists them.")
     if len(digits) == _DIGITS:
         return await api.get(f"/v1/batches/{_PREFIX}{digits}")
-    # Ids sort by their digits and the list goes downwards: those with this beginning come first after its last.
+    # Ids sort by their digits and the list goes downwards: ids with this beginning follow the highest such id.
     page = await api.get("/v1/batches", {"after": _PREFIX + digits.ljust(_DIGITS, "f"), "limit": _LISTED + 1})
     found: list[Json] = [batch for batch in page["data"] if batch["id"].startswith(_PREFIX + digits)]
     if not found and not text.startswith(_PREFIX) and len(digits) >= _TAIL_DIGITS_MIN:
-        found = await _ending_in(api, digits)
+        found = await _find_ending_in(api, digits)
     if not found:
         raise UsageError(f"no batch has an id like '{text}'", hint="`penstock ls --all` lists every batch.")
     if len(found) > 1:
@@ -41,8 +41,9 @@ async def find_batch(api: Api, text: str) -> Json:
     return found[0]
 
 
-async def _ending_in(api: Api, digits: str) -> list[Json]:
-    """Ids begin with a time and end with chance: a few last digits tell those of a day apart."""
+async def _find_ending_in(api: Api, digits: str) -> list[Json]:
+    """Find batches by their last digits. Ids begin with a time and end randomly: a few last digits tell those of a day
+    apart."""
     found, seen = [], 0
     async for batch in api.walk("/v1/batches", page=_PAGE):
         seen += 1

@@ -9,20 +9,20 @@ from typing import Any
 import click
 
 from penstock import __version__
-from penstock.errors import ExitCode, PenstockError
+from penstock.errors import ExitCode, PenstockError, report
 
 # name -> (module:attribute, short help)
 _COMMANDS = {
     "run": ("penstock.cli.run:run", "Work off a file of requests and write every answer."),
     "submit": ("penstock.cli.submit:submit", "Send a file of requests to be worked off."),
-    "ls": ("penstock.cli.listing:ls", "List batches, newest first."),
+    "ls": ("penstock.cli.ls:ls", "List batches, newest first."),
     "show": ("penstock.cli.show:show", "Show one batch: figures, times, problems."),
     "watch": ("penstock.cli.watch:watch", "Follow a batch until it ends."),
     "pause": ("penstock.cli.steer:pause", "Start no more requests of a batch."),
     "resume": ("penstock.cli.steer:resume", "Go on with a paused batch."),
     "cancel": ("penstock.cli.steer:cancel", "End a batch; what is done is kept."),
     "retry": ("penstock.cli.steer:retry", "Run a batch's failed requests again."),
-    "export": ("penstock.cli.fetch:export", "Write a batch's results to files."),
+    "export": ("penstock.cli.export:export", "Write a batch's results to files."),
     "session": ("penstock.cli.session:session", "Send to sessions, and look at them."),
     "serve": ("penstock.cli.serve:serve", "Serve the batch API, with workers."),
     "worker": ("penstock.cli.worker:worker", "Run workers for a server elsewhere."),
@@ -63,18 +63,6 @@ class _LazyGroup(click.Group):
             sys.exit(error.exit_code)
 
 
-def report(error: PenstockError, *, as_json: bool = False) -> None:
-    """Print an error for a person, and for a program too if asked: what happened, then what to do."""
-    if as_json:
-        import json
-
-        said = {"message": error.message, "hint": error.hint}
-        print(json.dumps({"error": said, "exit_code": error.exit_code}))
-    click.echo(f"penstock: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"  {error.hint}", err=True)
-
-
 @click.group(
     cls=_LazyGroup,
     epilog="Exit codes: 0 all done, 1 operational error, 2 wrong usage or input, 3 some rows failed, "
@@ -91,5 +79,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-__all__ = ["ExitCode", "main", "report"]

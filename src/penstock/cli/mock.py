@@ -9,7 +9,7 @@ import click
 
 
 class _Parsed(click.ParamType[Any]):
-    """An option read by a function of `penstock.mock.behaviour`, imported only when the option is used."""
+    """Option parsed by a function of `penstock.mock.behaviour`, imported only when the option is used."""
 
     def __init__(self, name: str, parser: Callable[[Any], Callable[[str], Any]]) -> None:
         self.name = name
@@ -54,7 +54,7 @@ _SHARE = _Parsed("fraction", lambda behaviour: behaviour.parse_share)
 @click.option("--quota", type=click.IntRange(min=0), help="Calls served before 429 insufficient_quota.")
 @click.option("--require-key", metavar="VALUE", help="API key that callers must present; otherwise 401.")
 @click.option("--response-bytes", default=0, type=click.IntRange(min=0), help="Pad the answer's text to this size.")
-@click.option("--seed", default=0, type=click.IntRange(0, 2**64 - 1), help="What all chance derives from.")
+@click.option("--seed", default=0, type=click.IntRange(0, 2**64 - 1), help="Seed of every random choice.")
 @click.option("--track/--no-track", default=True, help="Count calls per key (or not, to save memory).")
 @click.option("--max-seconds", type=click.FloatRange(min=0), help="Stop by itself after this time.")
 @click.option("--verbose", is_flag=True, help="Show the rate on stderr every few seconds.")
@@ -62,7 +62,7 @@ def mock(host: str, port: int, as_json: bool, max_seconds: float | None, verbose
     """Serve a fake OpenAI-compatible upstream whose latency, capacity and failures you choose.
 
     Prints the base URL once it listens, then serves until interrupted. GET /mock/stats and
-    /mock/calls on the same port tell what it saw.
+    /mock/calls on the same port show the calls it got.
     """
     import uvloop
 

@@ -17,7 +17,7 @@ _Command = Callable[..., Any]
 
 
 def database_options(command: _Command) -> _Command:
-    """--database-url, --data-dir, --config, --set: where the data is and how to treat it."""
+    """Add --database-url, --data-dir, --config and --set: the database and the settings."""
     for option in reversed(
         (
             click.option("--database-url", metavar="URL", help="PostgreSQL to use instead of the embedded one."),
@@ -49,7 +49,7 @@ def load_config(
     public_url: str | None = None,
     **flags: float | None,
 ) -> Config:
-    """The configuration from file, environment and command line; `flags` are options that name a setting."""
+    """Load the configuration from file, environment and command line; `flags` are options that name a setting."""
     from penstock import config as configuration
 
     overrides = []
@@ -59,7 +59,7 @@ def load_config(
             raise UsageError(f"--set {setting}: expected NAME=VALUE", hint="For example --set max_attempts=3")
         overrides.append((name.strip(), value.strip()))
     return configuration.load(
-        toml_path=toml_path or _found_toml(data_dir),
+        toml_path=toml_path or _find_toml(data_dir),
         overrides=overrides,
         flags=flags,
         database_url=database_url,
@@ -69,8 +69,8 @@ def load_config(
     )
 
 
-def _found_toml(data_dir: Path | None) -> Path | None:
-    """The file that nobody named: PENSTOCK_CONFIG, or the one in the data directory."""
+def _find_toml(data_dir: Path | None) -> Path | None:
+    """Find the settings file if no option names it: PENSTOCK_CONFIG, or the one in the data directory."""
     import os
 
     if named := os.environ.get("PENSTOCK_CONFIG"):

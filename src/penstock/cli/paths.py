@@ -1,4 +1,4 @@
-"""The files a run reads and writes, refused before anything is started if they cannot work."""
+"""Paths of the files a run reads and writes, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from penstock.export.jsonl import draft_of, errors_path
 
 
 def check_paths(source: Path, output: Path) -> None:
-    """The input is a regular file; the output and its error file can be written and overwrite nothing else."""
+    """Check that the input is a regular file, and that the output and its error file can be written and overwrite
+    nothing else."""
     _check_input(source)
     check_outputs(output, source)
 
 
 def check_outputs(output: Path, source: Path | None = None) -> None:
-    """The output and its error file can be written, and overwrite nothing else."""
+    """Check that the output and its error file can be written, and overwrite nothing else."""
     if str(output.absolute().parent) in ("/dev", "/dev/fd") or output.absolute().is_relative_to("/proc"):
         # Some of these lead to regular files, such as a redirected output, which the rename would replace.
         raise UsageError(f"{output} is not a regular file", hint="Name a file for the answers, such as answers.jsonl.")
@@ -61,7 +62,7 @@ def _final(path: Path) -> Path:
 
 
 def _check_writable(path: Path) -> None:
-    """A draft can be made beside the path, and renaming it would replace nothing but a file."""
+    """Check that a draft can be made beside the path, and that renaming it would replace nothing but a file."""
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a directory", hint="Name a file for the answers, such as answers.jsonl.")
@@ -72,7 +73,7 @@ def _check_writable(path: Path) -> None:
             )
         draft = draft_of(path)
         draft.touch()
-        draft.unlink(missing_ok=True)  # an export elsewhere may have taken it for an abandoned one
+        draft.unlink(missing_ok=True)  # another export may have removed it as abandoned
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}",

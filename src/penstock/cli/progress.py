@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, a line now and then elsewhere."""
+"""Progress display of a run: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rate:
 
 
 class Display:
-    """Shows stages one after the other, on standard error."""
+    """Display of stages one after the other, on standard error."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -67,7 +67,7 @@ class Display:
             self._bar = None
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if self._quiet:
             return
         if self._bar is not None:
@@ -85,12 +85,12 @@ class Display:
             self._task = self._bar.add_task(name, total=None, figures="")
 
     def amount(self, name: str, done: int, total: int | None, unit: str) -> None:
-        """Progress of a stage that only counts: intake, export."""
+        """Show the progress of a stage that only counts: intake, export."""
         rate = self._rate.observe(done)
         self.show(name, done, total, f"{done:,} {unit}  {rate:,.0f}/s")
 
     def counts(self, counts: Counts, in_flight: int | None, note: str) -> None:
-        """Progress of the calls."""
+        """Show the progress of the calls."""
         rate = self._rate.observe(counts.settled)
         left = counts.total - counts.settled
         figures = [f"{counts.settled:,}/{counts.total:,}", f"{rate:,.0f}/s"]
@@ -107,11 +107,11 @@ class Display:
         self.show("calling", counts.settled, counts.total, "  ".join(figures))
 
     def rate(self, done: int) -> float:
-        """How much a second was done lately in this stage."""
+        """Amount per second of late in this stage."""
         return self._rate.observe(done)
 
     def show(self, name: str, done: int, total: int | None, figures: str) -> None:
-        """Progress in the caller's own figures."""
+        """Show progress with the caller's own figures."""
         if self._quiet:
             return
         if self._bar is not None and self._task is not None:

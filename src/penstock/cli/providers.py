@@ -1,4 +1,4 @@
-"""`penstock providers`: what they wait for, and letting them go on."""
+"""`penstock providers`: list providers with their closed gates, and open halted ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.client import CommandContext, client_command, print_json
 
 Json = dict[str, Any]
 
@@ -30,14 +30,14 @@ def providers() -> None:
 
 @providers.command("list", short_help="List providers, and what they wait for.")
 @client_command()
-async def list_(session: Session) -> None:
+async def list_(context: CommandContext) -> None:
     """List providers, what they wait for, and work that none of them has."""
-    found = await session.api.get("/v1/providers")
-    if session.as_json:
+    found = await context.api.get("/v1/providers")
+    if context.as_json:
         print_json(found)
         return
     if not found["data"]:
-        session.say("no providers: those of a running server are listed with --server URL")
+        context.say("no providers: those of a running server are listed with --server URL")
     for provider in found["data"]:
         _show(provider)
     for left in found["unserved"]:
@@ -47,12 +47,12 @@ async def list_(session: Session) -> None:
 @providers.command("resume", short_help="Let a halted provider go on.")
 @click.argument("name")
 @client_command()
-async def resume(session: Session, name: str) -> None:
-    """What halted the provider NAME is mended: its workers go on."""
+async def resume(context: CommandContext, name: str) -> None:
+    """Let the workers of the halted provider NAME go on, once the cause is mended."""
     from urllib.parse import quote
 
-    resumed = await session.api.post(f"/v1/providers/{quote(name, safe='')}/resume")
-    if session.as_json:
+    resumed = await context.api.post(f"/v1/providers/{quote(name, safe='')}/resume")
+    if context.as_json:
         print_json(resumed)
         return
     _show(resumed)

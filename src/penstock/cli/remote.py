@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
-
-from pyreqwest.client import Client, ClientBuilder
-from pyreqwest.exceptions import ConnectError, DetailedPyreqwestError
-from pyreqwest.response import Response
+from urllib.request import getproxies, proxy_bypass
 
 from penstock import __version__
-from penstock.cli.api import Answer, Body, Request, Unreachable
-from penstock.cli.target import checked_url
+from penstock.cli.api import Answer, Request, Unreachable
+from penstock.config import DispatchLimits
+from penstock.dispatch.http.client import HttpClient, OpenAnswer
+from penstock.dispatch.http.connect import ConnectOptions, Proxy
+from penstock.dispatch.http.errors import NEVER_SENT, TransportError
 from penstock.errors import UsageError
+from penstock.validators import checked_url
 
 _CONNECT_S = 10.0
 _SILENCE_S = 90.0
-_CONNECTING = "client error (Connect)"
+_FOR_EVER_S = 1e9
+_LIMITS = DispatchLimits(
+    connect_timeout_s=_CONNECT_S,
+    first_byte_timeout_s=_SILENCE_S,
+    idle_timeout_s=_SILENCE_S,
+    attempt_timeout_s=_FOR_EVER_S,
+    max_response_bytes=sys.maxsize,
+)
 
 
 class HttpTransport:
@@ -34,19 +41,10 @@ class HttpTransport:
     def __init__(self, origin: str, api_key: str | None) -> None:
         self._origin = origin
         self.place = f"the server at {origin}"
-        builder = (
-            ClientBuilder()
-            .connect_timeout(timedelta(seconds=_CONNECT_S))
-            .tcp_keepalive(timedelta(seconds=30))
-            .follow_redirects(False)
-            .referer(False)
-            .user_agent(f"penstock/{__version__}")
-        )
-        if _is_loopback(urlsplit(origin).hostname or ""):
-            builder = builder.no_proxy()  # nobody's proxy leads back to this machine
+        headers = {"user-agent": f"penstock/{__version__}"}
         if api_key is not None:
-            builder = builder.default_headers({"authorization": f"Bearer {api_key}"})
-        self._client: Client = builder.build()
+            headers["authorization"] = f"Bearer {api_key}"
+        self._client = HttpClient(_LIMITS, headers, ConnectOptions(proxy=_environments_proxy(origin)))
 
     @classmethod
     def of(cls, server: str) -> HttpTransport:
@@ -66,85 +64,39 @@ class HttpTransport:
 
     @contextlib.asynccontextmanager
     async def send(self, request: Request) -> AsyncIterator[Answer]:
-        builder = self._client.request(request.method, self._origin + request.target).headers(request.headers)
-        upload: _Upload | None = None
-        if callable(request.body):
-            upload = _Upload(request.body)
-            builder = builder.body_stream(upload.pieces())
-        elif request.body is not None:
-            builder = builder.body_bytes(request.body)
-        # 0: the head as soon as it is there.
-        call = builder.streamed_read_buffer_limit(0).build_streamed()
-        with self._in_words(upload):
-            async with asyncio.timeout(_SILENCE_S) as silence:
-                if upload is not None:
-                    upload.silence = silence
-                response = await call.__aenter__()
+        body = request.body() if callable(request.body) else request.body
+        with self._in_words():
+            call = self._client.open(request.method, self._origin + request.target, request.headers, body)
+            await call.__aenter__()
         try:
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            yield Answer(response.status, headers, self._pieces(response))
+            yield Answer(call.status, call.headers, self._pieces(call))
         finally:
             await call.__aexit__(None, None, None)
 
-    async def _pieces(self, response: Response) -> AsyncIterator[bytes]:
-        reader = response.body_reader
-        while True:
-            with self._in_words():
-                async with asyncio.timeout(_SILENCE_S):
-                    piece = await reader.read_chunk()
-            if piece is None:
-                return
-            yield piece.to_bytes()
+    async def _pieces(self, call: OpenAnswer) -> AsyncIterator[bytes]:
+        with self._in_words():
+            async for piece in call:
+                yield piece
 
     @contextlib.contextmanager
-    def _in_words(self, upload: _Upload | None = None) -> Iterator[None]:
-        """The client's errors as ours. An upload whose own source failed fails with that."""
+    def _in_words(self) -> Iterator[None]:
         try:
             yield
-        except TimeoutError:
-            raise Unreachable(
-                f"{self.place} has been silent for {_SILENCE_S:g} s",
-                hint="Run the command again; the server's log may say what it is busy with.",
-                sent=True,
-            ) from None
-        except (DetailedPyreqwestError, ValueError) as error:
-            if upload is not None and upload.failure is not None:
-                raise upload.failure from None
-            causes: list[str] = []
-            if isinstance(error, DetailedPyreqwestError):
-                causes = [cause["message"] for cause in error.details.get("causes") or ()]
-            # The last cause is the plainest, and names no URL.
-            reason = causes[-1] if causes else str(error)
-            if isinstance(error, ConnectError) and _CONNECTING in causes:
-                raise Unreachable(
-                    f"cannot reach {self.place}: {reason}",
-                    hint="Check --server (or PENSTOCK_SERVER) and that `penstock serve` runs there.",
-                    sent=False,
-                ) from None
-            raise Unreachable(
-                f"{self.place} broke off: {reason}",
-                hint="Run the command again; the server's log may say what happened.",
-                sent=True,
-            ) from None
+        except TransportError as error:
+            raise self._unreachable(error) from None
 
-
-class _Upload:
-    """A body on its way. Each piece that is taken shows that the server is there."""
-
-    def __init__(self, body: Body) -> None:
-        self._body = body
-        self.silence: asyncio.Timeout | None = None
-        self.failure: Exception | None = None
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        try:
-            async for piece in self._body():
-                if self.silence is not None and not self.silence.expired():
-                    self.silence.reschedule(asyncio.get_running_loop().time() + _SILENCE_S)
-                yield piece
-        except Exception as error:
-            self.failure = error
-            raise
+    def _unreachable(self, error: TransportError) -> Unreachable:
+        if error.code == "tls_certificate_untrusted":
+            hint = "If you trust its authority, name that one's file in the environment: SSL_CERT_FILE=ca.pem"
+            return Unreachable(f"cannot reach {self.place}: {error.message}", hint=hint, sent=False)
+        if error.code in NEVER_SENT:
+            hint = "Check --server (or PENSTOCK_SERVER) and that `penstock serve` runs there."
+            return Unreachable(f"cannot reach {self.place}: {error.message}", hint=hint, sent=False)
+        if error.code in ("first_byte_timeout", "idle_timeout"):
+            hint = "Run the command again; the server's log may say what it is busy with."
+            return Unreachable(f"{self.place} has been silent for {_SILENCE_S:g} s", hint=hint, sent=True)
+        hint = "Run the command again; the server's log may say what happened."
+        return Unreachable(f"{self.place} broke off: {error.message}", hint=hint, sent=True)
 
 
 def _checked_origin(server: str) -> str:
@@ -161,6 +113,26 @@ def _api_key() -> str | None:
     if not key.isascii() or not key.isprintable():
         raise UsageError("PENSTOCK_API_KEY does not hold a usable key", hint="A key is one line of plain text.")
     return key
+
+
+def _environments_proxy(origin: str) -> str | None:
+    """The proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, unless NO_PROXY names the host."""
+    parts = urlsplit(origin)
+    if _is_loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
+        return None  # nobody's proxy leads back to this machine
+    found = getproxies()
+    proxy = found.get(parts.scheme) or found.get("all")
+    if not proxy:
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        Proxy.parse(proxy)
+    except UsageError as error:
+        raise UsageError(
+            f"{parts.scheme.upper()}_PROXY or ALL_PROXY: {error.message}",
+            hint=f"{error.hint} Without a proxy: NO_PROXY={parts.hostname}",
+        ) from None
+    return proxy
 
 
 def _is_loopback(host: str) -> bool:

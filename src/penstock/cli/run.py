@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.main import report
 from penstock.cli.options import database_options, load_config
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, report
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -28,11 +27,13 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--base-url", metavar="URL", help="Endpoint to call, ending in /v1.")
 @click.option("--processor", metavar="MODULE:FUNCTION", help="Python function to call instead.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where the answers go (JSONL).")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File for the answers (JSONL).")
 @click.option("--concurrency", type=int, help="Calls in flight per worker process.  [default: 64]")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable of the key.  [default: OPENAI_API_KEY]")
 @click.option("--api-key-file", metavar="PATH", help="File that holds the key.")
+@click.option("--ca-file", metavar="PATH", help="Certificates to trust instead of the system's (PEM).")
+@click.option("--proxy", metavar="URL", help="HTTP proxy to reach the endpoint by.")
 @click.option(
     "--deadline",
     metavar="TIME",
@@ -52,6 +53,8 @@ def run(
     workers: int,
     api_key_env: str | None,
     api_key_file: str | None,
+    ca_file: str | None,
+    proxy: str | None,
     deadline: timedelta | None,
     start_anew: bool,
     as_json: bool,
@@ -71,11 +74,11 @@ def run(
     penstock run requests.jsonl --base-url http://127.0.0.1:8000/v1 -o answers.jsonl
     penstock run rows.jsonl --processor mymodule:work -o answers.jsonl
     """
-    from penstock.cli.target import make_target
+    from penstock.dispatch.target import make_target
 
     try:
         config = load_config(database_url, data_dir, toml_path, settings, concurrency=concurrency)
-        target = make_target(base_url, processor, api_key_env, api_key_file)
+        target = make_target(base_url, processor, api_key_env, api_key_file, ca_file, proxy)
     except PenstockError as error:
         report(error, as_json=as_json)
         raise SystemExit(error.exit_code) from error

@@ -1,4 +1,4 @@
-"""One run from file to file: store, work off, export. Interrupted anywhere, the same plan goes on from there."""
+"""Run from file to file: store, work off, export. Interrupted anywhere, the same plan goes on from there."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ from uuid import UUID, uuid4
 import psycopg
 import uvloop
 
-from penstock import intake
+from penstock.batches.create import KnownBatch, create_batch, find_batch_by_key, release_key
+from penstock.batches.finish import finish_batch
+from penstock.batches.read import Status, read_status
+from penstock.batches.steer import cancel_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.claim import gates, liveness
-from penstock.claim.heart import Heart
-from penstock.cli.database import migrated, reached
-from penstock.cli.fleet import Crew, Fleet, Solo
-from penstock.cli.main import report
 from penstock.cli.paths import check_paths
 from penstock.cli.progress import Display, duration
 from penstock.cli.summary import print_summary
-from penstock.cli.target import Target
 from penstock.config import Config
 from penstock.db.pool import Connection, Pool, open_pool
-from penstock.errors import ExitCode, PenstockError
+from penstock.db.start import migrate_database, start_database
+from penstock.dispatch.target import Target
+from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
+from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
-from penstock.work import batches
+from penstock.worker.identity import register_identity
+from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 
 _OWNER = "local"
 _LOOK_EVERY_S = 0.2
 _ANSWER_WITHIN_S = 5.0
-# The first signal lets calls end, the second cuts them short, and the next does not wait for anything.
+# The first signal lets calls end, the second cuts them short, and the third leaves at once.
 _PATIENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one `penstock run` was asked to do."""
+    """Plan of one `penstock run`: its input, output, target and options."""
 
     input: Path
     output: Path
@@ -60,7 +62,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """The same for the same command: input, output and target. It is how a run is found again."""
+        """Key by which a run is found again, the same for the same command: from input, output and target."""
         output = self.output.parent.resolve() / self.output.name
         parts = [str(self.input.resolve()), str(output), str(self.target)]
         return "run:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -94,16 +96,16 @@ class _Run:
         self._display = Display(quiet=plan.as_json)
         self._interrupted = asyncio.Event()
         self._signalled = 0
-        self._fleet: Fleet | None = None
+        self._workers: Workers | None = None
         self._started_at = monotonic()
 
     async def execute(self) -> ExitCode:
-        # Signals count from here on: a cancelled task could leave the pool half-opened, and its closing stuck.
+        # Signals are handled from here on: a cancelled task could leave the pool half-opened, and its closing stuck.
         with _signals(self._on_signal), self._display as display, contextlib.ExitStack() as held:
             display.stage("starting")
-            conninfo = await asyncio.to_thread(held.enter_context, reached(self._config))
+            conninfo = await asyncio.to_thread(held.enter_context, start_database(self._config))
             _log_to(self._config.data_dir, verbose=self._plan.verbose)
-            await asyncio.to_thread(migrated, conninfo)
+            await asyncio.to_thread(migrate_database, conninfo)
             database = await open_pool(conninfo, self._config.database, name="penstock run")
             try:
                 return await self._stages(conninfo, database)
@@ -111,7 +113,7 @@ class _Run:
                 await database.close()
 
     async def _stages(self, conninfo: str, database: Pool) -> ExitCode:
-        async with self._alone(conninfo):
+        async with self._hold_plan_lock(conninfo):
             batch_id = await self._find(database)
             if batch_id is None:
                 await self._plan.target.check(self._config)
@@ -130,8 +132,9 @@ class _Run:
     # -- the batch this plan already made
 
     @contextlib.asynccontextmanager
-    async def _alone(self, conninfo: str) -> AsyncIterator[None]:
-        """One process at a time finds or makes the batch of a plan, so that a file is not stored twice.
+    async def _hold_plan_lock(self, conninfo: str) -> AsyncIterator[None]:
+        """Hold the plan's lock: one process at a time finds or makes the batch of a plan, so that a file is not stored
+        twice.
 
         The lock is gone with its transaction, however that ends. Where a server cuts an idle transaction short,
         the batch's unique key still stands.
@@ -152,46 +155,47 @@ class _Run:
 
     async def _find(self, database: Pool) -> UUID | None:
         async with database.connection() as connection:
-            known = await batches.find_by_key(connection, _OWNER, self._plan.key)
+            known = await find_batch_by_key(connection, _OWNER, self._plan.key)
             if known is None:
                 return None
             name = batch_public_id(known.id)
             if self._plan.start_anew:
-                await batches.cancel(connection, known.id)
-                await batches.finish(connection, known.id)
-                await batches.release_key(connection, known.id)
+                await cancel_batch(connection, known.id)
+                await finish_batch(connection, known.id)
+                await release_key(connection, known.id)
                 return None
-            if not await self._unchanged(known):
+            if not await self._is_unchanged(known):
                 self._display.say(f"{self._plan.input} has changed since {name}: starting a new batch")
-                await batches.release_key(connection, known.id)
+                await release_key(connection, known.id)
                 return None
             if known.state.terminal:
                 self._display.say(f"{name} is {known.state}: writing its results again (--new starts over)")
             else:
                 self._display.say(f"going on with {name}")
                 await self._plan.target.check(self._config)
-                # Whoever runs the command again says that what paused it is mended.
+                # Running the command again says that the cause of the pause is mended.
                 await gates.reopen(connection, known.pool, wait_max_s=self._config.retry.retry_after_max_s)
-                await batches.resume(connection, known.id)
+                await resume_batch(connection, known.id)
         return known.id
 
-    async def _unchanged(self, known: batches.KnownBatch) -> bool:
+    async def _is_unchanged(self, known: KnownBatch) -> bool:
         if known.metadata == _origin(self._plan.input):
             return True
-        digest = await asyncio.to_thread(intake.digest_of, self._plan.input)
+        digest = await asyncio.to_thread(source.digest_of, self._plan.input)
         return digest == known.digest
 
     # -- store
 
     async def _store(self, conninfo: str, database: Pool) -> UUID:
-        """Read the file into the database and make the batch. Interrupted, nothing is left of it."""
+        """Read the file into the database and make the batch. If interrupted, nothing of it is kept."""
         self._display.stage("storing")
         size = self._plan.input.stat().st_size
         origin = _origin(self._plan.input)
-        async with _intake_worker(conninfo, database, self._config) as worker_id:
+        await self._sweep_abandoned(conninfo, database)
+        async with register_identity(database, "intake", self._config.liveness) as worker_id:
             try:
                 stored = await asyncio.to_thread(
-                    intake.ingest_file,
+                    ingest.ingest_file,
                     conninfo,
                     self._plan.input,
                     owner=_OWNER,
@@ -201,18 +205,23 @@ class _Run:
                     on_progress=lambda seen: self._display.amount("storing", seen.bytes_read, size, "bytes"),
                     should_stop=self._interrupted.is_set,
                 )
-            except intake.IntakeInterrupted as error:
+            except refusal.IntakeInterrupted as error:
                 raise _Interrupted(
                     "interrupted while storing: nothing was kept", hint="Run the command again."
                 ) from error
-            return await self._create(database, stored.id, origin)
+            return await self._create(database, stored.file.id, origin)
+
+    async def _sweep_abandoned(self, conninfo: str, database: Pool) -> None:
+        async with database.connection() as connection:
+            gone = await liveness.list_exited_workers(connection)
+        await asyncio.to_thread(_sweep, conninfo, self._config.liveness.heartbeat_grace_s, gone)
 
     async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
         batch_id, window = uuid4(), self._plan.deadline
         async with database.connection() as connection:
             deadline = await _database_time(connection) + window if window else None
             try:
-                await batches.create_batch(
+                await create_batch(
                     connection,
                     batch_id=batch_id,
                     file_id=file_id,
@@ -225,7 +234,7 @@ class _Run:
                     deadline=deadline,
                 )
             except psycopg.errors.UniqueViolation:
-                known = await batches.find_by_key(connection, _OWNER, self._plan.key)
+                known = await find_batch_by_key(connection, _OWNER, self._plan.key)
                 if known is None:
                     raise
                 self._display.say(f"the same command made {batch_public_id(known.id)} meanwhile: joining it")
@@ -235,49 +244,49 @@ class _Run:
 
     # -- work
 
-    async def _work(self, database: Pool, batch_id: UUID) -> batches.Status:
+    async def _work(self, database: Pool, batch_id: UUID) -> Status:
         async with database.connection() as connection:
-            status = await batches.read_status(connection, batch_id)
+            status = await read_status(connection, batch_id)
         if status.state.terminal or self._interrupted.is_set():
             return status
         self._display.stage("calling")
         pool = f"run:{batch_id.hex}"
         async with self._plan.target.dispatcher(self._config) as dispatcher:
-            fleet: Fleet
+            workers: Workers
             if self._plan.workers == 1:
-                fleet = Solo(self._config, database, pool, dispatcher)
+                workers = InProcessWorker(self._config, database, pool, dispatcher)
             else:
-                fleet = Crew(self._config, pool, self._plan.target, self._plan.workers)
-            self._fleet = fleet
-            async with fleet:
-                await self._watch(database, batch_id, pool, fleet)
-            self._fleet = None
+                workers = RunWorkers(self._config, pool, self._plan.target, self._plan.workers)
+            self._workers = workers
+            async with workers:
+                await self._watch(database, batch_id, pool, workers)
+            self._workers = None
         return await self._conclude(database, batch_id)
 
-    async def _conclude(self, database: Pool, batch_id: UUID) -> batches.Status:
-        """End the batch if everything is settled, and look at it. A database that is away may come back."""
+    async def _conclude(self, database: Pool, batch_id: UUID) -> Status:
+        """Finish the batch if everything is settled, and read its status. Waits for a database that is away."""
         give_up_at = monotonic() + self._config.settle.settle_retry_s
         while True:
             try:
                 async with database.connection() as connection:
-                    await batches.finish(connection, batch_id)
-                    return await batches.read_status(connection, batch_id)
+                    await finish_batch(connection, batch_id)
+                    return await read_status(connection, batch_id)
             except psycopg.OperationalError:
                 if monotonic() > give_up_at or self._signalled > 1:
                     raise
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _watch(self, database: Pool, batch_id: UUID, pool: str, fleet: Fleet) -> None:
-        """Until the batch has ended, or nothing can go on without a person."""
-        status: batches.Status | None = None
-        while not fleet.stopped:
-            note = fleet.trouble
+    async def _watch(self, database: Pool, batch_id: UUID, pool: str, workers: Workers) -> None:
+        """Show progress until the batch has ended, or no route can go on without a person."""
+        status: Status | None = None
+        while not workers.stopped:
+            note = workers.trouble
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S), database.connection() as connection:
-                    status = await batches.read_status(connection, batch_id)
-                    waits = await gates.closed(connection, pool)
+                    status = await read_status(connection, batch_id)
+                    waits = await gates.list_closed(connection, pool)
                     halted = {gate.route for gate in waits if gate.halted_at is not None}
-                    work = await claims.routes_with_work(connection, pool) if halted else []
+                    work = await claims.list_routes_with_work(connection, pool) if halted else []
             except TimeoutError:
                 note = "the database does not answer"
             except psycopg.OperationalError as error:
@@ -291,31 +300,32 @@ class _Run:
                     return
                 note = note or _waiting(waits)
             if status is not None:
-                self._display.counts(status.counts, fleet.in_flight, note)
+                self._display.counts(status.counts, workers.in_flight, note)
             if self._interrupted.is_set():
-                fleet.stop()
-            await fleet.wait(_LOOK_EVERY_S)
+                workers.stop()
+            await workers.wait(_LOOK_EVERY_S)
 
     def _on_signal(self) -> None:
         self._signalled += 1
         if self._signalled > _PATIENCE:
-            # Whatever it is that does not end: the next run sees that this process is gone and takes over.
+            # A call or a statement that does not end is left: the next run sees that this process is gone and takes
+            # over.
             os._exit(ExitCode.INTERRUPTED)
         if self._signalled > 1:
             self._display.say("stopping now (Ctrl-C once more leaves at once)")
-            if self._fleet is not None:
-                self._fleet.abort()
+            if self._workers is not None:
+                self._workers.abort()
             return
         self._interrupted.set()
-        if self._fleet is None:
+        if self._workers is None:
             self._display.say("stopping")
         else:
             self._display.say("stopping: calls in flight finish first (Ctrl-C again cuts them short)")
-            self._fleet.stop()
+            self._workers.stop()
 
     # -- the end
 
-    async def _export(self, conninfo: str, status: batches.Status) -> Exported:
+    async def _export(self, conninfo: str, status: Status) -> Exported:
         self._display.stage("writing")
         return await asyncio.to_thread(
             export_files,
@@ -334,11 +344,11 @@ class _Run:
             )
         self._display.amount("writing", done, total, "lines")
 
-    async def _say_unfinished(self, database: Pool, status: batches.Status) -> ExitCode:
+    async def _say_unfinished(self, database: Pool, status: Status) -> ExitCode:
         if self._interrupted.is_set():
             return self._say_interrupted(status)
         async with database.connection() as connection:
-            waits = await gates.closed(connection, f"run:{status.id.hex}")
+            waits = await gates.list_closed(connection, f"run:{status.id.hex}")
         reasons = sorted({f"{gate.route}: {gate.message}" for gate in waits if gate.halted_at is not None})
         self._display.__exit__(None, None, None)
         print_summary(
@@ -351,30 +361,11 @@ class _Run:
         )
         return ExitCode.PAUSED
 
-    def _say_interrupted(self, status: batches.Status) -> ExitCode:
+    def _say_interrupted(self, status: Status) -> ExitCode:
         self._display.__exit__(None, None, None)
         seconds = monotonic() - self._started_at
         print_summary(status, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
         return ExitCode.INTERRUPTED
-
-
-@contextlib.asynccontextmanager
-async def _intake_worker(conninfo: str, database: Pool, config: Config) -> AsyncIterator[UUID]:
-    """A registered, beating identity for the time of an intake: what it leaves half-done can be swept."""
-    worker_id = uuid4()
-    async with database.connection() as connection:
-        gone = await liveness.gone_from_here(connection)
-        await liveness.register(connection, worker_id, "intake")
-    await asyncio.to_thread(_sweep, conninfo, config.liveness.heartbeat_grace_s, gone)
-    heart = Heart(conninfo, worker_id, config.liveness)
-    heart.start()
-    try:
-        yield worker_id
-    finally:
-        heart.stop()
-        with contextlib.suppress(psycopg.Error):
-            async with database.connection() as connection:
-                await liveness.unregister(connection, worker_id)
 
 
 async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:
@@ -384,7 +375,7 @@ async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:
 
 
 async def _database_time(connection: Connection) -> datetime:
-    """Deadlines are on the database's clock, like everything that is compared with them."""
+    """Time of the database, on whose clock deadlines are."""
     row = await (await connection.execute("SELECT now()")).fetchone()
     if row is None:
         raise AssertionError("SELECT always answers one row")
@@ -393,7 +384,7 @@ async def _database_time(connection: Connection) -> datetime:
 
 
 def _waiting(waits: list[gates.Gate]) -> str:
-    """What the routes wait for, and how long still."""
+    """Text about the routes that wait, their reasons and how long still."""
     if not waits:
         return ""
     gate = waits[0]
@@ -404,16 +395,16 @@ def _waiting(waits: list[gates.Gate]) -> str:
 
 
 def _origin(path: Path) -> dict[str, str]:
-    """What tells at a glance that a file is the one that was stored."""
+    """Attributes of a file by which a later run sees that it has not changed."""
     about = path.stat()
     return {"size": str(about.st_size), "mtime_ns": str(about.st_mtime_ns)}
 
 
 def _sweep(conninfo: str, grace_s: float, gone: list[UUID]) -> None:
-    """Remove what killed intakes left behind."""
+    """Remove the rows that killed intakes left behind."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        if intake.sweep_abandoned(connection, grace_s=grace_s, dead_workers=gone):
-            intake.purge_failed(connection)
+        if sweep.sweep_abandoned(connection, grace_s=grace_s, dead_workers=gone):
+            sweep.purge_failed(connection)
 
 
 @contextlib.contextmanager
@@ -433,7 +424,7 @@ def _log_to(data_dir: Path, *, verbose: bool) -> None:
     if verbose:
         handler = logging.StreamHandler(sys.stderr)
     else:
-        # Opened now: a log that cannot be written must neither end the run nor spoil the display later.
+        # Opened now: a log that cannot be written must neither end the run nor disturb the display later.
         with contextlib.suppress(OSError):
             handler = logging.FileHandler(data_dir / "penstock.log")
     logging.raiseExceptions = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,34 +14,44 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.config import Config
-    from penstock.providers import Provider
+    from penstock.dispatch.providers import Provider
 
 
 def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--base-url and its key: one provider for every model."""
+    """Add --base-url, its key and the way there: one provider for every model."""
     for option in reversed(
         (
             click.option("--base-url", metavar="URL", help="Endpoint that serves every model, in place of providers."),
             click.option("--api-key-env", metavar="NAME", help="Variable that holds the endpoint's key."),
             click.option("--api-key-file", metavar="FILE", help="File that holds the endpoint's key."),
+            click.option("--ca-file", metavar="FILE", help="Certificates to trust instead of the system's (PEM)."),
+            click.option("--proxy", metavar="URL", help="HTTP proxy to reach the endpoint by."),
         )
     ):
         command = option(command)
     return command
 
 
-def chosen_providers(
-    config: Config, base_url: str | None, api_key_env: str | None, api_key_file: str | None
+def choose_providers(
+    config: Config,
+    base_url: str | None,
+    api_key_env: str | None,
+    api_key_file: str | None,
+    ca_file: str | None,
+    proxy: str | None,
 ) -> tuple[Provider, ...]:
-    """The providers of the file or of the command line, with keys that can be read."""
-    from penstock.providers import single
+    """Choose the providers of the file or of the command line. Raises if a key or a certificate cannot be read."""
+    from penstock.dispatch.http.connect import ConnectOptions
+    from penstock.dispatch.providers import single
+    from penstock.dispatch.target import check_connect_flags
 
+    check_connect_flags(base_url, ca_file, proxy)
     if base_url is None:
         if api_key_env or api_key_file:
             raise UsageError("a key without --base-url", hint="Providers in penstock.toml name their own keys.")
         if not config.providers:
             raise UsageError(
-                "no provider is configured: nobody would serve any model",
+                "no provider is configured: no model would be served",
                 hint="Give --base-url URL, or [[providers]] in penstock.toml (docs/serve.md).",
             )
         providers = config.providers
@@ -51,9 +62,10 @@ def chosen_providers(
     else:
         if api_key_env and api_key_file:
             raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
-        providers = (single(base_url, api_key_env, api_key_file),)
+        options = ConnectOptions(ca_file=ca_file, proxy=proxy)
+        providers = (single(base_url, api_key_env, api_key_file, options),)
     for provider in providers:
-        provider.api_key()
+        provider.check()
     return providers
 
 
@@ -62,8 +74,10 @@ def chosen_providers(
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65_535), help="0 takes a free one.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 256), help="Worker processes.")
-@click.option("--root-path", metavar="PATH", help="What a proxy puts before every path, such as /penstock.")
-@click.option("--public-url", metavar="URL", help="Where clients reach the server, if not where it listens.")
+@click.option("--root-path", metavar="PATH", help="Prefix that a proxy puts before every path, such as /penstock.")
+@click.option(
+    "--public-url", metavar="URL", help="URL by which clients reach the server, if not the address it listens on."
+)
 @click.option("--forwarded-prefix", is_flag=True, help="Trust the proxy's X-Forwarded-Prefix.")
 @click.option("--quiet", is_flag=True, help="Log warnings only, no requests.")
 @database_options
@@ -71,6 +85,8 @@ def serve(
     base_url: str | None,
     api_key_env: str | None,
     api_key_file: str | None,
+    ca_file: str | None,
+    proxy: str | None,
     host: str,
     port: int,
     workers: int,
@@ -83,15 +99,16 @@ def serve(
     toml_path: Path | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Serve the batch API for OpenAI and Anthropic clients, and work off what they send.
+    """Serve the batch API for OpenAI and Anthropic clients, and work off their batches.
 
     Without API keys the server has one user and listens on this machine only; `penstock keys create` makes keys.
     """
-    from penstock.cli.serving import ServePlan
-    from penstock.cli.serving import serve as run
+    from penstock.server.serve import ServePlan
+    from penstock.server.serve import serve as run
 
     config = load_config(database_url, data_dir, toml_path, settings, root_path=root_path, public_url=public_url)
-    providers = chosen_providers(config, base_url, api_key_env, api_key_file)
+    providers = choose_providers(config, base_url, api_key_env, api_key_file, ca_file, proxy)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer
-    run(ServePlan(config, providers, host, port, workers, forwarded_prefix, verbose=not quiet))
+    log_level = logging.WARNING if quiet else logging.INFO
+    run(ServePlan(config, providers, host, port, workers, forwarded_prefix, log_level))

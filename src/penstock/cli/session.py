@@ -1,4 +1,4 @@
-"""`penstock session`: send to a session, look at sessions and what is in them, let them go on, erase them."""
+"""`penstock session`: send to a session, list sessions and their requests, let them go on, erase them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import click
 
-from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.client import CommandContext, client_command, print_json
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def session() -> None:
 @click.option("--idempotency-key", "repeat_key", metavar="KEY", help="The same key sends the same request only once.")
 @client_command()
 async def send(
-    session: Session,
+    context: CommandContext,
     key: str,
     text: str | None,
     model: str | None,
@@ -69,24 +69,24 @@ async def send(
     from uuid import uuid4
 
     content = {"endpoint": endpoint, "body": _body(text, model, body, endpoint)}
-    # A key of our own, so that a call whose answer is lost can be repeated.
-    with _explained(session, key):
-        found = await session.api.post(
-            f"{_place(key)}/requests",
+    # A generated key, so that a call whose answer is lost can be repeated.
+    with _explain_refusals(context, key):
+        found = await context.api.post(
+            f"{_path(key)}/requests",
             content,
             key=repeat_key or f"cli-{uuid4().hex}",
             headers={"prefer": "respond-async"},
         )
         if not at_once:
-            if found["status"] not in _DECIDED and not await session.api.is_served():
-                session.say("Nothing works it off until a server runs on this data: penstock serve")
-            found = await _decided(session.api, key, found, wait_s)
-    if session.as_json:
+            if found["status"] not in _DECIDED and not await context.api.is_served():
+                context.say("Nothing works it off until a server runs on this data: penstock serve")
+            found = await _wait_until_decided(context.api, key, found, wait_s)
+    if context.as_json:
         print_json(found)
     elif found["status"] in _DECIDED:
         click.echo(_answer_text(found))
     if found["status"] not in _DECIDED:
-        session.say(
+        context.say(
             f"{found['id']}  {found['status']}\nTo look again: penstock session show {_shell(key)} {found['id']}"
         )
         return None if at_once else ExitCode.OPERATIONAL
@@ -120,8 +120,8 @@ def _body(text: str | None, model: str | None, body: BinaryIO | None, endpoint: 
     return {"model": model, "messages": [{"role": "user", "content": text}]}
 
 
-async def _decided(api: Api, key: str, found: Json, wait_s: float | None) -> Json:
-    """The request once it has ended, or as it is when the time is up."""
+async def _wait_until_decided(api: Api, key: str, found: Json, wait_s: float | None) -> Json:
+    """Wait until a request has ended; returns it as it is when the time is up."""
     from time import monotonic
 
     until = None if wait_s is None else monotonic() + wait_s
@@ -129,7 +129,7 @@ async def _decided(api: Api, key: str, found: Json, wait_s: float | None) -> Jso
         left_s = _LOOK_S if until is None else min(_LOOK_S, until - monotonic())
         if left_s <= 0:
             break
-        found = await api.get(f"{_place(key)}/requests/{found['id']}", {"wait": f"{left_s:.3f}"})
+        found = await api.get(f"{_path(key)}/requests/{found['id']}", {"wait": f"{left_s:.3f}"})
     return found
 
 
@@ -140,8 +140,8 @@ async def _decided(api: Api, key: str, found: Json, wait_s: float | None) -> Jso
 @click.option("--limit", type=click.IntRange(min=1), help=f"How many at most.  [default: {_LIMIT}]")
 @click.option("--all", "everything", is_flag=True, help="Every one.")
 @client_command()
-async def ls(session: Session, limit: int | None, everything: bool) -> None:
-    """List sessions, newest first: state, what waits, what is being answered, age and key.
+async def ls(context: CommandContext, limit: int | None, everything: bool) -> None:
+    """List sessions, newest first: state, requests that wait and that are being answered, age and key.
 
     With --json, one object: {"data": [sessions as the API shows them], "has_more": whether there are others}.
     """
@@ -149,21 +149,21 @@ async def ls(session: Session, limit: int | None, everything: bool) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     kept: list[Json] = []
     shown, more = 0, False
-    async for entry in session.api.walk("/v1/sessions", page=_PAGE if most is None else min(_PAGE, most + 1)):
+    async for entry in context.api.walk("/v1/sessions", page=_PAGE if most is None else min(_PAGE, most + 1)):
         if most is not None and shown >= most:
             more = True
             break
-        if session.as_json:
+        if context.as_json:
             kept.append(entry)
         else:
             _print_row(entry, headed=shown > 0, width=width)
         shown += 1
-    if session.as_json:
+    if context.as_json:
         print_json({"object": "list", "data": kept, "has_more": more})
     elif not shown:
-        session.say("no sessions yet: `penstock session send SESSION TEXT --model MODEL` makes one")
+        context.say("no sessions yet: `penstock session send SESSION TEXT --model MODEL` makes one")
     elif more:
-        session.say(f"(the newest {shown:,}; --all shows every one)")
+        context.say(f"(the newest {shown:,}; --all shows every one)")
 
 
 def _print_row(entry: Json, *, headed: bool, width: int | None) -> None:
@@ -183,35 +183,35 @@ def _print_row(entry: Json, *, headed: bool, width: int | None) -> None:
 @_KEY
 @click.argument("request", required=False)
 @client_command()
-async def show(session: Session, key: str, request: str | None) -> None:
-    """Show SESSION: its figures and settings, what is next and what failed; or its request REQUEST, with the answer.
+async def show(context: CommandContext, key: str, request: str | None) -> None:
+    """Show SESSION: its figures and settings, its next and failed requests; or its request REQUEST, with the answer.
 
     REQUEST is an id, which may be cut short as long as it is unique, or the request's number in the session.
     With --json, the session as the API shows it with `next` and `failures` added, or the request.
     """
-    with _explained(session, key):
+    with _explain_refusals(context, key):
         if request is not None:
-            found = await _find(session.api, key, request)
-            if session.as_json:
+            found = await _find(context.api, key, request)
+            if context.as_json:
                 print_json(found)
             else:
                 _print_request(found)
             return
-        found = await session.api.get(_place(key))
-        heads = await _some(session.api, key, "processing") + await _some(session.api, key, "pending")
-        failures = await _some(session.api, key, "failed")
-    if session.as_json:
+        found = await context.api.get(_path(key))
+        heads = await _list_first(context.api, key, "processing") + await _list_first(context.api, key, "pending")
+        failures = await _list_first(context.api, key, "failed")
+    if context.as_json:
         print_json({**found, "next": heads[:_LISTED], "failures": failures})
         return
     _print_session(found, heads[:_LISTED], failures)
     if found["status"] == "blocked":
-        session.say(f"It waits for a decision: penstock session resume {_shell(key)} [--retry-head]")
-    elif found["queued"] and not await session.api.is_served():
-        session.say("Nothing works it off until a server runs on this data: penstock serve")
+        context.say(f"It waits for a decision: penstock session resume {_shell(key)} [--retry-head]")
+    elif found["queued"] and not await context.api.is_served():
+        context.say("Nothing works it off until a server runs on this data: penstock serve")
 
 
-async def _some(api: Api, key: str, status: str) -> list[Json]:
-    found: list[Json] = (await api.get(f"{_place(key)}/requests", {"status": status, "limit": _LISTED}))["data"]
+async def _list_first(api: Api, key: str, status: str) -> list[Json]:
+    found: list[Json] = (await api.get(f"{_path(key)}/requests", {"status": status, "limit": _LISTED}))["data"]
     return found
 
 
@@ -220,7 +220,7 @@ def _print_session(found: Json, heads: list[Json], failures: list[Json]) -> None
 
     click.echo(f"{plain(found['key'])}  {found['status']}")
     _row("requests", f"{found['queued']:,} waiting, {found['in_flight']:,} being answered")
-    _row("failing", "goes on with the next" if found["on_dead_head"] == "continue" else "blocks until somebody decides")
+    _row("failing", "goes on with the next" if found["on_dead_head"] == "continue" else "blocks until a person decides")
     for label, name in (("at most", "max_queued"), ("wait", "wait_timeout_s"), ("priority", "priority")):
         if found[name]:
             _row(label, f"{found[name]:g}" + (" s" if name.endswith("_s") else ""))
@@ -256,21 +256,21 @@ def _row(label: str, text: str) -> None:
 @click.argument("requests", nargs=-1, metavar="[REQUEST]...")
 @click.option("--all", "everything", is_flag=True, help="Everything that waits.")
 @client_command()
-async def cancel(session: Session, key: str, requests: tuple[str, ...], everything: bool) -> ExitCode | None:
-    """Cancel the REQUESTs of SESSION that wait for their turn. What is being answered is not cut off.
+async def cancel(context: CommandContext, key: str, requests: tuple[str, ...], everything: bool) -> ExitCode | None:
+    """Cancel the REQUESTs of SESSION that wait for their turn. A request that is being answered is not cut off.
 
     With --json, one object: {"cancelled": [requests], "refused": [{"id", "message"}]}.
     """
     if bool(requests) == everything:
-        raise UsageError("give either REQUESTs or --all", hint="`penstock session show` lists what is next.")
+        raise UsageError("give either REQUESTs or --all", hint="`penstock session show` lists the next requests.")
     cancelled: list[Json] = []
     refused: list[Json] = []
-    with _explained(session, key):
+    with _explain_refusals(context, key):
         if everything:
-            await session.api.get(_place(key))
-        async for found in _wanted(session.api, key, requests):
-            await _cancel(session.api, key, found, cancelled, refused)
-    if session.as_json:
+            await context.api.get(_path(key))
+        async for found in _list_wanted(context.api, key, requests):
+            await _cancel(context.api, key, found, cancelled, refused)
+    if context.as_json:
         print_json({"cancelled": cancelled, "refused": refused})
     else:
         for found in cancelled:
@@ -278,15 +278,15 @@ async def cancel(session: Session, key: str, requests: tuple[str, ...], everythi
         for entry in refused:
             click.echo(f"{entry['id']}  {entry['message']}", err=True)
         if everything and not cancelled and not refused:
-            session.say("nothing waits")
+            context.say("nothing waits")
     return ExitCode.OPERATIONAL if refused and not everything else None
 
 
-async def _wanted(api: Api, key: str, requests: tuple[str, ...]) -> AsyncIterator[Json]:
+async def _list_wanted(api: Api, key: str, requests: tuple[str, ...]) -> AsyncIterator[Json]:
     for text in requests:
         yield await _find(api, key, text)
     if not requests:
-        # From the last to the first: while the first are cancelled, the others would come up and be answered.
+        # From the last to the first: otherwise later ones would be answered while the first are being cancelled.
         waiting = [found async for found in _walk(api, key, "pending")]
         for found in reversed(waiting):
             yield found
@@ -295,7 +295,7 @@ async def _wanted(api: Api, key: str, requests: tuple[str, ...]) -> AsyncIterato
 async def _walk(api: Api, key: str, status: str | None = None) -> AsyncIterator[Json]:
     query: dict[str, str | int] = {"limit": _PAGE} | ({"status": status} if status else {})
     while True:
-        page = await api.get(f"{_place(key)}/requests", query)
+        page = await api.get(f"{_path(key)}/requests", query)
         for entry in page["data"]:
             yield entry
         if not page["has_more"] or not page["data"]:
@@ -307,7 +307,7 @@ async def _cancel(api: Api, key: str, found: Json, cancelled: list[Json], refuse
     from penstock.cli.api import Refused
 
     try:
-        cancelled.append(await api.delete(f"{_place(key)}/requests/{found['id']}"))
+        cancelled.append(await api.delete(f"{_path(key)}/requests/{found['id']}"))
     except Refused as refusal:
         if refusal.status not in (404, 409):
             raise
@@ -323,42 +323,42 @@ async def _cancel(api: Api, key: str, found: Json, cancelled: list[Json], refuse
     "--retry-head", is_flag=True, help="Run the request that failed once more.  [default: go on with the next]"
 )
 @client_command()
-async def resume(session: Session, key: str, retry_head: bool) -> None:
+async def resume(context: CommandContext, key: str, retry_head: bool) -> None:
     """Let SESSION go on, which stopped at a request that failed for good.
 
     With --json, the session as the API shows it.
     """
-    with _explained(session, key):
-        found = await session.api.post(f"{_place(key)}/resume", {"retry_head": retry_head})
-    _print_state(session, key, found, found["status"])
+    with _explain_refusals(context, key):
+        found = await context.api.post(f"{_path(key)}/resume", {"retry_head": retry_head})
+    _print_state(context, key, found, found["status"])
 
 
 @session.command(short_help="Erase a session with everything in it.")
 @_KEY
 @client_command()
-async def delete(session: Session, key: str) -> None:
-    """Cancel what waits in SESSION and erase it, requests and answers. There is no way back.
+async def delete(context: CommandContext, key: str) -> None:
+    """Cancel the waiting requests of SESSION and erase it, requests and answers. There is no way back.
 
     With --json, {"id": ..., "object": "session", "deleted": true}.
     """
-    with _explained(session, key):
-        found = await session.api.delete(_place(key))
-    _print_state(session, key, found, "deleted")
+    with _explain_refusals(context, key):
+        found = await context.api.delete(_path(key))
+    _print_state(context, key, found, "deleted")
 
 
-def _print_state(session: Session, key: str, found: Json, state: str) -> None:
+def _print_state(context: CommandContext, key: str, found: Json, state: str) -> None:
     from penstock.cli.figures import plain
 
-    if session.as_json:
+    if context.as_json:
         print_json(found)
     else:
         click.echo(f"{plain(key)}  {state}")
 
 
-# -- what they share
+# -- common parts
 
 
-def _place(key: str) -> str:
+def _path(key: str) -> str:
     return f"/v1/sessions/{quote(key, safe='')}"
 
 
@@ -371,7 +371,7 @@ def _shell(key: str) -> str:
 async def _find(api: Api, key: str, text: str) -> Json:
     """A request by its id, by an end of it that is unique, or by its number."""
     if text.startswith("sreq_") and len(text) == _ID_CHARS:
-        return await api.get(f"{_place(key)}/requests/{text}")
+        return await api.get(f"{_path(key)}/requests/{text}")
     found = []
     async for entry in _walk(api, key):
         if str(entry["sequence"]) == text:
@@ -380,7 +380,7 @@ async def _find(api: Api, key: str, text: str) -> Json:
             found.append(entry)
     if not found:
         raise UsageError(
-            f"no request of the session is '{text}'", hint=f"`penstock session show {_shell(key)}` lists what is next."
+            f"no request of the session is '{text}'", hint=f"`penstock session show {_shell(key)}` lists the next ones."
         )
     if len(found) > 1:
         listed = "".join(f"\n  {entry['id']}  number {entry['sequence']:,}" for entry in found[:_LISTED])
@@ -389,8 +389,8 @@ async def _find(api: Api, key: str, text: str) -> Json:
 
 
 @contextlib.contextmanager
-def _explained(session: Session, key: str) -> Iterator[None]:
-    """Refusals, with what to do about them here."""
+def _explain_refusals(context: CommandContext, key: str) -> Iterator[None]:
+    """Add hints for these commands to the server's refusals."""
     from penstock.cli.api import Refused
 
     try:
@@ -398,9 +398,9 @@ def _explained(session: Session, key: str) -> Iterator[None]:
     except Refused as refusal:
         hint = {
             404: "`penstock session ls` lists the sessions of this key on this server.",
-            409: f"`penstock session show {_shell(key)}` tells what is there.",
+            409: f"`penstock session show {_shell(key)}` shows its state.",
         }.get(refusal.status)
-        if refusal.code == "model_not_found" and session.api.local:
+        if refusal.code == "model_not_found" and context.api.local:
             hint = (
                 "The models are those of [[providers]] in penstock.toml; a running server knows its own: --server URL."
             )
@@ -410,7 +410,7 @@ def _explained(session: Session, key: str) -> Iterator[None]:
 
 
 def _answer_text(found: Json) -> str:
-    """What was answered: a chat's words, else the body."""
+    """Answer as text: a chat's message, else the body."""
     import json
 
     if found["status"] != "completed":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.client import CommandContext, client_command, print_json
 from penstock.cli.figures import ENDED
 
 if TYPE_CHECKING:
@@ -20,26 +20,26 @@ _LISTED = 5
 @click.command(short_help="Show one batch: figures, times, problems.")
 @click.argument("batch", metavar="ID")
 @client_command()
-async def show(session: Session, batch: str) -> None:
-    """Show the batch ID: its figures, times, what stood in the way of running it, and the first of what failed.
+async def show(context: CommandContext, batch: str) -> None:
+    """Show the batch ID: its figures and times, the problems for which it could not run, and the first failures.
 
     ID may be cut short as long as it is unique. With --json, the batch as the API shows it, with `filename`,
     `failures` (requests that failed) and, while it runs, `retried` (attempts that failed) added.
     """
-    from penstock.cli.listing import file_name
     from penstock.cli.lookup import find_batch
+    from penstock.cli.ls import file_name
 
-    found = await find_batch(session.api, batch)
-    name = await file_name(session.api, found["input_file_id"]) if found["input_file_id"] else None
-    failures = await _first(session.api, f"/v1/batches/{found['id']}/results", {"status": "failed"})
+    found = await find_batch(context.api, batch)
+    name = await file_name(context.api, found["input_file_id"]) if found["input_file_id"] else None
+    failures = await _first(context.api, f"/v1/batches/{found['id']}/results", {"status": "failed"})
     ended = found["status"] in ENDED
-    retried = [] if ended else await _first(session.api, f"/v1/batches/{found['id']}/attempts", {})
-    if session.as_json:
+    retried = [] if ended else await _first(context.api, f"/v1/batches/{found['id']}/attempts", {})
+    if context.as_json:
         print_json({**found, "filename": name, "failures": failures, "retried": retried})
         return
     _print(found, name, [_failure_text(failure) for failure in failures], [_attempt_text(one) for one in retried])
-    if found["status"] in ("validating", "in_progress") and not await session.api.is_served():
-        session.say("Nothing works it off until a server runs on this data: penstock serve")
+    if found["status"] in ("validating", "in_progress") and not await context.api.is_served():
+        context.say("Nothing works it off until a server runs on this data: penstock serve")
 
 
 async def _first(api: Api, path: str, query: dict[str, str]) -> list[Json]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.client import CommandContext, client_command, print_json
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 def parse_pairs(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """`--metadata key=value`, repeatable."""
+    """Parse `--metadata key=value`, repeatable."""
     pairs = {}
     for value in values:
         name, equals, content = value.partition("=")
@@ -41,7 +41,7 @@ def parse_pairs(_: click.Context, param: click.Parameter, values: tuple[str, ...
 @click.option("-o", "--output", type=click.Path(path_type=Path, allow_dash=True), help="Wait, then write its results.")
 @client_command(makes_database=True)
 async def submit(
-    session: Session,
+    context: CommandContext,
     file: Path,
     endpoint: str | None,
     window: str,
@@ -59,41 +59,41 @@ async def submit(
     penstock submit requests.jsonl
     penstock submit requests.jsonl --metadata team=search -o answers.jsonl
     """
-    from penstock.cli.fetch import check_output, export_results
+    from penstock.cli.export import check_output, export_results
     from penstock.cli.figures import exit_code_of, has_ended
     from penstock.cli.upload import Source
-    from penstock.cli.watch import print_end, watched
+    from penstock.cli.watch import print_end, watch_until_end
 
     if output is not None:
         check_output(output, file)
     source = Source(file)
     endpoint = endpoint or source.endpoint()
-    # Before gigabytes are sent: is anybody there, and do they know the key?
-    await session.api.get("/v1/batches", {"limit": 1})
+    # Before gigabytes are sent: checks that the server answers and accepts the key.
+    await context.api.get("/v1/batches", {"limit": 1})
     waits = wait or output is not None
-    if waits and not await session.api.is_served():
+    if waits and not await context.api.is_served():
         raise UsageError(
-            "no server runs on this data: waiting would be in vain, and nothing was stored",
+            "no server runs on this data, so the batch would never end: nothing was stored",
             hint="Start `penstock serve` here first; or submit without --wait and -o.",
         )
-    batch = await _created(session, source, endpoint, window, metadata, priority)
+    batch = await _create_batch(context, source, endpoint, window, metadata, priority)
     if not waits:
-        await _say_what_next(session, batch)
+        await _say_what_next(context, batch)
         return ExitCode.OK
-    session.say(f"{batch['id']} (Ctrl-C stops waiting; the batch goes on)")
-    batch = await watched(session, batch)
-    told: Json = {**batch, "exit_code": exit_code_of(batch)}
-    if not session.as_json:
-        print_end(session, batch, output=None if output is None else str(output))
+    context.say(f"{batch['id']} (Ctrl-C stops waiting; the batch goes on)")
+    batch = await watch_until_end(context, batch)
+    shown: Json = {**batch, "exit_code": exit_code_of(batch)}
+    if not context.as_json:
+        print_end(context, batch, output=None if output is None else str(output))
     if output is not None and has_ended(batch) and batch["status"] != "failed":
-        told["results"] = (await export_results(session, batch, output)).as_dict()
-    if session.as_json and str(output) != "-":
-        print_json(told)
-    return ExitCode(told["exit_code"])
+        shown["results"] = (await export_results(context, batch, output)).as_dict()
+    if context.as_json and str(output) != "-":
+        print_json(shown)
+    return ExitCode(shown["exit_code"])
 
 
-async def _created(
-    session: Session,
+async def _create_batch(
+    context: CommandContext,
     source: Source,
     endpoint: str,
     window: str,
@@ -106,7 +106,7 @@ async def _created(
     from penstock.cli.figures import size_text
     from penstock.cli.progress import Display
 
-    with Display(quiet=session.as_json) as display:
+    with Display(quiet=context.as_json) as display:
         display.stage("uploading")
         size = source.size
 
@@ -114,7 +114,7 @@ async def _created(
             speed = size_text(round(display.rate(read)))
             display.show("uploading", read, size, f"{size_text(read)} of {size_text(size)}  {speed}/s")
 
-        file = await session.api.put(
+        file = await context.api.put(
             "/v1/files",
             {"purpose": "batch", "filename": source.filename},
             _body(source, on_read),
@@ -127,11 +127,11 @@ async def _created(
     if priority is not None:
         request["priority"] = priority
     try:
-        return await session.api.post("/v1/batches", request, key=f"submit-{uuid4().hex}")
+        return await context.api.post("/v1/batches", request, key=f"submit-{uuid4().hex}")
     except Refused:
-        # Nobody will ask for the file again.
+        # No batch was made of the file: it is not needed any more.
         with contextlib.suppress(PenstockError):
-            await session.api.delete(f"/v1/files/{file['id']}")
+            await context.api.delete(f"/v1/files/{file['id']}")
         raise
 
 
@@ -144,12 +144,12 @@ def _body(source: Source, on_read: Callable[[int], None]) -> Callable[[], AsyncI
     return pieces
 
 
-async def _say_what_next(session: Session, batch: Json) -> None:
-    if session.as_json:
+async def _say_what_next(context: CommandContext, batch: Json) -> None:
+    if context.as_json:
         print_json(batch)
         return
     name = batch["id"]
     click.echo(name)
-    session.say(f"  follow it    penstock watch {name}\n  its results  penstock export {name} -o answers.jsonl")
-    if not await session.api.is_served():
-        session.say("Stored. Nothing works it off until a server runs on this data: penstock serve")
+    context.say(f"  follow it    penstock watch {name}\n  its results  penstock export {name} -o answers.jsonl")
+    if not await context.api.is_served():
+        context.say("Stored. Nothing works it off until a server runs on this data: penstock serve")

@@ -1,4 +1,4 @@
-"""How a run ended, for a person or as JSON."""
+"""Summary of a run that has ended, for a person or as JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 
 import click
 
+from penstock.batches.read import Status
 from penstock.cli.progress import duration
 from penstock.errors import ExitCode
 from penstock.export.jsonl import Exported
 from penstock.model import Counts, batch_public_id
-from penstock.work.batches import Status
 
 
 def print_summary(
@@ -23,7 +23,7 @@ def print_summary(
     as_json: bool,
     reasons: list[str] | None = None,
 ) -> None:
-    """Say what was done, where it is, and how to go on if it is not finished."""
+    """Print the figures, the files written, and how to go on if the run is not finished."""
     if as_json:
         print(json.dumps(_as_dict(status, exported, seconds, code, reasons or [])))
         return

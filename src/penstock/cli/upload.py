@@ -1,4 +1,4 @@
-"""The file to be submitted: read from disk piece by piece, unpacked on the way."""
+"""File to be submitted: read from disk piece by piece, unpacked on the way."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock import intake
 from penstock.config import IntakeLimits
 from penstock.errors import UsageError
+from penstock.intake import refusal
 from penstock.intake.source import Source as Reader
 from penstock.intake.unpack import Unpacker
 
@@ -18,7 +18,7 @@ _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 
 
 class Source:
-    """A file that can be read as often as need be. Nothing of it is held but the piece under way."""
+    """File that can be read as often as needed, piece by piece. Only one piece is in memory."""
 
     def __init__(self, path: Path) -> None:
         if str(path) == "-":
@@ -28,7 +28,7 @@ class Source:
             )
         self._path = path
         self._limits = IntakeLimits()
-        reader = self._opened()
+        reader = self._open()
         try:
             size = reader.size
             if size is None:
@@ -38,7 +38,7 @@ class Source:
         finally:
             reader.close()
         self.plain_size = None if packed else size
-        """How much will be sent, if that is known beforehand."""
+        """Bytes that will be sent, if known beforehand."""
 
     @property
     def filename(self) -> str:
@@ -46,7 +46,7 @@ class Source:
 
     def pieces(self) -> Iterator[tuple[bytes, int]]:
         """(unpacked bytes, bytes read from disk so far)."""
-        reader, unpacker, read = self._opened(), Unpacker(str(self._path), self._limits), 0
+        reader, unpacker, read = self._open(), Unpacker(str(self._path), self._limits), 0
         try:
             for chunk in reader.chunks():
                 read += len(chunk)
@@ -58,7 +58,7 @@ class Source:
             reader.close()
 
     def endpoint(self) -> str:
-        """What the first line asks for; all others must ask for the same."""
+        """Endpoint of the first line; all others must have the same."""
         number, line = self._first_line()
         place = f"{self._path}, line {number}"
         hint = "A line is a JSON object with custom_id, url and body; docs/client.md shows one. Or give --endpoint."
@@ -90,10 +90,10 @@ class Source:
             return number, held
         raise UsageError(f"{self._path}: holds no request", hint="Write one request per line.")
 
-    def _opened(self) -> Reader:
+    def _open(self) -> Reader:
         try:
             return Reader(self._path)
-        except intake.IntakeRefused:
+        except refusal.IntakeRefused:
             raise
         except UsageError as error:
             raise UsageError(error.message, hint=error.hint or "Check the path and your rights to it.") from error

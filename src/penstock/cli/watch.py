@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.client import Session, client_command, print_json
+from penstock.cli.client import CommandContext, client_command, print_json
 from penstock.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -18,46 +18,47 @@ Json = dict[str, Any]
 
 _POLL_S = 1.0
 _PATIENCE_S = 300.0
-# Nobody is there who could tell events: an older server, or something in between that holds streams back.
+# No events come: from an older server, or through a proxy that holds streams back.
 _NO_EVENTS = (404, 405, 406, 501)
 
 
 @click.command(short_help="Follow a batch until it ends.")
 @click.argument("batch", metavar="ID")
 @client_command()
-async def watch(session: Session, batch: str) -> ExitCode:
+async def watch(context: CommandContext, batch: str) -> ExitCode:
     """Follow the batch ID until it ends. ID may be cut short as long as it is unique.
 
     The exit code is the batch's: 0 if every request was completed, 3 if some were not, 2 if the file could not
-    be run at all, 4 if somebody paused it. With --json, a line for every change; the last tells the exit code.
+    be run at all, 4 if it was paused. With --json, a line for every change; the last has the exit code.
     """
     from penstock.cli.lookup import find_batch
 
-    found = await find_batch(session.api, batch)
-    if not _at_rest(found) and not await session.api.is_served():
-        session.say("Nothing works it off until a server runs on this data: penstock serve")
-    if session.as_json:
-        return await _tell_json(session, found)
-    ended = await watched(session, found)
-    print_end(session, ended)
+    found = await find_batch(context.api, batch)
+    if not _at_rest(found) and not await context.api.is_served():
+        context.say("Nothing works it off until a server runs on this data: penstock serve")
+    if context.as_json:
+        return await _print_changes(context, found)
+    ended = await watch_until_end(context, found)
+    print_end(context, ended)
     from penstock.cli.figures import exit_code_of
 
     return exit_code_of(ended)
 
 
-async def watched(session: Session, batch: Json) -> Json:
-    """Show the batch's progress; return it as it ended, or was paused."""
+async def watch_until_end(context: CommandContext, batch: Json) -> Json:
+    """Show the batch's progress until it ends or is paused. Returns the batch as it is then."""
     from penstock.cli.progress import Display
 
-    with Display(quiet=session.as_json) as display:
+    with Display(quiet=context.as_json) as display:
         display.stage(batch["status"])
-        async for now in _followed(session.api, batch, display):
+        async for now in _follow(context.api, batch, display):
             _show(display, now)
     return now
 
 
-def print_end(session: Session, batch: Json, *, output: str | None = None) -> None:
-    """How it ended, and what can be done now. What goes to standard output next must stand there alone."""
+def print_end(context: CommandContext, batch: Json, *, output: str | None = None) -> None:
+    """Print how the batch ended, and what can be done now. With the output `-` all of it goes to standard error:
+    standard output is for the results alone."""
     from penstock.cli.figures import counts_text, problem_lines, state_of
     from penstock.cli.progress import duration
 
@@ -70,31 +71,31 @@ def print_end(session: Session, batch: Json, *, output: str | None = None) -> No
     for line in (f"{state}{lasted}: {figures}", *(f"  {problem}" for problem in problem_lines(batch))):
         click.echo(line, err=output == "-")
     if state == "paused":
-        session.say(f"To go on: penstock resume {name}")
+        context.say(f"To go on: penstock resume {name}")
     elif (batch["output_file_id"] or batch["error_file_id"]) and output is None:
-        session.say(f"Results: penstock export {name} -o answers.jsonl")
+        context.say(f"Results: penstock export {name} -o answers.jsonl")
     elif state == "failed":
-        session.say("Correct the file, then submit it again.")
+        context.say("Correct the file, then submit it again.")
 
 
-async def _tell_json(session: Session, batch: Json) -> ExitCode:
+async def _print_changes(context: CommandContext, batch: Json) -> ExitCode:
     from penstock.cli.figures import exit_code_of
 
-    told: Json = {}
-    async for now in _followed(session.api, batch, None):
+    shown: Json = {}
+    async for now in _follow(context.api, batch, None):
         if _at_rest(now):
-            told = {**now, "exit_code": exit_code_of(now)}
-            print_json(told)
-        elif now != told:
-            told = now
-            print_json(told)
-    return ExitCode(told["exit_code"])
+            shown = {**now, "exit_code": exit_code_of(now)}
+            print_json(shown)
+        elif now != shown:
+            shown = now
+            print_json(shown)
+    return ExitCode(shown["exit_code"])
 
 
-async def _followed(api: Api, batch: Json, display: Display | None) -> AsyncIterator[Json]:
-    """The batch as it is now and at every change, up to its end or a pause.
+async def _follow(api: Api, batch: Json, display: Display | None) -> AsyncIterator[Json]:
+    """Follow a batch: as it is now and at every change, up to its end or a pause.
 
-    From the server's events; where they do not come or break off, by asking.
+    From the server's events; where they do not come or break off, by polling.
     """
     import asyncio
 
@@ -123,15 +124,15 @@ async def _followed(api: Api, batch: Json, display: Display | None) -> AsyncIter
 
 
 async def _progress(answer: Answer) -> AsyncIterator[Json]:
-    """The batches told by the server's events."""
+    """Batch objects in the server's events."""
     import json
 
-    from penstock.cli.events import events
+    from penstock.cli.events import read_events
 
-    async for name, data in events(answer.pieces):
+    async for name, data in read_events(answer.pieces):
         if name in ("progress", "done"):
             batch = json.loads(data)
-            if "status" in batch:  # the last word on a batch that was deleted has none
+            if "status" in batch:  # the last event of a deleted batch has none
                 yield batch
         if name == "done":
             return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import click
 
 from penstock.cli.options import database_options, load_config
-from penstock.cli.serve import chosen_providers, provider_options
+from penstock.cli.serve import choose_providers, provider_options
 
 
 @click.command(short_help="Run workers for a server elsewhere.")
@@ -19,6 +20,8 @@ def worker(
     base_url: str | None,
     api_key_env: str | None,
     api_key_file: str | None,
+    ca_file: str | None,
+    proxy: str | None,
     workers: int,
     quiet: bool,
     database_url: str | None,
@@ -26,9 +29,9 @@ def worker(
     toml_path: Path | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Work off what servers on the same database accept. Configure the same providers as theirs."""
-    from penstock.cli.serving import work
+    """Work off the batches that servers on the same database accept. Configure the same providers as theirs."""
+    from penstock.server.serve import work
 
     config = load_config(database_url, data_dir, toml_path, settings)
-    providers = chosen_providers(config, base_url, api_key_env, api_key_file)
-    work(config, providers, workers, verbose=not quiet)
+    providers = choose_providers(config, base_url, api_key_env, api_key_file, ca_file, proxy)
+    work(config, providers, workers, log_level=logging.WARNING if quiet else logging.INFO)

@@ -105,7 +105,7 @@ class _PackedDumper(Dumper):
 
 
 def register(context: psycopg.abc.AdaptContext) -> None:
-    """Teach a connection these types."""
+    """Register these types with a connection."""
     adapters = context.adapters
     if adapters is None:
         raise ValueError("the context has no adapters")

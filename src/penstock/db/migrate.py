@@ -8,8 +8,8 @@ or not. *Post* steps take away what only that older code needs. They run when an
 Each file is one transaction, unless its first line is `-- transaction: off`. Such a file holds a single statement that
 PostgreSQL refuses inside a transaction (CREATE INDEX CONCURRENTLY IF NOT EXISTS), and is run again after a kill.
 
-No step waits long for a lock: whoever claims or settles would queue behind it. It gives up after a moment, lets them
-pass, and tries again.
+No step waits long for a lock: claims and settles would queue behind it. It gives up after a moment, lets them pass, and
+tries again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.errors import PenstockError
 _LOCK_KEY = 0x50454E53544F434B
 _LOCK_POLL_S = 0.1
 
-# A statement that waits for a table's lock makes every later one wait behind it: so long, at most, and then a pause.
+# A statement that waits for a table's lock makes every later one wait behind it: it waits so long, then pauses.
 _LOCK_TIMEOUT_MS = 500
 _LOCK_PAUSE_S = 1.0
 
@@ -78,7 +78,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a database has and lacks."""
+    """Migrations that a database has and lacks."""
 
     applied: list[Migration]
     missing: list[Migration]
@@ -87,7 +87,7 @@ class Standing:
 
     @property
     def ready(self) -> bool:
-        """Whether this version can work on it: nothing it needs is missing, and nothing it needs was taken away."""
+        """Whether this version can work on the database: nothing it needs is missing or was taken away."""
         return not [m for m in self.missing if m.phase == "pre"] and not self.too_new
 
     @property
@@ -96,7 +96,7 @@ class Standing:
         return [name for name in self.unknown if not name.endswith("_pre")]
 
 
-def available() -> list[Migration]:
+def list_migrations() -> list[Migration]:
     found = []
     for entry in files("penstock.db").joinpath("migrations").iterdir():
         match = _NAME.fullmatch(entry.name)
@@ -105,13 +105,13 @@ def available() -> list[Migration]:
     return sorted(found, key=lambda migration: migration.number)
 
 
-def standing(conninfo: str) -> Standing:
+def read_standing(conninfo: str) -> Standing:
     """Compare the database with this version's migrations, changing nothing."""
     with _connect(conninfo) as connection:
         known = connection.execute("SELECT to_regclass('penstock.migrations')").fetchone()
         rows = {}
         if known is not None and known[0] is not None:
-            rows = _applied(connection)
+            rows = _read_applied(connection)
         return _compare(rows)
 
 
@@ -125,12 +125,12 @@ def migrate(
 ) -> list[Migration]:
     """Apply the pre steps this version brings, and with `post` the post steps too; returns what was applied.
 
-    Safe to run from many processes at once, and again after a kill. `on_wait` is told when a step has to wait for
-    others, and for whom; after `wait_s` of that it is given up.
+    Safe to run from many processes at once, and again after a kill. `on_wait` is called when a step has to wait for
+    other transactions, with their names; after `wait_s` of waiting the step is given up.
     """
-    with _locked(conninfo), _connect(conninfo) as connection:
+    with _lock(conninfo), _connect(conninfo) as connection:
         _bootstrap(connection)
-        rows = _applied(connection)
+        rows = _read_applied(connection)
         found = _compare(rows)
         if found.too_new:
             raise PenstockError(
@@ -145,7 +145,7 @@ def migrate(
 
 
 def _pre_steps(missing: list[Migration]) -> list[Migration]:
-    """Those that may run while older code does."""
+    """Pre steps: those that may run while older code does."""
     steps = [migration for migration in missing if migration.phase == "pre"]
     left = [migration for migration in missing if migration.phase == "post"]
     if steps and left and left[0].number < steps[-1].number:
@@ -157,10 +157,10 @@ def _pre_steps(missing: list[Migration]) -> list[Migration]:
 
 
 @contextmanager
-def _locked(conninfo: str) -> Iterator[None]:
-    """One migrator at a time. The lock belongs to a transaction on a connection of its own: behind a pooler, a lock of
-    the session would outlive us. It is asked for again and again, since a statement that waits holds a snapshot, and
-    an index that is built concurrently waits for every snapshot to go."""
+def _lock(conninfo: str) -> Iterator[None]:
+    """Let one migrator run at a time. The lock belongs to a transaction on a connection of its own: behind a pooler, a
+    session lock would outlive this process. It is asked for again and again, since a statement that waits holds a
+    snapshot, and an index that is built concurrently waits for every snapshot to end."""
     with _connect(conninfo) as lock:
         while True:
             with lock.transaction():
@@ -180,7 +180,7 @@ def _connect(conninfo: str) -> psycopg.Connection:
 
 def _bootstrap(connection: psycopg.Connection) -> None:
     try:
-        # Asked for first: IF NOT EXISTS needs the right to create schemas even where there is nothing to create.
+        # The schema is looked for first: IF NOT EXISTS needs the right to create schemas even where it exists.
         if connection.execute("SELECT to_regnamespace('penstock')").fetchone() == (None,):
             connection.execute("CREATE SCHEMA penstock")
         connection.execute(_BOOTSTRAP)
@@ -191,13 +191,13 @@ def _bootstrap(connection: psycopg.Connection) -> None:
         ) from error
 
 
-def _applied(connection: psycopg.Connection) -> dict[int, tuple[str, str]]:
+def _read_applied(connection: psycopg.Connection) -> dict[int, tuple[str, str]]:
     rows = connection.execute("SELECT number, name, checksum FROM penstock.migrations").fetchall()
     return {number: (name, checksum) for number, name, checksum in rows}
 
 
 def _compare(rows: dict[int, tuple[str, str]]) -> Standing:
-    ours = available()
+    ours = list_migrations()
     for migration in ours:
         if migration.number in rows and rows[migration.number][1] != migration.checksum:
             raise PenstockError(
@@ -248,7 +248,7 @@ def _apply(connection: psycopg.Connection, migration: Migration) -> None:
             connection.execute(migration.text.encode())
             connection.execute(note)
     else:
-        # An index whose building was cut short is there, is no use, and IF NOT EXISTS would leave it so.
+        # An index whose build was cut short exists, is unusable, and IF NOT EXISTS would leave it so.
         for (index,) in connection.execute(_INVALID_INDEXES).fetchall():
             connection.execute(sql.SQL("DROP INDEX CONCURRENTLY penstock.{}").format(sql.Identifier(index)))
         connection.execute(migration.text.encode())

@@ -1,7 +1,10 @@
-"""Loads the named statements of a stage's `.sql` file.
+"""Loader of the named statements of a stage's `.sql` file.
 
 A statement starts at `-- name: its_name`, followed by comment lines that describe it. The name says
 what it does and under which guard, so that a call reads like a sentence: `settle_if_leased`.
+
+`@now` stands for the time by which a statement judges: the database's clock, or the parameter `now`, by which tests
+let hours pass at once.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from functools import cache
 from importlib.resources import files
 
 _HEADER = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_NOW = "coalesce(%(now)s::timestamptz, now())"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Statement:
     name: str
     about: str
     text: bytes
-    """What is sent to the server, comments stripped."""
+    """Text sent to the server, comments stripped."""
 
 
 class Statements:
@@ -48,7 +52,9 @@ def parse(place: str, source: str) -> Statements:
         code = [line for line in lines if not line.lstrip().startswith("--")]
         if not comments:
             raise ValueError(f"{place}: '{name}' has no description")
-        statements[name] = Statement(name, " ".join(comments), "\n".join(code).strip().rstrip(";").encode())
+        statements[name] = Statement(
+            name, " ".join(comments), "\n".join(code).strip().rstrip(";").replace("@now", _NOW).encode()
+        )
     return Statements(place, statements)
 
 

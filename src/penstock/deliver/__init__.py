@@ -1,1 +1,1 @@
-"""Telling others what happened: webhooks, signed, and only to where they may go."""
+"""Deliveries: webhooks about batches and the answers of sessions to sinks, signed, and only to allowed addresses."""

@@ -1,8 +1,8 @@
-"""Where a webhook may go. Tenants choose the urls, so everything that is not plainly public is refused.
+"""Addresses that a webhook may go to. Tenants choose the urls, so every address that is not plainly public is refused.
 
-A url is read strictly: whatever two readers could take for different hosts is no url here. A host is resolved once;
-every address it has must be allowed, and the connection goes to one of those very addresses. What the operator lists
-in `webhook_allow` (networks, host names) is allowed on top, on any port.
+A url is read strictly: one that two parsers could take for different hosts is refused. A host is resolved once; every
+address it has must be allowed, and the connection goes to one of those very addresses. The networks and host names
+that the operator lists in `webhook_allow` are allowed on top, on any port.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _URL = re.compile(
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?")
-# What some resolvers take for a number, and so for an address: 127.1, 2130706433, 0x7f000001, 0177.0.0.1.
+# Labels that some resolvers take for a number, and the host so for an address: 127.1, 2130706433, 0x7f000001,
+# 0177.0.0.1.
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 # The special-purpose registries of IANA. Python's own `is_global` calls NAT64, 6to4 and multicast global, and changes
@@ -73,7 +74,8 @@ _OPEN_6 = IPv6Network("2000::/3")
 _CLOSED_6 = tuple(
     IPv6Network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")
 )
-# Where clouds hand out credentials. Some look public; none is reached because a larger network was allowed.
+# Metadata services of clouds, which give out credentials. Some look public; allowing a larger network allows none of
+# them.
 _METADATA = frozenset(
     ip_address(text)
     for text in (
@@ -97,7 +99,7 @@ class AddressRefused(Exception):  # noqa: N818  (a decision, not a fault)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A url taken apart. `host` is lower case, without brackets."""
+    """Parts of a url. `host` is lower case, without brackets."""
 
     scheme: str
     host: str
@@ -113,7 +115,7 @@ class Target:
 
 
 def parse_url(url: str) -> Target:
-    """Take a url apart, or say why it is none that is called."""
+    """Take a url apart. Raises if it may not be called."""
     if len(url) > MAX_URL_CHARS:
         raise AddressRefused(f"is longer than {MAX_URL_CHARS} characters")
     match = _URL.fullmatch(url)
@@ -161,7 +163,7 @@ async def system_resolver(host: str, port: int) -> list[str]:
 
 
 class Policy:
-    """What may be called: the public internet, and what the operator allows besides."""
+    """Policy of which addresses may be called: the public internet, and what the operator allows besides."""
 
     def __init__(self, allow: Iterable[str] = (), *, resolver: Resolver = system_resolver) -> None:
         self._resolver = resolver
@@ -205,7 +207,8 @@ class Policy:
             raise AddressRefused(f"has a port other than {', '.join(map(str, sorted(PORTS)))}")
 
     async def addresses(self, target: Target) -> list[Address]:
-        """Where to connect for `target`, in order of preference. One bad answer refuses them all."""
+        """Addresses to connect to for `target`, in order of preference. One address that is not allowed refuses them
+        all."""
         if target.literal is not None:
             self._check_address(target, target.literal)
             return [target.literal]
@@ -214,7 +217,8 @@ class Policy:
                 answers = await self._resolver(target.host, target.port)
             found = [ip_address(answer) for answer in answers]
         except (OSError, TimeoutError, UnicodeError, ValueError):
-            # As for a bad answer: who may not call an inner network need not learn which names it knows.
+            # The same text as for an address that is not allowed: a tenant who may not call an inner network need not
+            # learn which names it knows.
             raise _not_allowed() from None
         if not found:
             raise _not_allowed()

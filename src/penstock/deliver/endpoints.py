@@ -1,4 +1,4 @@
-"""Webhook endpoints: where an owner wants to be told of events, and what was sent there."""
+"""Webhook endpoints: the urls to which an owner's events are sent, and the deliveries to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.model import new_id
 EventType = Literal["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 MAX_ENDPOINTS = 50
-"""Of one owner: every event of theirs is sent to each."""
+"""Endpoints of one owner at most: every event of theirs is sent to each."""
 
 _SQL = sql.load("penstock.deliver", "deliver.sql")
 
@@ -53,7 +53,7 @@ class Delivery:
 async def create_endpoint(
     connection: Connection, *, owner: str, name: str, url: str, event_types: Sequence[str], now: Now = None
 ) -> WebhookEndpoint | None:
-    """None if the owner has as many as anybody may have."""
+    """Create an endpoint. None if the owner has `MAX_ENDPOINTS` already."""
     values = {
         "id": new_id(),
         "owner": owner,
@@ -64,11 +64,11 @@ async def create_endpoint(
         "most": MAX_ENDPOINTS,
         "now": now,
     }
-    return await _one(connection, "create_endpoint_if_room", values)
+    return await _fetch_one(connection, "create_endpoint_if_room", values)
 
 
 async def get_endpoint(connection: Connection, endpoint_id: UUID, owner: str | None) -> WebhookEndpoint | None:
-    return await _one(connection, "find_endpoint_if_owned", {"id": endpoint_id, "owner": owner})
+    return await _fetch_one(connection, "find_endpoint_if_owned", {"id": endpoint_id, "owner": owner})
 
 
 async def list_endpoints(
@@ -96,15 +96,15 @@ async def update_endpoint(
         "event_types": None if event_types is None else list(event_types),
         "now": now,
     }
-    return await _one(connection, "update_endpoint_if_owned", values)
+    return await _fetch_one(connection, "update_endpoint_if_owned", values)
 
 
 async def rotate_secret(
     connection: Connection, endpoint_id: UUID, owner: str | None, *, keep_s: float, now: Now = None
 ) -> WebhookEndpoint | None:
-    """A new secret; the old one signs along for `keep_s`."""
+    """Give an endpoint a new secret; messages are signed with the old one too for `keep_s`."""
     values = {"id": endpoint_id, "owner": owner, "secret": signing.new_secret(), "keep_s": keep_s, "now": now}
-    return await _one(connection, "rotate_secret_if_owned", values)
+    return await _fetch_one(connection, "rotate_secret_if_owned", values)
 
 
 async def delete_endpoint(connection: Connection, endpoint_id: UUID, owner: str | None) -> bool:
@@ -120,6 +120,6 @@ async def list_deliveries(
     return [Delivery(*row) for row in await cursor.fetchall()]
 
 
-async def _one(connection: Connection, statement: str, values: dict[str, Any]) -> WebhookEndpoint | None:
+async def _fetch_one(connection: Connection, statement: str, values: dict[str, Any]) -> WebhookEndpoint | None:
     row = await (await connection.execute(_SQL[statement], values)).fetchone()
     return WebhookEndpoint(*row) if row else None

@@ -17,14 +17,14 @@ def new_secret() -> bytes:
     return secrets.token_bytes(_SECRET_BYTES)
 
 
-def shown(secret: bytes) -> str:
+def encode_secret(secret: bytes) -> str:
     """The secret as receivers are given it."""
     return _PREFIX + base64.b64encode(secret).decode()
 
 
 def hint(secret: bytes) -> str:
-    """Enough to tell one secret from another, and no more."""
-    return f"{_PREFIX}...{shown(secret)[-_HINT_CHARS:]}"
+    """The last characters of a secret: enough to tell one from another, and no more."""
+    return f"{_PREFIX}...{encode_secret(secret)[-_HINT_CHARS:]}"
 
 
 def headers(message_id: str, at_s: int, body: bytes, keys: list[bytes]) -> dict[str, str]:

@@ -1,38 +1,36 @@
-"""Answers of sessions told to sinks as CloudEvents: signed, at least once, each event with an id of its own.
+"""Answers of sessions sent to sinks as CloudEvents: signed, at least once, each event with an id of its own.
 
-A request whose answer is to be told is marked when it is accepted. One statement turns marked answers into deliveries
-and takes their marks away, so that whatever dies between the answer and its delivery loses nothing. What is sent is
-read when it is sent: a delivery holds no copy of the answer, and an erased answer is not told.
+A request that a sink wants the answer of is marked when it is accepted. One statement turns marked answers into
+deliveries and takes their marks away, so that a process that dies between the answer and its delivery loses nothing.
+The answer is read when it is sent: a delivery holds no copy of it, and an erased answer is not sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from penstock import __version__, events
-from penstock.config import Config, WebhookLimits
+from penstock import __version__
+from penstock.config import Config
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection, Now, Pool, borrowed
 from penstock.deliver import signing
 from penstock.deliver.addresses import policy_for
-from penstock.deliver.rounds import deliver_all, hold, start_within
-from penstock.deliver.webhooks import Result, Sender
-from penstock.events import Event
+from penstock.deliver.rounds import DeliveryTable, SendResult, TakenDelivery, deliver_all
+from penstock.deliver.sink_config import REQUEST_TYPE, Sink
+from penstock.deliver.webhooks import Sender
 from penstock.model import public_id
-from penstock.sinks import ASKED, Sink
+from penstock.sessions.cloudevents import Event, rfc3339, write
 
 _SQL = sql.load("penstock.deliver", "deliver.sql")
 
-# Operators may name any host: theirs to know. Only where clouds hand out credentials is nothing sent.
+# Operators may name any host: it is their network. Only to the metadata services of clouds nothing is sent.
 _ANYWHERE = ("0.0.0.0/0", "::/0")
 _NO_SOURCE = "urn:penstock"
 _LANES_AT_ONCE = 1_000
@@ -43,8 +41,8 @@ _QUEUES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What an event says of a request."""
+class Announcement:
+    """Content of the event that announces an answer."""
 
     status: str
     """completed, failed or cancelled."""
@@ -52,33 +50,18 @@ class Told:
     """The request as the API shows it, JSON."""
 
 
-Describe = Callable[[Connection, str, UUID], Awaitable[Told | None]]
-"""What to say of a request, by the key of its session and its id; None if there is no such request any more."""
+Describe = Callable[[Connection, str, UUID], Awaitable[Announcement | None]]
+"""Makes the announcement of a request from the key of its session and its id; None if the request is gone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A delivery in our hands."""
-
-    taken_at: float
-    """By this process's own clock, as is the next."""
-    start_before: float
-    id: int
+class TakenAnswer(TakenDelivery):
     sink: str
-    event_id: UUID
     lane_id: int
     request_id: UUID
     session_key: str
-    event_at: datetime
-    attempt: int
     cause_source: str | None
     cause_id: str | None
-    taken_at_s: float
-    """The same moment by the database's clock: receivers refuse messages whose time is far from theirs."""
-
-    @property
-    def now_s(self) -> int:
-        return int(self.taken_at_s + monotonic() - self.taken_at)
 
 
 def sender_for(config: Config) -> Sender:
@@ -86,14 +69,14 @@ def sender_for(config: Config) -> Sender:
 
 
 async def announce(database: Pool, sinks: Sequence[Sink], *, now: Now = None) -> int:
-    """Make deliveries of what was answered; how many answers there were."""
-    wanted = Jsonb([_as_asked(sink) for sink in sinks])
+    """Make deliveries of the marked requests that were answered. Returns how many answers there were."""
+    wanted = Jsonb([_filter_of(sink) for sink in sinks])
     after, total = 0, 0
     while True:
         values = {"after": after, "lanes": _LANES_AT_ONCE, "most": _ANSWERS_OF_A_LANE}
         async with borrowed(database) as connection:
             found = await (await connection.execute(_SQL["list_to_announce"], values)).fetchall()
-            # In a row of its own, a session that has nothing to tell yet.
+            # A session that has nothing to announce yet comes as a row without an ordinal.
             total += await announce_answered(connection, [row for row in found if row[1] is not None], wanted, now)
         lanes = {row[0] for row in found}
         if len(lanes) < _LANES_AT_ONCE:
@@ -102,7 +85,7 @@ async def announce(database: Pool, sinks: Sequence[Sink], *, now: Now = None) ->
 
 
 async def announce_answered(connection: Connection, found: Sequence[Any], sinks: Jsonb, now: Now) -> int:
-    """Tell of those of some requests that were answered: how many."""
+    """Make deliveries of those of some requests that were answered. Returns how many."""
     if not found:
         return 0
     places = {"lanes": Int8Array([row[0] for row in found]), "ordinals": Int4Array([row[1] for row in found])}
@@ -123,8 +106,8 @@ async def announce_answered(connection: Connection, found: Sequence[Any], sinks:
     return int(row[0]) if row else 0
 
 
-def _as_asked(sink: Sink) -> dict[str, Any]:
-    statuses = [type_.removeprefix(f"{ASKED}.") for type_ in sink.types]
+def _filter_of(sink: Sink) -> dict[str, Any]:
+    statuses = [type_.removeprefix(f"{REQUEST_TYPE}.") for type_ in sink.types]
     return {
         "name": sink.name,
         "everything": sink.requests == "all",
@@ -134,12 +117,13 @@ def _as_asked(sink: Sink) -> dict[str, Any]:
 
 
 async def deliver_due(database: Pool, config: Config, describe: Describe, *, sender: Sender | None = None) -> int:
-    """Send what is due, and what comes due meanwhile, until nothing is. Returns how many were taken."""
+    """Send the deliveries that are due or come due meanwhile, until none is. Returns how many were taken."""
     return await deliver_all(_Answers(database, config, describe, sender or sender_for(config)), config.webhooks)
 
 
 async def forget_old(database: Pool, config: Config, *, now: Now = None) -> int:
-    """Delete deliveries and events past their keep, at most a thousand of each. Returns how many."""
+    """Delete deliveries and incoming events older than `webhook_keep_s`, at most a thousand of each. Returns how
+    many."""
     values = {"limit": _FORGET_ROWS, "keep_s": config.webhooks.webhook_keep_s, "now": now}
     async with borrowed(database) as connection:
         deliveries = await connection.execute(_SQL["forget_sink_deliveries_if_old"], values)
@@ -147,88 +131,58 @@ async def forget_old(database: Pool, config: Config, *, now: Now = None) -> int:
         return deliveries.rowcount + known.rowcount
 
 
-class _Answers:
-    """What a round does with them."""
+class _Answers(DeliveryTable[TakenAnswer]):
+    """Deliveries of answers to sinks."""
+
+    take_if_due = "take_sink_deliveries_if_due"
+    record_if_held = "record_sink_delivery_if_held"
+    put_back_if_held = "put_back_sink_deliveries_if_held"
 
     def __init__(self, database: Pool, config: Config, describe: Describe, sender: Sender) -> None:
-        self._database = database
-        self._limits: WebhookLimits = config.webhooks
+        super().__init__(database, config.webhooks)
         self._sinks = {sink.name: sink for sink in config.sinks}
         self._source = config.public_url or _NO_SOURCE
         self._describe = describe
         self._sender = sender
 
-    async def take(self, limit: int) -> list[Taken]:
-        begun = monotonic()
-        values = {
-            "sinks": list(self._sinks),
-            "most": max(1, limit // max(1, len(self._sinks))),
-            "hold_s": hold(self._limits),
-            "now": None,
-        }
-        async with borrowed(self._database) as connection:
-            cursor = await connection.execute(_SQL["take_sink_deliveries_if_due"], values)
-            return [Taken(begun, begun + start_within(self._limits), *row) for row in await cursor.fetchall()]
+    async def take(self, limit: int) -> list[TakenAnswer]:
+        values = {"sinks": list(self._sinks), "most": max(1, limit // max(1, len(self._sinks)))}
+        return await self.take_as(TakenAnswer, values)
 
-    def queue_of(self, delivery: Taken) -> tuple[str, int]:
+    def queue_of(self, delivery: TakenAnswer) -> tuple[str, int]:
         return delivery.sink, delivery.lane_id % _QUEUES
 
-    async def deliver(self, delivery: Taken, wait_s: float) -> bool:
-        async with borrowed(self._database) as connection:
-            told = await self._describe(connection, delivery.session_key, delivery.request_id)
-        gone = told is None
-        result = Result(None, "the request was deleted") if told is None else await self._send(delivery, told)
-        await self._record(delivery, result, wait_s, final=gone)
+    async def deliver(self, delivery: TakenAnswer, wait_s: float) -> bool:
+        async with borrowed(self.database) as connection:
+            content = await self._describe(connection, delivery.session_key, delivery.request_id)
+        gone = content is None
+        result = SendResult(None, "the request was deleted") if content is None else await self._send(delivery, content)
+        await self.record(delivery, result, wait_s, final=gone)
         return gone or result.status_code is not None
 
-    async def _send(self, delivery: Taken, told: Told) -> Result:
+    async def _send(self, delivery: TakenAnswer, content: Announcement) -> SendResult:
         sink = self._sinks[delivery.sink]
         message_id = public_id("event", delivery.event_id)
-        headers, body = events.write(self._event(sink, message_id, delivery, told), sink.mode)
+        headers, body = write(self._event(sink, message_id, delivery, content), sink.mode)
         headers["user-agent"] = f"penstock/{__version__}"
         headers |= signing.headers(message_id, delivery.now_s, body, [_secret(sink)])
         return await self._sender.send(sink.url, headers, body)
 
-    def _event(self, sink: Sink, message_id: str, delivery: Taken, told: Told) -> Event:
+    def _event(self, sink: Sink, message_id: str, delivery: TakenAnswer, content: Announcement) -> Event:
         causes = {"causeid": delivery.cause_id, "causesource": delivery.cause_source}
         return Event(
             message_id,
             sink.source or self._source,
-            f"{ASKED}.{told.status}",
+            f"{REQUEST_TYPE}.{content.status}",
             delivery.session_key,
-            events.rfc3339(delivery.event_at),
+            rfc3339(delivery.event_at),
             "application/json",
-            data=told.content,
+            data=content.content,
             extensions={name: value for name, value in causes.items() if value is not None},
         )
-
-    async def _record(self, delivery: Taken, result: Result, wait_s: float, *, final: bool) -> None:
-        values = {
-            "id": delivery.id,
-            "attempt": delivery.attempt,
-            "delivered": result.delivered,
-            "final": final,
-            "status_code": result.status_code,
-            "error": result.error,
-            "wait_s": wait_s,
-            "give_up_s": self._limits.webhook_give_up_s,
-            "now": None,
-        }
-        async with borrowed(self._database) as connection:
-            await connection.execute(_SQL["record_sink_delivery_if_held"], values)
-
-    async def put_back(self, deliveries: list[Taken], wait_s: float) -> None:
-        values = {
-            "ids": [delivery.id for delivery in deliveries],
-            "attempts": [delivery.attempt for delivery in deliveries],
-            "wait_s": wait_s,
-            "now": None,
-        }
-        async with borrowed(self._database) as connection:
-            await connection.execute(_SQL["put_back_sink_deliveries_if_held"], values)
 
 
 @cache
 def _secret(sink: Sink) -> bytes:
-    """Read once: a server is started anew to take another."""
+    """The sink's secret, read once: a server must be restarted to use another."""
     return sink.secret()

@@ -9,16 +9,17 @@ from time import monotonic
 from typing import Any
 
 from penstock.config import RetryLimits
-from penstock.dispatch.answer import short
-from penstock.dispatch.pool import Pool, Sink
+from penstock.dispatch.dispatcher import CallQueue, OnVerdict
+from penstock.dispatch.http.answer import short
 from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
 from penstock.dispatch.slots import Slots
 from penstock.model import Item, Verdict
 
 Call = Callable[[list[Item]], Awaitable[Sequence[Verdict]]]
 
-# Calls that never really wait would otherwise keep the loop until the ready items run out.
-_TURN_S = 0.002
+# Time for which runners start calls in one pass of the loop: calls that never really wait would otherwise keep the
+# loop until the ready items run out.
+_SLICE_S = 0.002
 _STOP_S = 1.0
 
 
@@ -31,12 +32,12 @@ def each(call: Callable[[Item], Awaitable[Verdict]]) -> Call:
     return call_one
 
 
-class CoroutineDispatcher(Pool):
-    """Runs `call` on up to `chunk` items at a time, in up to `concurrency` runners.
+class CoroutineDispatcher(CallQueue):
+    """Dispatcher that runs `call` on up to `chunk` items at a time, in up to `concurrency` runners.
 
-    A runner that is cancelled for its item's sake, by `abort` or the time limit, is replaced rather
-    than revived: what its call does with the cancellation no longer matters. Whoever removes a
-    flight from `_flights` decides its items.
+    A runner whose call is cancelled, by `abort` or the time limit, is replaced rather than revived: what its call does
+    with the cancellation no longer matters. A call's items are decided by the side that removes its entry from
+    `_flights`: the runner, `abort` or the time limit.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class CoroutineDispatcher(Pool):
         slots: Slots | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """With `slots`, others share the calls at a time; one by one, not in chunks."""
+        """With `slots`, this dispatcher shares its slots with others, and calls items one by one, not in chunks."""
         super().__init__(concurrency, low_water)
         self._call = call
         self._retry = retry
@@ -64,8 +65,8 @@ class CoroutineDispatcher(Pool):
         # In order of starting, so the first is always the next to run out of time.
         self._flights: dict[asyncio.Task[Any], tuple[list[Item], float]] = {}
         self._clock: asyncio.TimerHandle | None = None
-        self._turn_open = False
-        self._turn_end = 0.0
+        self._slice_open = False
+        self._slice_end = 0.0
         self._slots = slots
         if slots is not None:
             slots.join(self)
@@ -77,9 +78,9 @@ class CoroutineDispatcher(Pool):
     def wake(self) -> None:
         self._wake()
 
-    async def start(self, sink: Sink) -> None:
+    async def start(self, on_verdict: OnVerdict) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sink = sink
+        self._on_verdict = on_verdict
         self._wake()
 
     def take_back(self, route: str | None = None) -> list[Item]:
@@ -98,7 +99,7 @@ class CoroutineDispatcher(Pool):
         for runner in list(self._flights):
             self._replace(runner)
         self._wake()
-        self._notice()
+        self._notify()
         return items
 
     async def stop(self) -> None:
@@ -113,7 +114,7 @@ class CoroutineDispatcher(Pool):
         self._inside -= sum(len(items) for items, _ in self._flights.values())
         for runner in list(self._flights):
             self._end_flight(runner)
-        self._notice()
+        self._notify()
 
     def _wake(self) -> None:
         if not self._starting:
@@ -128,12 +129,12 @@ class CoroutineDispatcher(Pool):
         while wanted > 0 and len(self._runners) < self._concurrency:
             runner = self._loop.create_task(self._run())
             self._runners.add(runner)
-            runner.add_done_callback(self._ended)
+            runner.add_done_callback(self._on_runner_end)
             wanted -= 1
 
     @property
     def _room(self) -> int:
-        """Calls that may be begun now."""
+        """Calls that may start now."""
         room = self._concurrency - len(self._flights)
         return room if self._slots is None else min(room, self._slots.room(self))
 
@@ -144,16 +145,16 @@ class CoroutineDispatcher(Pool):
             while len(taken) < self._chunk and (item := self._ready.pop()) is not None:
                 taken.append(item)
             if self._slots is not None and len(self._ready) + len(taken) < were:
-                self._slots.nudge()  # what was set aside leaves its slot to the others
+                self._slots.nudge()  # an item of a held route leaves its slot to the others
         return taken
 
     def _end_flight(self, runner: asyncio.Task[Any]) -> list[Item] | None:
-        """Its items, if nobody else has decided them."""
+        """Remove a runner's call. Returns its items, None if they are decided already."""
         flight = self._flights.pop(runner, None)
         if flight is None:
             return None
         if self._slots is not None:
-            self._slots.give()
+            self._slots.release()
         return flight[0]
 
     async def _run(self) -> None:
@@ -162,17 +163,17 @@ class CoroutineDispatcher(Pool):
             raise RuntimeError("a runner is a task")
         while True:
             if not self._ready:
-                self._notice()
+                self._notify()
                 await self._park()
                 continue
             started = monotonic()
-            if not self._turn_open:
-                self._open_turn(started)
-            elif started >= self._turn_end:
+            if not self._slice_open:
+                self._open_slice(started)
+            elif started >= self._slice_end:
                 await asyncio.sleep(0)
                 continue
             items = self._take()
-            self._notice()
+            self._notify()
             if not items:
                 await self._park()
                 continue
@@ -187,28 +188,28 @@ class CoroutineDispatcher(Pool):
                 # Cancelled by us: go. Otherwise the call let a cancellation of its own escape.
                 if isinstance(error, asyncio.CancelledError) and runner.cancelling():
                     raise
-                verdicts = [self._crashed(item, error, started) for item in items]
+                verdicts = [self._judge_crash(item, error, started) for item in items]
             if self._end_flight(runner) is None:
                 return
             self._inside -= len(items)
             for item, verdict in zip(items, verdicts, strict=True):
-                self._sink(item, verdict)
+                self._on_verdict(item, verdict)
 
     async def _park(self) -> None:
         parked = self._loop.create_future()
         self._idle.append(parked)
         await parked
 
-    def _open_turn(self, now: float) -> None:
-        """Let all runners together start calls for so long in this pass of the loop."""
-        self._turn_open = True
-        self._turn_end = now + _TURN_S
-        self._loop.call_soon(self._close_turn)  # in the next pass, before any runner that yielded
+    def _open_slice(self, now: float) -> None:
+        """Let all runners together start calls for `_SLICE_S` in this pass of the loop."""
+        self._slice_open = True
+        self._slice_end = now + _SLICE_S
+        self._loop.call_soon(self._close_slice)  # in the next pass, before any runner that yielded
 
-    def _close_turn(self) -> None:
-        self._turn_open = False
+    def _close_slice(self) -> None:
+        self._slice_open = False
 
-    def _ended(self, runner: asyncio.Task[None]) -> None:
+    def _on_runner_end(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
         if not runner.cancelled() and (error := runner.exception()) is not None:
             self._fail(error)
@@ -235,11 +236,11 @@ class CoroutineDispatcher(Pool):
                 verdict = judge_timeout(
                     self._timeout_s, item.attempt, self._retry.after(item.spent), self._rng, duration_ms
                 )
-                self._sink(item, verdict)
+                self._on_verdict(item, verdict)
         self._wake()
-        self._notice()
+        self._notify()
 
-    def _crashed(self, item: Item, error: BaseException, started: float) -> Verdict:
+    def _judge_crash(self, item: Item, error: BaseException, started: float) -> Verdict:
         duration_ms = int((monotonic() - started) * 1000)
         message = short(f"{type(error).__name__}: {error}")
         failure = Failure("processor_error", message, duration_ms)

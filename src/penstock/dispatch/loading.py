@@ -1,4 +1,4 @@
-"""`module:function` on the command line, found and loaded; every way it can fail is said plainly."""
+"""Processors named on the command line as `module:function`: found and loaded, with an error text for every failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_processor(spec: str) -> Callable[..., Any]:
     found: Any = _import(spec, module_name)
     for name in path.split("."):
         if not hasattr(found, name):
-            raise UsageError(f"--processor {spec}: {module_name} has no '{name}'", hint=_near(found, name))
+            raise UsageError(f"--processor {spec}: {module_name} has no '{name}'", hint=_suggest_name(found, name))
         found = getattr(found, name)
     if not callable(found):
         raise UsageError(
@@ -49,7 +49,7 @@ def _import(spec: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Its own absence, or that of a package above it; otherwise an import inside it failed.
+        # The module itself, or a package above it, is missing; otherwise an import inside it failed.
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise UsageError(
                 f"--processor {spec}: there is no module '{module_name}'",
@@ -95,7 +95,7 @@ def _is_users(filename: str) -> bool:
     return not filename.startswith((_OWN_FOLDER, _STANDARD_FOLDER, "<frozen"))
 
 
-def _near(found: Any, name: str) -> str:
+def _suggest_name(found: Any, name: str) -> str:
     names = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n, None))]
     close = get_close_matches(name, names, n=3)
     if close:

@@ -14,10 +14,10 @@ from typing import Any, Self
 import msgspec
 
 from penstock.config import DispatchLimits, RetryLimits
-from penstock.dispatch.answer import is_json, short
 from penstock.dispatch.coroutines import CoroutineDispatcher
+from penstock.dispatch.dispatcher import Dispatcher
+from penstock.dispatch.http.answer import is_json, short
 from penstock.dispatch.loading import describe, load_processor
-from penstock.dispatch.pool import Dispatcher
 from penstock.dispatch.retry import Failure, backoff_s, judge_failure
 from penstock.dispatch.signals import CHUNK_ATTRIBUTE, Fail, NotFound, Retry, Signal, Skip
 from penstock.dispatch.threads import ThreadDispatcher
@@ -32,7 +32,8 @@ _encoder = msgspec.json.Encoder()
 
 
 class PythonProcessor:
-    """Calls `fn` on each item, or on chunks of them. Async functions run on the loop, others on threads."""
+    """Processor that calls `fn` on each item, or on chunks of them. Async functions run on the loop, others on
+    threads."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class PythonProcessor:
         try:
             value = await self._fn(item)
         except Exception as error:
-            return (self._raised(item, error, _since_ms(started)),)
+            return (self._judge_exception(item, error, _since_ms(started)),)
         return (self._judge(item, value, _since_ms(started)),)
 
     async def _call_chunk(self, items: list[Item]) -> list[Verdict]:
@@ -87,7 +88,7 @@ class PythonProcessor:
         try:
             values = await self._fn(list(items))
         except Exception as error:
-            return [self._raised(item, error, _since_ms(started)) for item in items]
+            return [self._judge_exception(item, error, _since_ms(started)) for item in items]
         return self._judge_chunk(items, values, _since_ms(started))
 
     def _run_one(self, items: list[Item]) -> tuple[Verdict]:
@@ -95,7 +96,7 @@ class PythonProcessor:
         try:
             value = self._fn(item)
         except BaseException as error:
-            return (self._raised(item, error, _since_ms(started)),)
+            return (self._judge_exception(item, error, _since_ms(started)),)
         return (self._judge(item, value, _since_ms(started)),)
 
     def _run_chunk(self, items: list[Item]) -> list[Verdict]:
@@ -103,12 +104,12 @@ class PythonProcessor:
         try:
             values = self._fn(list(items))
         except BaseException as error:
-            return [self._raised(item, error, _since_ms(started)) for item in items]
+            return [self._judge_exception(item, error, _since_ms(started)) for item in items]
         return self._judge_chunk(items, values, _since_ms(started))
 
     def _judge_chunk(self, items: list[Item], values: Any, duration_ms: int) -> list[Verdict]:
         if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != len(items):
-            found = f"{len(values)} results" if isinstance(values, list | tuple) else _kind(values)
+            found = f"{len(values)} results" if isinstance(values, list | tuple) else _describe_type(values)
             message = f"{self.name} returned {found} for {len(items)} items: return a list of as many"
             _close(values)
             return [_invalid(message, duration_ms) for _ in items]
@@ -117,7 +118,7 @@ class PythonProcessor:
     def _judge(self, item: Item, value: Any, duration_ms: int) -> Verdict:
         """The verdict on a returned value."""
         if isinstance(value, BaseException):
-            return self._raised(item, value, duration_ms)
+            return self._judge_exception(item, value, duration_ms)
         if isinstance(value, bytes):
             if not is_json(value):
                 return _invalid(f"{self.name} returned bytes that are not JSON", duration_ms)
@@ -126,17 +127,17 @@ class PythonProcessor:
             body = _encoder.encode(value)
         except Exception as error:
             _close(value)
-            return _invalid(f"{self.name} returned {_kind(value)} that is not JSON: {error}", duration_ms)
+            return _invalid(f"{self.name} returned {_describe_type(value)} that is not JSON: {error}", duration_ms)
         return Outcome(OutcomeState.COMPLETED, body, duration_ms=duration_ms)
 
-    def _raised(self, item: Item, error: BaseException, duration_ms: int) -> Verdict:
-        """The verdict on an exception: one of the signals, or an accident that is worth another try."""
+    def _judge_exception(self, item: Item, error: BaseException, duration_ms: int) -> Verdict:
+        """The verdict on an exception: a signal says what it means, any other is worth another try."""
         if isinstance(error, Signal):
-            return self._signalled(item, error, duration_ms)
+            return self._judge_signal(item, error, duration_ms)
         failure = Failure("processor_error", short(describe(error)), duration_ms)
         return judge_failure(failure, item.attempt, self._retry.after(item.spent), self._rng)
 
-    def _signalled(self, item: Item, signal: Signal, duration_ms: int) -> Verdict:
+    def _judge_signal(self, item: Item, signal: Signal, duration_ms: int) -> Verdict:
         limits, message = self._retry.after(item.spent), short(signal.message)
         if isinstance(signal, Skip):
             return Outcome(OutcomeState.SKIPPED, None, None, None, "skipped", message, duration_ms)
@@ -155,9 +156,9 @@ class PythonProcessor:
 
 
 def chunk_size_of(fn: Callable[..., Any]) -> int | None:
-    """How many items a chunk function takes at most; None for a function of one item.
+    """Items that a chunk function takes at most; None for a function of one item.
 
-    Marked by `@chunk(size)`, or known by a first parameter annotated as `list[Item]`.
+    A chunk function is marked by `@chunk(size)`, or its first parameter is annotated as `list[Item]`.
     """
     size = getattr(fn, CHUNK_ATTRIBUTE, None)
     if isinstance(size, int):
@@ -185,7 +186,7 @@ def _since_ms(started: float) -> int:
     return int((monotonic() - started) * 1000)
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     if inspect.iscoroutine(value):
         return "a coroutine (define the function with 'async def')"
     return f"a value of type {type(value).__name__}"
@@ -193,7 +194,7 @@ def _kind(value: Any) -> str:
 
 def _close(value: Any) -> None:
     if inspect.iscoroutine(value):
-        value.close()  # never awaited: Python would warn about it at a distance
+        value.close()  # never awaited: Python would warn about it later, elsewhere
 
 
 def _invalid(message: str, duration_ms: int) -> Outcome:

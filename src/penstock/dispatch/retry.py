@@ -1,7 +1,7 @@
-"""What an answer or a failure means for its item: decided, again later, or halt the route.
+"""Verdicts on an answer or a failure: the item is decided, tried again later, or its route is halted.
 
-Pure functions of what was observed, the limits, a random source and the clock, so that every rule
-can be stated as a table in the tests. Parsing what the upstream wrote is in `answer`.
+Pure functions of the answer, the limits, a random source and the clock, so that every rule
+can be stated as a table in the tests. The upstream's bodies and headers are parsed in `http/answer.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock.backoff import doubled, jittered
 from penstock.config import RetryLimits
-from penstock.dispatch.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
+from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
+from penstock.dispatch.http.errors import NEVER_SENT
 from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
 
 # Not admitted: the upstream did no work, so the item is not charged with an attempt.
 _NOT_ADMITTED = frozenset({429, 503, 529})
-# 520 to 524 are a proxy's words for an origin that broke off or was silent.
+# 520 to 524 are a proxy's statuses for an origin that broke off or was silent.
 _CHARGED = frozenset({408, 425, 500, 502, 504, 520, 521, 522, 523, 524})
 _NEEDS_A_PERSON = frozenset({401, 402})
 _QUOTA_CODES = frozenset(
@@ -29,9 +31,6 @@ _QUOTA_CODES = frozenset(
         "enforced_spend_limit_reached",
     }
 )
-# A connection that was never made says nothing about the item, and a restart of the upstream must
-# not fail every item that meets it.
-_NEVER_SENT = frozenset({"connect_failed", "connect_timeout"})
 _PERMANENT = frozenset({"response_too_large", "invalid_request"})
 
 
@@ -47,7 +46,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Refusals:
-    """Since when each route has been refusing everything.
+    """Episodes in which a route refuses every call.
 
     A refusal charges no attempt, so the attempt number cannot make the backoff grow. The length of
     the episode can, and it needs no count: sixty-four calls refused at once are one refusal. One call
@@ -58,8 +57,8 @@ class Refusals:
     limits: RetryLimits
     _episodes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def lasting_s(self, route: str, now_s: float) -> float:
-        """Note a refusal now; how long the route's episode has lasted."""
+    def note_refusal(self, route: str, now_s: float) -> float:
+        """Note a refusal now. Returns the seconds that the route's episode has lasted."""
         first, last = self._episodes.get(route, (now_s, now_s))
         if now_s - last > 2 * self.limits.retry_cap_s:
             first = now_s
@@ -67,25 +66,25 @@ class Refusals:
         return now_s - first
 
     def end(self, route: str) -> None:
-        """A call was admitted."""
+        """End the route's episode: a call was admitted."""
         if self._episodes:
             self._episodes.pop(route, None)
 
 
 def backoff_s(attempt: int, limits: RetryLimits, rng: random.Random) -> float:
-    """Exponential with full jitter: anywhere between nothing and the doubled base."""
-    exponent = min(max(attempt, 1) - 1, 62)
-    return rng.uniform(0, min(limits.retry_cap_s, limits.retry_base_s * 2.0**exponent))
+    """Backoff of a charged attempt, exponential with full jitter: anywhere between nothing and the doubled base."""
+    return jittered(doubled(limits.retry_base_s, limits.retry_cap_s, attempt), 0, rng=rng)
 
 
 def refused_backoff_s(lasting_s: float, limits: RetryLimits, rng: random.Random) -> float:
-    """From the base up to twice the time the route has been refusing: doubles as the episode lasts."""
+    """Backoff of a refused call, from the base up to twice the time the route has been refusing: doubles as the episode
+    lasts."""
     return rng.uniform(limits.retry_base_s, _window_s(lasting_s, limits))
 
 
 def route_rest_s(lasting_s: float, limits: RetryLimits) -> float:
-    """How long a route that refused starts nothing. A refusal comes back at once, so without a rest every waiting
-    item would collect one; and the longer the route has been down, the less often it needs asking."""
+    """Seconds for which a route that refused starts nothing. A refusal comes back at once, so without a rest every
+    waiting item would collect one; and the longer the route has been down, the less often it needs asking."""
     return max(limits.refusal_rest_s, min(limits.retry_cap_s, lasting_s / 4))
 
 
@@ -106,7 +105,7 @@ def judge_answer(
     """The verdict on a whole HTTP answer.
 
     `now_s` is the wall clock, for dates in headers. `secrets` are kept out of failures: some upstreams
-    repeat the key they did not like, and what they say is shown to whoever owns the request.
+    repeat the key they did not like, and their text is shown to the owner of the request.
     """
     status = answer.status
     if 200 <= status < 300:
@@ -120,7 +119,7 @@ def judge_answer(
     if status in _NOT_ADMITTED:
         hint_s = wait_hint_s(answer, limits, now_s, with_budgets=True)
         gate_s = max(hint_s, route_rest_s(refusing_s, limits))
-        # The floor is the same for all who were refused; the jitter keeps them from waking together.
+        # The floor is the same for all refused items; the jitter keeps them from waking together.
         delay_s = gate_s + refused_backoff_s(refusing_s, limits, rng)
         return Again(error.code, error.message, delay_s, False, status, answer.duration_ms, gate_s)
     if status in _CHARGED and attempt < limits.max_attempts:
@@ -175,7 +174,9 @@ def judge_failure(
     refusing_s: float = 0.0,
 ) -> Verdict:
     """The verdict on an attempt without a whole answer."""
-    if failure.code in _NEVER_SENT:
+    if failure.code in NEVER_SENT:
+        # A connection that was never made says nothing about the item, and a restart of the upstream must not fail
+        # every item that meets it.
         gate_s = route_rest_s(refusing_s, limits)
         delay_s = gate_s + refused_backoff_s(refusing_s, limits, rng)
         return Again(failure.code, failure.message, delay_s, False, duration_ms=failure.duration_ms, gate_s=gate_s)
@@ -205,4 +206,4 @@ def judge_timeout(timeout_s: float, attempt: int, limits: RetryLimits, rng: rand
 
 def refuses(code_or_status: str | int | None) -> bool:
     """Whether this status or failure code means the item was not admitted, and so not charged."""
-    return code_or_status in _NOT_ADMITTED or code_or_status in _NEVER_SENT
+    return code_or_status in _NOT_ADMITTED or code_or_status in NEVER_SENT

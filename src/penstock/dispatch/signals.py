@@ -1,4 +1,5 @@
-"""What a Python processor says when it is not simply done. Re-exported as `penstock.Retry` and so on."""
+"""Signals: exceptions by which a Python processor says that an item has no plain result. Users import them as
+`penstock.Retry` and so on."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ MAX_CHUNK = 10_000
 
 
 class Signal(Exception):  # noqa: N818 -- not an error: an answer
-    """The base of the four; raise (or, from a chunk function, return) one of those below."""
+    """Base of the four signals; raise (or, from a chunk function, return) one of those below."""
 
     def __init__(self, message: object = "") -> None:
-        # Text from the first, whatever was given: `raise Fail(error)` is a natural thing to write.
+        # Made text at once, whatever was given: `raise Fail(error)` is a natural thing to write.
         self.message = str(message)
         super().__init__(self.message)
 
@@ -41,7 +42,7 @@ class Fail(Signal):
 
 
 class NotFound(Signal):
-    """There is no answer to this item. Tried `max_attempts_not_found` times, then recorded as such."""
+    """This item has no answer. It is tried `max_attempts_not_found` times, then recorded as not found."""
 
 
 class Skip(Signal):
@@ -51,7 +52,7 @@ class Skip(Signal):
 def chunk(size: int) -> Callable[[_F], _F]:
     """Mark a function that takes a list of up to `size` items and returns as many results, in order.
 
-    A result may be an instance of one of the exceptions above: it then concerns that item alone.
+    A result may be an instance of one of the signals above: it then concerns that item alone.
     """
     if not 1 <= size <= MAX_CHUNK:
         raise ValueError(f"chunk size must be a whole number from 1 to {MAX_CHUNK}, not {size!r}")

@@ -1,7 +1,7 @@
-"""Calls that several dispatchers may have at a time together, in an order of rank.
+"""Slots for calls that several dispatchers share, in an order of rank.
 
-Whoever comes first takes what is free. Those behind it get what it leaves: a slot is theirs only while none before them
-has an item ready for it.
+The first dispatcher takes any free slot. Each one behind it gets what those before it leave: a slot is free for it only
+while none before it has an item ready.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from typing import Protocol
 
 
 class Sharer(Protocol):
-    """One of those who share."""
+    """Dispatcher that shares slots with others."""
 
     @property
     def startable(self) -> int:
         """Items that could be called now."""
 
     def wake(self) -> None:
-        """There may be room: start what can be started."""
+        """Start as many calls as can be started: there may be room."""
 
 
 class Slots:
-    """So many calls at a time. For the event loop's thread alone."""
+    """Slots for `capacity` calls at a time. For the event loop's thread alone."""
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity
         self._sharers: list[Sharer] = []
 
     def join(self, sharer: Sharer) -> None:
-        """Take the place behind those who have joined before."""
+        """Add a sharer, ranked behind those who have joined before."""
         self._sharers.append(sharer)
 
     def room(self, asker: Sharer) -> int:
-        """How many calls may be begun by this one now."""
+        """Calls that this sharer may start now."""
         room = self.free
         for sharer in self._sharers:
             if sharer is asker or room <= 0:
@@ -43,13 +43,13 @@ class Slots:
     def take(self) -> None:
         self.free -= 1
 
-    def give(self) -> None:
-        """A call is over."""
+    def release(self) -> None:
+        """Free the slot of a call that has ended."""
         self.free += 1
         self.nudge()
 
     def nudge(self) -> None:
-        """Something has changed that may leave room."""
+        """Wake the sharers: a change may have left room."""
         if self.free > 0:
             for sharer in self._sharers:
                 sharer.wake()

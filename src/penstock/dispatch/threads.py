@@ -1,7 +1,7 @@
 """Calls on threads, for functions that block.
 
 Cheap functions are best run by one thread: more would only fight for the interpreter lock. So there
-is one, until calls are seen to take long, and then as many as are allowed.
+is one thread until calls are seen to take long, and then up to `concurrency`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import suppress
 from time import monotonic, process_time
 
 from penstock.config import RetryLimits
-from penstock.dispatch.answer import short
-from penstock.dispatch.pool import Pool, Sink
+from penstock.dispatch.dispatcher import CallQueue, OnVerdict
+from penstock.dispatch.http.answer import short
 from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
@@ -29,16 +29,16 @@ _STUCK_S = 0.010
 _SLICE_S = 0.001
 _EWMA_WEIGHT = 0.1
 _BUSY_SHARE = 0.8
-_HAND_OVER_MAX_S = 1.0
+_DRAIN_WAIT_S = 1.0
 
 
-class ThreadDispatcher(Pool):
-    """Runs `run` on up to `chunk` items at a time, on one thread or, if calls block, several.
+class ThreadDispatcher(CallQueue):
+    """Dispatcher that runs `run` on up to `chunk` items at a time, on one thread or, if calls block, several.
 
     Two parties race for a call's items: the thread when the call returns, and the loop when time is
-    up or on `abort`. Whoever pops the thread's entry from `_flights` decides them; the other's
+    up or on `abort`. The one that pops the thread's entry from `_flights` decides them; the other's
     result is dropped. A thread that lost the race cannot be stopped: another takes its place, and it
-    ends when its call returns. Once `concurrency` of them are lost, nothing more is started.
+    ends when its call returns. Once `concurrency` threads are lost, nothing more is started.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class ThreadDispatcher(Pool):
         self._cpu_seen = (0.0, 0.0)
         self._exhausted: PenstockError | None = None
 
-    async def start(self, sink: Sink) -> None:
+    async def start(self, on_verdict: OnVerdict) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sink = sink
+        self._on_verdict = on_verdict
         self._cpu_seen = (process_time(), monotonic())
         self._wake()
 
@@ -99,14 +99,6 @@ class ThreadDispatcher(Pool):
         with self._gate:
             self._stopped = True
             self._gate.notify_all()
-
-    def resize(self, concurrency: int) -> None:
-        super().resize(concurrency)
-        with self._lock:
-            self._allowed = min(self._allowed, self._concurrency)
-        if self._ticking is not None:
-            self._ticking.cancel()
-            self._tick()
 
     def _wake(self) -> None:
         with self._gate:
@@ -147,15 +139,15 @@ class ThreadDispatcher(Pool):
                 if self._stopped:
                     return
                 self._awake += 1
-        self._post(self._returned, me)
+        self._post(self._on_lost_return, me)
 
     def _burst(self, me: threading.Thread) -> bool:
-        """Run calls until there is none to start; False if this thread has lost its call."""
+        """Run calls until there is none to start. Returns False if this thread has lost its call."""
         slice_end = monotonic() + _SLICE_S
         items = self._take(me)
         while items:
             started = monotonic()
-            verdicts = self._judged(items)
+            verdicts = self._run_safely(items)
             ended = monotonic()
             # One visit to the lock per call: end this one, start the next.
             with self._lock:
@@ -166,13 +158,13 @@ class ThreadDispatcher(Pool):
                 if ended < slice_end:
                     items = self._take_locked(me, ended)
                     continue
-            self._hand_over()
+            self._pass_to_loop()
             slice_end = monotonic() + _SLICE_S
             items = self._take(me)
-        self._hand_over()
+        self._pass_to_loop()
         return True
 
-    def _judged(self, items: list[Item]) -> Sequence[Verdict]:
+    def _run_safely(self, items: list[Item]) -> Sequence[Verdict]:
         try:
             return self._run(items)
         except BaseException as error:  # a thread that dies would take its slot, and its items' time, with it
@@ -192,15 +184,15 @@ class ThreadDispatcher(Pool):
                 self._flights[me] = (items, now)
         return items
 
-    def _hand_over(self) -> None:
-        """Have the loop pass the results on. At most one request for that is outstanding."""
+    def _pass_to_loop(self) -> None:
+        """Have the loop report the results. At most one request for that is outstanding."""
         if not self._posted:
             self._posted = True
             self._drained.clear()
             self._post(self._drain)
-        # Step aside until it has. The loop waits for the interpreter lock, which a tight loop of
-        # cheap calls gives up only every 5 ms: every round trip to the database would cost as much.
-        self._drained.wait(_HAND_OVER_MAX_S)
+        # Wait until it has. The loop needs the interpreter lock, which a tight loop of cheap calls
+        # gives up only every 5 ms: every round trip to the database would cost as much.
+        self._drained.wait(_DRAIN_WAIT_S)
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits for this any more
@@ -209,20 +201,20 @@ class ThreadDispatcher(Pool):
     # On the loop
 
     def _drain(self) -> None:
-        # Cleared first: a result added after the swap must be able to ask for another turn.
+        # Cleared first: a result added after the swap must be able to ask for another drain.
         self._posted = False
         with self._lock:
             done, self._done = self._done, []
         self._inside -= len(done)
         try:
             for item, verdict in done:
-                self._sink(item, verdict)
+                self._on_verdict(item, verdict)
         except Exception as error:
             self._fail(error)
             raise
         finally:
             self._drained.set()
-            self._notice()
+            self._notify()
 
     def _tick(self) -> None:
         """Look for calls past their time, and for work that waits behind calls that block."""
@@ -233,7 +225,7 @@ class ThreadDispatcher(Pool):
             self._allowed = self._judge_allowed(now)
             flying = bool(self._flights)
         self._wake()
-        self._notice()
+        self._notify()
         if flying or len(self._ready):
             slow_s = max(_STUCK_S, min(1.0, self._timeout_s / 10))
             self._tick_in(_STUCK_S if self._allowed < self._concurrency else slow_s)
@@ -253,7 +245,7 @@ class ThreadDispatcher(Pool):
             # Doubling while all of them are stuck: the first calls have not even returned yet.
             wanted = 1 + (2 * stuck if stuck >= self._awake else stuck)
         elif cpu_share > _BUSY_SHARE:
-            # Calls that compute instead of waiting. One more thread helps only while those there are
+            # Calls that compute instead of waiting. One more thread helps only while the present ones
             # do not take the interpreter lock from each other, and there is a core for it.
             parallel = _BUSY_SHARE * self._allowed < cpu_share and self._allowed < (os.cpu_count() or 1)
             wanted = self._allowed + parallel
@@ -270,7 +262,7 @@ class ThreadDispatcher(Pool):
         self._inside -= len(overdue)
         for item, lasted_s in overdue:
             duration_ms = int(lasted_s * 1000)
-            self._sink(
+            self._on_verdict(
                 item,
                 judge_timeout(self._timeout_s, item.attempt, self._retry.after(item.spent), self._rng, duration_ms),
             )
@@ -278,13 +270,13 @@ class ThreadDispatcher(Pool):
             self._after_loss()
 
     def _lose(self, thread: threading.Thread) -> list[Item]:
-        """Take the items of a call from its thread, which is on its own from now on."""
+        """Take a call's items from its thread. The thread is lost: it ends when its call returns."""
         self._threads.discard(thread)
         self._lost.add(thread)
         self._awake -= 1
         return self._flights.pop(thread)[0]
 
-    def _returned(self, thread: threading.Thread) -> None:
+    def _on_lost_return(self, thread: threading.Thread) -> None:
         with self._lock:
             self._lost.discard(thread)
         self._after_loss()
@@ -300,4 +292,4 @@ class ThreadDispatcher(Pool):
                 hint="Give the function a time limit of its own, or make it async.",
             )
         self._wake()
-        self._notice()
+        self._notify()

@@ -1,1 +1,1 @@
-"""Deletion: out of sight and out of reach at once, out of the tables in small steps, with a report."""
+"""Deletion: an object is gone for callers and workers at once, and leaves the tables in small steps, with a report."""

@@ -1,18 +1,18 @@
-"""Deleting files, batches and sessions: one transaction, after which nobody sees, claims or settles anything of them.
+"""Deletion of files, batches and sessions: one transaction, after which nothing of them is seen, claimed or settled.
 
-What they hold is then deleted by `purge`, in small steps.
+Their rows are then deleted by `purge`, in small steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from penstock import ending
+from penstock.backoff import jittered
+from penstock.batches.finish import end_if_over
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 from penstock.erase.purge import Erasure, Kind, get_erasure, list_erasures, purge_step
@@ -38,9 +38,9 @@ __all__ = [
 _SQL = sql.load("penstock.erase", "erase.sql")
 
 MESSAGE_RESULTS_KEPT = timedelta(days=29)
-"""After the creation of a message batch; then it is archived."""
+"""Time from the creation of a message batch until it is archived."""
 
-# Rows that one replica takes to itself while it purges.
+# Rows of one stretch: replicas that purge take a stretch each.
 _STRETCH_ROWS = 100_000
 # Above every id and transaction number.
 _BEYOND = 2**62
@@ -50,22 +50,22 @@ _REST_S = 0.02
 
 
 class NotErasable(PenstockError):  # noqa: N818 - what it is
-    """This cannot be deleted now; the message says why."""
+    """File, batch or session that cannot be deleted now; the message says why."""
 
 
 class _InUseError(Exception):
-    """It was used since somebody found it unused."""
+    """Session that was used again since it was listed as unused."""
 
 
 class _BusyError(Exception):
-    """Work was claimed and is being settled while its batch is being deleted: try once more."""
+    """Batch of which work is being settled while it is being deleted: try once more."""
 
 
 async def delete_file(connection: Connection, file_id: UUID, owner: str | None, *, now: Now = None) -> bool:
     """Delete a file: for everybody and at once. False if that owner has no such file.
 
-    Batches over an input lose it, and those that have not ended are cancelled by the same commit: what was in flight
-    is taken from its workers, what is recorded stays. Of a batch's results, its output or its errors go.
+    Batches over an input file lose it, and those that have not ended are cancelled by the same commit: leases are taken
+    from their workers, outcomes stay. A result file is a batch's output or its errors: those outcomes go.
     """
     return await _delete_file(connection, file_id, owner, now)
 
@@ -74,7 +74,7 @@ async def _delete_file(
     connection: Connection, file_id: UUID, owner: str | None, now: Now, *, hidden: bool = False
 ) -> bool:
     async def delete() -> bool:
-        row = await _one(connection, "find_file", {"file_id": file_id, "owner": owner, "hidden": hidden})
+        row = await _fetch_one(connection, "find_file", {"file_id": file_id, "owner": owner, "hidden": hidden})
         if row is None:
             return False
         kind, batch_id = row
@@ -91,7 +91,7 @@ async def delete_batch(connection: Connection, batch_id: UUID, owner: str | None
 
 
 async def archive_batches(connection: Connection, limit: int, *, now: Now = None) -> int:
-    """Delete requests and results of message batches that have kept them long enough; how many."""
+    """Delete requests and results of message batches older than `MESSAGE_RESULTS_KEPT`. Returns how many batches."""
     parameters = {"kept_s": MESSAGE_RESULTS_KEPT.total_seconds(), "limit": limit, "now": now}
     due = await (await connection.execute(_SQL["list_archivable"], parameters)).fetchall()
     return sum([await _erase_batch(connection, batch_id, None, now, archived=True) for (batch_id,) in due])
@@ -99,18 +99,20 @@ async def archive_batches(connection: Connection, limit: int, *, now: Now = None
 
 async def _erase_batch(connection: Connection, batch_id: UUID, owner: str | None, now: Now, *, archived: bool) -> bool:
     async def delete() -> bool:
-        row = await _one(connection, "find_batch", {"batch_id": batch_id, "owner": owner})
+        row = await _fetch_one(connection, "find_batch", {"batch_id": batch_id, "owner": owner})
         if row is None:
             return False
         (file_id,) = row
-        whole = file_id is not None and await _one(connection, "hold_file_if_there", {"file_id": file_id}) is not None
-        if await _one(connection, "hold_batch_if_there", {"batch_id": batch_id}) is None:
+        whole = (
+            file_id is not None and await _fetch_one(connection, "hold_file_if_there", {"file_id": file_id}) is not None
+        )
+        if await _fetch_one(connection, "hold_batch_if_there", {"batch_id": batch_id}) is None:
             return False
         await _fence(connection, [batch_id])
         order = _order(now)
         if whole:
             await connection.execute(_SQL["cancel_batches_of_file"], {"file_id": file_id, "now": now})
-            await _erase_file(connection, file_id, [], order)  # the rest goes with the batch
+            await _erase_file(connection, file_id, [], order)  # the batch's own rows go with the batch
         parameters = {"batch_id": batch_id, "archived": archived, **order}
         await connection.execute(_SQL["erase_batch_if_held"], parameters)
         return True
@@ -123,19 +125,19 @@ async def delete_session(
 ) -> bool:
     """Delete a session with everything in it: for everybody and at once, whatever is in flight.
 
-    Its key is free from now on: the next request under it makes a new session. With `unused_s` it is left alone unless
-    nobody has used it for so long.
+    Its key is free from now on: the next request under it makes a new session. With `unused_s`, a session that was used
+    within so many seconds is left alone.
     """
 
     async def delete() -> bool:
-        row = await _one(connection, "hold_session_if_there", {"owner": owner, "key": key})
+        row = await _fetch_one(connection, "hold_session_if_there", {"owner": owner, "key": key})
         if row is None:
             return False
         (session_id,) = row
         await _fence(connection, [session_id])
         if unused_s is not None:
             asked = {"session_id": session_id, "kept_s": unused_s, "now": now}
-            if await _one(connection, "is_in_use", asked) == (True,):
+            if await _fetch_one(connection, "is_in_use", asked) == (True,):
                 raise _InUseError
         parameters = {"session_id": session_id, **_order(now)}
         await connection.execute(_SQL["erase_session_if_held"], parameters)
@@ -150,9 +152,9 @@ async def delete_session(
 async def expire_sessions(
     connection: Connection, kept_s: float, after: UUID, limit: int, *, now: Now = None
 ) -> tuple[UUID | None, int]:
-    """Delete those of the next sessions, from one on, that nobody has used for so long.
+    """Delete those of the next `limit` sessions after an id that have been unused for `kept_s`.
 
-    Returns where to go on, None if that was the last of the old ones, and how many were deleted.
+    Returns the id to go on from, None if there are no more old sessions, and how many were deleted.
     """
     parameters = {"after": after, "kept_s": kept_s, "limit": limit, "now": now}
     found = await (await connection.execute(_SQL["list_old_sessions"], parameters)).fetchall()
@@ -165,21 +167,21 @@ async def expire_sessions(
 
 
 async def expire_files(connection: Connection, limit: int, *, now: Now = None) -> int:
-    """Delete files whose time is up; how many."""
+    """Delete files that have expired. Returns how many."""
     cursor = await connection.execute(_SQL["list_expired"], {"limit": limit, "now": now})
     expired = [file_id for (file_id,) in await cursor.fetchall()]
     return sum([await _delete_file(connection, file_id, None, now, hidden=True) for file_id in expired])
 
 
 async def _delete_input(connection: Connection, file_id: UUID, now: Now) -> bool:
-    if await _one(connection, "hold_file_if_there", {"file_id": file_id}) is None:
+    if await _fetch_one(connection, "hold_file_if_there", {"file_id": file_id}) is None:
         return False
     cursor = await connection.execute(_SQL["cancel_batches_of_file"], {"file_id": file_id, "now": now})
     batches = await cursor.fetchall()
     unfinished = [batch_id for batch_id, running in batches if running]
     if unfinished:
         await _fence(connection, unfinished)
-        await ending.finish(connection, unfinished, now=now)
+        await end_if_over(connection, unfinished, now=now)
     await _erase_file(connection, file_id, [batch_id for batch_id, _ in batches], _order(now))
     return True
 
@@ -190,8 +192,8 @@ async def _erase_file(connection: Connection, file_id: UUID, batches: Sequence[U
 
 
 async def _delete_result(connection: Connection, file_id: UUID, batch_id: UUID, now: Now) -> bool:
-    batch = await _one(connection, "hold_batch_if_there", {"batch_id": batch_id})
-    if batch is None or await _one(connection, "hold_file_if_there", {"file_id": file_id}) is None:
+    batch = await _fetch_one(connection, "hold_batch_if_there", {"batch_id": batch_id})
+    if batch is None or await _fetch_one(connection, "hold_file_if_there", {"file_id": file_id}) is None:
         return False
     if batch != (True,):
         raise NotErasable("The batch is still writing this file. Cancel the batch, or wait for its end.")
@@ -205,11 +207,11 @@ def _order(now: Now) -> dict[str, Any]:
 
 
 async def _fence(connection: Connection, batches: Sequence[UUID]) -> None:
-    """Nothing more is claimed of these batches, and nothing that is in flight can be settled any more."""
+    """Fence these batches off: nothing more of them is claimed, and nothing in flight can be settled any more."""
     parameters = {"ids": list(batches)}
     for statement in ("hold_leases", "close_lanes", "end_leases_if_free"):
         await connection.execute(_SQL[statement], parameters)
-    if await _one(connection, "has_leases", parameters) == (True,):
+    if await _fetch_one(connection, "has_leases", parameters) == (True,):
         raise _BusyError
 
 
@@ -219,9 +221,9 @@ async def _atomically(connection: Connection, delete: Callable[[], Awaitable[boo
             async with connection.transaction():
                 return await delete()
         except _BusyError:
-            await asyncio.sleep(_REST_S * random.random() * min(attempt, 10))  # noqa: S311 -- jitter
+            await asyncio.sleep(jittered(_REST_S * min(attempt, 10), 0))
     raise NotErasable("Its requests are being settled just now.", hint="Try again.")
 
 
-async def _one(connection: Connection, statement: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+async def _fetch_one(connection: Connection, statement: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
     return await (await connection.execute(_SQL[statement], parameters)).fetchone()

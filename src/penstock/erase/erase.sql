@@ -1,10 +1,11 @@
--- Whoever deletes takes, in this order: the input file, the batches by id, their leases by id, their lanes by id. Settles
--- take leases, then lanes; steering takes the batch, then lanes; retries take the batch, then lanes, then its result files.
+-- A deletion locks, in this order: the input file, the batches by id, their leases by id, their lanes by id. A settle
+-- locks leases, then lanes; steering locks the batch, then lanes; running again locks the batch, then lanes, then its
+-- result files.
 -- IS TRUE keeps everything else out of the choice of an index: the id alone finds the row, whatever the statistics say.
 
 -- name: find_file
--- A file that is there for its owner, or for anybody when no owner is named. What a message batch was asked for with is
--- no file for anybody, except for whoever clears away.
+-- A file that its owner can see, or anybody's when no owner is named. The input of a message batch is hidden from
+-- everybody; only expiry asks for hidden files.
 SELECT kind, batch_id FROM penstock.files
  WHERE id = %(file_id)s
    AND (state = 'ready' AND deleted_at IS NULL AND (purpose <> 'message_batch' OR %(hidden)s::boolean)
@@ -15,7 +16,7 @@ SELECT kind, batch_id FROM penstock.files
 SELECT id FROM penstock.files WHERE id = %(file_id)s AND (state = 'ready' AND deleted_at IS NULL) IS TRUE FOR UPDATE
 
 -- name: find_batch
--- What to lock for the deletion of a batch. The input of a message batch belongs to it alone and goes with it.
+-- The file to lock for the deletion of a batch. The input of a message batch belongs to it alone and goes with it.
 SELECT CASE WHEN dialect = 'anthropic' THEN file_id END FROM penstock.batches
  WHERE id = %(batch_id)s AND (deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
 
@@ -24,14 +25,14 @@ SELECT CASE WHEN dialect = 'anthropic' THEN file_id END FROM penstock.batches
 SELECT completed IS NOT NULL FROM penstock.batches WHERE id = %(batch_id)s AND (deleted_at IS NULL) IS TRUE FOR UPDATE
 
 -- name: cancel_batches_of_file
--- Takes a file away from its batches. Those that have not ended are being cancelled from now on. Of those that could
--- not run, codes and lines stay: what was said about them may quote the file.
+-- Takes a file away from its batches. Batches that have not ended are being cancelled from now on. Of the problems of
+-- batches that could not run, codes and lines stay; their messages may quote the file and go.
 WITH mine AS MATERIALIZED (
   SELECT id FROM penstock.batches WHERE file_id = %(file_id)s ORDER BY id FOR UPDATE
 )
 UPDATE penstock.batches
    SET file_id = NULL,
-       cancelling_at = CASE WHEN completed IS NULL THEN coalesce(cancelling_at, %(now)s::timestamptz, now())
+       cancelling_at = CASE WHEN completed IS NULL THEN coalesce(cancelling_at, @now)
                             ELSE cancelling_at END,
        problems = CASE WHEN problems IS NOT NULL THEN (
          SELECT coalesce(jsonb_agg(jsonb_build_object('code', problem -> 'code', 'line', problem -> 'line',
@@ -44,7 +45,7 @@ UPDATE penstock.batches
 RETURNING id, completed IS NULL AND deleted_at IS NULL
 
 -- name: hold_leases
--- Waits for whoever is settling something of these batches, and lets nobody begin.
+-- Locks the leases of these batches: waits for settles under way, and lets none begin.
 SELECT id FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY id FOR UPDATE
 
 -- name: close_lanes
@@ -55,22 +56,22 @@ WITH lane AS MATERIALIZED (
 UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
 
 -- name: end_leases_if_free
--- Deletes the leases of these batches: that is the fence. One that came into being while the others were waited for may
--- be held by a settle that waits for a lane closed here, so this waits for none of them.
+-- Deletes the leases of these batches: that is the fence. A lease that was inserted while `hold_leases` waited may be
+-- locked by a settle that waits for a lane closed here, so this waits for none of them.
 DELETE FROM penstock.leases
  WHERE id = ANY (ARRAY(
    SELECT id FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY id FOR UPDATE SKIP LOCKED))
 
 -- name: has_leases
--- Whether any are left.
+-- Whether these batches have any leases left.
 SELECT EXISTS (SELECT FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]))
 
 -- name: erase_file_if_held
--- Deletes a file for everybody, and notes what has to be deleted of it, in stretches that replicas can share out.
--- Lines that no batch has run cannot be told from it any more: the files of errors count without them. The history of
--- attempts may quote the requests: it goes too, and so does what waited to be run.
+-- Deletes a file for everybody, and lists the rows to be deleted of it, in stretches that replicas can share out.
+-- Lines that a batch never ran cannot be read from the file any more: error files count without them. The history of
+-- attempts may quote the requests: it goes too, and so do the deferrals.
 WITH file AS (
-  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now()), idempotency_key = NULL
+  UPDATE penstock.files SET deleted_at = @now, idempotency_key = NULL
    WHERE id = %(file_id)s AND deleted_at IS NULL
   RETURNING id, owner, source_id, chunks
 ),
@@ -82,7 +83,7 @@ told AS (
 ),
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
-  SELECT %(erasure_id)s, owner, 'file', id, coalesce(%(now)s::timestamptz, now()) FROM file
+  SELECT %(erasure_id)s, owner, 'file', id, @now FROM file
 ),
 batch AS MATERIALIZED (
   SELECT id FROM penstock.batches WHERE id = ANY (%(batches)s::uuid[]) AND (deleted_at IS NULL) IS TRUE
@@ -109,10 +110,11 @@ UNION ALL
 SELECT %(erasure_id)s, 'deferrals', NULL, batch.id, NULL, 0, %(beyond)s FROM file, batch
 
 -- name: erase_result_if_held
--- Deletes a batch's output or its errors; the batch forgets the file. The history of its attempts goes with the errors,
--- or with the output if there are none, unless it went with the input before. The last to go takes the journal along.
+-- Deletes a batch's output or its errors; the batch drops the file's id. The history of its attempts goes with the
+-- errors, or with the output if there are none, unless it went with the input before. The journal goes with the last of
+-- the two files.
 WITH file AS (
-  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.files SET deleted_at = @now
    WHERE id = %(file_id)s AND deleted_at IS NULL
   RETURNING id, owner, kind, batch_id
 ),
@@ -125,7 +127,7 @@ batch AS (
 ),
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
-  SELECT %(erasure_id)s, owner, kind, id, coalesce(%(now)s::timestamptz, now()) FROM file
+  SELECT %(erasure_id)s, owner, kind, id, @now FROM file
 ),
 rest AS MATERIALIZED (
   SELECT NOT other.there AS last, b.file_id IS NOT NULL AND (file.kind = 'errors' OR NOT other.there) AS history
@@ -150,25 +152,25 @@ UNION ALL
 SELECT %(erasure_id)s, 'journal', NULL, %(batch_id)s, 0, %(beyond)s FROM rest WHERE rest.last
 
 -- name: erase_batch_if_held
--- Deletes a batch for everybody, with its result files, and notes what has to be deleted of it. One that is archived can
--- still be looked at. What goes with it, its input included, is one erasure.
+-- Deletes a batch for everybody, with its result files, and lists the rows to be deleted of it. An archived batch can
+-- still be read. Everything that goes with it, its input included, is one erasure.
 WITH batch AS (
   UPDATE penstock.batches
-     SET deleted_at = CASE WHEN NOT %(archived)s::boolean THEN coalesce(%(now)s::timestamptz, now()) END,
-         archived_at = CASE WHEN %(archived)s::boolean THEN coalesce(%(now)s::timestamptz, now()) ELSE archived_at END,
+     SET deleted_at = CASE WHEN NOT %(archived)s::boolean THEN @now END,
+         archived_at = CASE WHEN %(archived)s::boolean THEN @now ELSE archived_at END,
          idempotency_key = NULL
    WHERE id = %(batch_id)s
      AND (deleted_at IS NULL AND NOT (%(archived)s::boolean AND archived_at IS NOT NULL)) IS TRUE
   RETURNING id, owner, dialect
 ),
 files AS (
-  UPDATE penstock.files SET deleted_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.files SET deleted_at = @now
    WHERE batch_id = %(batch_id)s AND deleted_at IS NULL
 ),
 uncounted AS (
   DELETE FROM penstock.progress WHERE batch_id = %(batch_id)s
 ),
--- Claims would look at them in vain until they are gone.
+-- Claims would look at these deferrals in vain until they are gone.
 parked AS (
   UPDATE penstock.deferrals SET held = true WHERE batch_id = %(batch_id)s AND NOT held
 ),
@@ -178,9 +180,9 @@ erasure AS (
          CASE WHEN %(archived)s::boolean THEN 'message_batch_results'
               WHEN dialect = 'anthropic' THEN 'message_batch'
               ELSE 'batch' END,
-         id, coalesce(%(now)s::timestamptz, now())
+         id, @now
     FROM batch
-  -- Its input went under the same id just before: nobody knows that file by name.
+  -- Its input was deleted under the same erasure id just before: no owner knows that file by its id.
   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, object_id = excluded.object_id
 )
 INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, next, total)
@@ -203,10 +205,10 @@ SELECT id FROM penstock.sessions
    FOR UPDATE
 
 -- name: erase_session_if_held
--- Deletes a session for everybody, and notes what has to be deleted of it. Its lane is past its deadline from now on:
--- that is how somebody who is about to append to it, and waits for the lane, learns of it.
+-- Deletes a session for everybody, and lists the rows to be deleted of it. Its lane is past its deadline from now on:
+-- an accept that waits for the lane in order to append to it sees so that the session is gone.
 WITH session AS (
-  UPDATE penstock.sessions SET deleted_at = coalesce(%(now)s::timestamptz, now())
+  UPDATE penstock.sessions SET deleted_at = @now
    WHERE id = %(session_id)s AND (deleted_at IS NULL) IS TRUE
   RETURNING id, owner, lane_id
 ),
@@ -217,10 +219,10 @@ lane AS (
 ),
 erasure AS (
   INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)
-  SELECT %(erasure_id)s, owner, 'session', id, coalesce(%(now)s::timestamptz, now()) FROM session
+  SELECT %(erasure_id)s, owner, 'session', id, @now FROM session
 ),
--- Whoever waits for an answer should look.
-rung AS MATERIALIZED (
+-- Callers that wait for an answer look again.
+notified AS MATERIALIZED (
   SELECT pg_notify('penstock_answers', id::text) FROM lane
 )
 INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, source_lane, next, total)
@@ -230,17 +232,17 @@ SELECT %(erasure_id)s, part.what, CASE part.what WHEN 'templates' THEN lane.sour
  CROSS JOIN (VALUES ('templates'), ('outcomes'), ('attempts'), ('session_requests')) AS part (what)
  CROSS JOIN LATERAL generate_series(0, lane.total - 1, %(stretch)s::int4) AS n
 UNION ALL
-SELECT %(erasure_id)s, 'reclaims', lane.id, %(session_id)s, NULL, 0, %(beyond)s FROM lane, rung
+SELECT %(erasure_id)s, 'reclaims', lane.id, %(session_id)s, NULL, 0, %(beyond)s FROM lane, notified
 UNION ALL
 SELECT %(erasure_id)s, 'deferrals', NULL, %(session_id)s, NULL, 0, %(beyond)s FROM lane
 
 -- name: list_old_sessions
--- A page of the sessions that were made before a time, and which of them nobody has used since. Ids sort by the time they
--- were made at. When one was last used is known to the minute.
+-- A page of the sessions that were made before a time, and whether each has been unused since. Ids sort by the time they
+-- were made at. The last use of a session is known to the minute.
 SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
   FROM (SELECT id, owner, key, lane_id FROM penstock.sessions
          WHERE id > %(after)s AND (deleted_at IS NULL) IS TRUE
-           AND id < (SELECT (lpad(to_hex((extract(epoch FROM coalesce(%(now)s::timestamptz, now())
+           AND id < (SELECT (lpad(to_hex((extract(epoch FROM @now
                                                              - make_interval(secs => %(kept_s)s)) * 1000)::int8), 12, '0')
                              || repeat('0', 20))::uuid)
          ORDER BY id
@@ -248,24 +250,25 @@ SELECT s.id, s.owner, s.key, coalesce(l.unused, true)
   LEFT JOIN LATERAL (
     SELECT next = total AND busy = 0
            AND coalesce(to_timestamp(tag), created_at)
-               <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60) AS unused
+               <= @now - make_interval(secs => %(kept_s)s + 60) AS unused
       FROM penstock.lanes WHERE id = s.lane_id
      LIMIT 1) AS l ON true
  ORDER BY s.id
 
 -- name: is_in_use
--- Whether anything of a session waits, is under way, or was answered a short time ago. For whoever holds its lane.
+-- Whether any request of a session waits, is under way, or was answered less than `kept_s` ago. For a transaction that
+-- has locked its lane.
 SELECT EXISTS (
   SELECT FROM penstock.lanes
    WHERE id = (SELECT lane_id FROM penstock.sessions WHERE id = %(session_id)s)
      AND NOT (next = total AND busy = 0
               AND coalesce(to_timestamp(tag), created_at)
-                  <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s + 60)))
+                  <= @now - make_interval(secs => %(kept_s)s + 60)))
 
 -- name: list_expired
--- Files whose time is up. An input that some batch still needs waits for its end.
+-- Files that have expired. An input that some batch still needs waits for the end of that batch.
 SELECT f.id FROM penstock.files f
- WHERE f.expires_at <= coalesce(%(now)s::timestamptz, now()) AND f.state = 'ready' AND f.deleted_at IS NULL
+ WHERE f.expires_at <= @now AND f.state = 'ready' AND f.deleted_at IS NULL
    AND NOT EXISTS (SELECT FROM penstock.batches b
                     WHERE b.file_id = f.id AND b.completed IS NULL AND b.deleted_at IS NULL)
  ORDER BY f.expires_at
@@ -275,14 +278,15 @@ SELECT f.id FROM penstock.files f
 -- Message batches that ended, and whose results have been kept long enough.
 SELECT id FROM penstock.batches
  WHERE dialect = 'anthropic' AND completed IS NOT NULL AND archived_at IS NULL AND deleted_at IS NULL
-   AND created_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(kept_s)s)
+   AND created_at <= @now - make_interval(secs => %(kept_s)s)
  ORDER BY created_at
  LIMIT %(limit)s
 
 -- name: take_piece
--- The next stretch that nobody is at. Its lock is what replicas share the work out by: none waits, none repeats.
--- Several deletions may have listed the same rows: of their stretches one is worked on after the other, by age. Whoever
--- lists any holds the batch, so that an older one can be seen from here; once it is seen to be done, its rows are gone.
+-- Locks the next stretch that no other replica has locked. By these locks replicas share the work out: none waits, none
+-- repeats. Several deletions may have listed the same rows: their stretches are worked on one after the other, oldest
+-- first. A deletion lists stretches while it holds the batch, so that an older one can be seen from here; once it is
+-- seen to be done, its rows are gone.
 -- Not NOT EXISTS, which may be answered by reading all of them.
 SELECT p.id, p.erasure_id, p.what, p.key, p.batch_id, p.source_lane, p.next, p.total
   FROM penstock.erasure_pieces p
@@ -296,12 +300,12 @@ SELECT p.id, p.erasure_id, p.what, p.key, p.batch_id, p.source_lane, p.next, p.t
    FOR UPDATE OF p SKIP LOCKED
 
 -- name: advance_piece
--- Notes how far the stretch is done.
+-- Records how far the stretch is done.
 UPDATE penstock.erasure_pieces SET next = %(next)s, erased = erased + %(erased)s WHERE id = %(id)s
 
 -- name: erase_templates
--- Deletes the next templates of a source lane, and says where to go on. Every one of these takes up where the one before
--- it ended: starting over would walk past everything deleted before.
+-- Deletes the next templates of a source lane, and returns where to go on. This and each `erase_` statement below goes
+-- on where the one before it ended: starting over would walk past everything deleted before.
 WITH edge AS MATERIALIZED (
   SELECT ordinal FROM penstock.templates
    WHERE source_id = %(key)s AND source_lane = %(source_lane)s AND ordinal >= %(next)s::int4
@@ -319,7 +323,7 @@ gone AS (
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
 -- name: erase_chunks
--- Deletes the next pieces of an upload. Each is large.
+-- Deletes the next chunks of an upload. Each is large.
 WITH gone AS (
   DELETE FROM penstock.file_chunks
    WHERE source_id = %(key)s AND chunk >= %(next)s::int4
@@ -346,7 +350,7 @@ gone AS (
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
 -- name: erase_completed
--- Deletes the completed ones among the next outcomes of a lane.
+-- Deletes the completed outcomes among a lane's next outcomes.
 WITH edge AS MATERIALIZED (
   SELECT ordinal FROM penstock.outcomes
    WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < %(total)s::int4
@@ -380,7 +384,7 @@ gone AS (
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
 -- name: erase_attempts
--- Deletes the history of a lane's next inputs, of one at least.
+-- Deletes the attempts of a lane's next inputs, of one input at least.
 WITH edge AS MATERIALIZED (
   SELECT greatest(ordinal, %(next)s::int4 + 1) AS ordinal FROM penstock.attempts
    WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < %(total)s::int4
@@ -397,9 +401,9 @@ gone AS (
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
 -- name: erase_session_requests
--- Deletes what is known of a session's next requests, with what was on its way to their callers. Whoever tells of
--- answers or forgets pieces knows nothing of the deletion: this goes as far as nobody holds anything, and on from there
--- the next time.
+-- Deletes a session's next requests, with the streamed pieces on their way to the callers. Statements that announce
+-- answers or delete pieces know nothing of the deletion: this goes as far as the first row that another transaction
+-- has locked, and on from there the next time.
 WITH page AS MATERIALIZED (
   SELECT ordinal, id FROM penstock.session_requests
    WHERE lane_id = %(key)s AND ordinal >= %(next)s::int4 AND ordinal < least(%(next)s + %(rows)s, %(total)s)::int4
@@ -436,7 +440,7 @@ streamed AS (
 SELECT coalesce((SELECT ordinal FROM edge), least(%(next)s + %(rows)s, %(total)s)), (SELECT count(*) FROM gone)
 
 -- name: erase_reclaims
--- Deletes the next notes of what was taken back from a lane.
+-- Deletes a lane's next reclaims.
 WITH edge AS MATERIALIZED (
   SELECT id FROM penstock.reclaims
    WHERE lane_id = %(key)s AND id >= %(next)s
@@ -469,8 +473,8 @@ gone AS (
 SELECT coalesce((SELECT xact FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
 -- name: erase_deferrals
--- Deletes some of what a batch had put off. Claims and housekeeping lock what they look at, and this waits for none of
--- them: the stretch is done when everything was free.
+-- Deletes some of a batch's deferrals. Claims and maintenance lock the rows they look at, and this waits for none of
+-- them: the stretch is done when no row was locked.
 WITH free AS MATERIALIZED (
   SELECT id FROM penstock.deferrals WHERE batch_id = %(batch_id)s LIMIT %(rows)s FOR UPDATE SKIP LOCKED
 ),
@@ -484,8 +488,8 @@ seen AS (
 SELECT CASE WHEN (SELECT count(*) FROM seen) > count(*) THEN %(next)s ELSE %(total)s END, count(*) FROM gone
 
 -- name: list_emptied
--- Erasures of which no stretch is left, and that nobody has ended: two replicas that delete the last two stretches at
--- once each leave that to the other.
+-- Erasures that have no stretch left and are not finished: two replicas that delete the last two stretches at once each
+-- leave finishing to the other.
 SELECT e.id
   FROM penstock.erasures e
  WHERE e.finished_at IS NULL
@@ -494,9 +498,8 @@ SELECT e.id
  LIMIT %(limit)s
 
 -- name: finish_erasure_if_empty
--- Ends an erasure of which no stretch is left: what held the stretches together goes, the report stays. It waits for
--- nobody: somebody who has looked at one of these rows a moment ago may hold it still, and then it is left for the next
--- time.
+-- Finishes an erasure that has no stretch left: the rows of the file, batch or session itself go, the report stays. It
+-- waits for no lock: if another transaction holds one of these rows, it is left for the next time.
 WITH done AS MATERIALIZED (
   SELECT e.id, e.kind, e.object_id
     FROM penstock.erasures e
@@ -577,7 +580,7 @@ no_session AS (
   DELETE FROM penstock.sessions WHERE id = (SELECT object_id FROM free WHERE kind = 'session')
 )
 UPDATE penstock.erasures
-   SET finished_at = coalesce(%(now)s::timestamptz, now()),
+   SET finished_at = @now,
        templates = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'templates'),
        chunks = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'chunks'),
        outcomes = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what IN ('outcomes', 'completed', 'not_completed')),
@@ -589,7 +592,8 @@ UPDATE penstock.erasures
 RETURNING id
 
 -- name: read_erasures
--- Reports, newest first: one, or an owner's from a place on. Until it is finished, an erasure counts by its stretches.
+-- Erasure reports, newest first: one, or an owner's from an id on. Until it is finished, an erasure's rows are counted by
+-- its stretches.
 SELECT e.id, e.owner, e.kind, e.object_id, e.requested_at, e.finished_at,
        e.templates + p.templates, e.chunks + p.chunks, e.outcomes + p.outcomes, e.attempts + p.attempts,
        e.others + p.others

@@ -1,4 +1,4 @@
-"""What was deleted leaves the tables: some rows at a time, on every replica at once, until nothing is left."""
+"""Purge: rows of deleted objects leave the tables, some at a time, on every replica at once, until none is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FINISHED_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """A report: what was asked for and what has been deleted, in rows. It holds nothing of what is gone."""
+    """Report of one deletion: what was asked for and how many rows have been deleted. It holds no deleted data."""
 
     id: UUID
     owner: str
@@ -32,7 +32,7 @@ class Erasure:
     object_id: UUID
     requested_at: datetime
     finished_at: datetime | None
-    """From then on there is nothing left of it."""
+    """Time from which no row of it was left."""
     templates: int
     chunks: int
     outcomes: int
@@ -41,10 +41,10 @@ class Erasure:
 
 
 async def purge_step(connection: Connection, rows: int, *, now: Now = None) -> int:
-    """Delete about so many rows of what is to be erased, each stretch in a transaction of its own.
+    """Delete about `rows` rows of deleted objects, each stretch in a transaction of its own.
 
-    Returns how many were deleted, at least 1 if there may be more to do; 0 if nothing is left that another replica is
-    not at.
+    Returns how many were deleted, at least 1 if there may be more to do; 0 if nothing is left but stretches that other
+    replicas are deleting.
     """
     left, moved, after = rows, False, 0
     for _ in range(_STRETCHES_PER_STEP):
@@ -55,7 +55,7 @@ async def purge_step(connection: Connection, rows: int, *, now: Now = None) -> i
             cursor = await connection.execute(_SQL["list_emptied"], {"limit": _FINISHED_AT_ONCE})
             for (erasure_id,) in await cursor.fetchall():
                 await _finish(connection, erasure_id, now)
-                moved = True  # and if it could not be ended just now, there is more to do
+                moved = True  # if it could not be finished just now, there is more to do
             break
         left, moved = left - taken.erased, True
         if not taken.went_on:
@@ -66,7 +66,7 @@ async def purge_step(connection: Connection, rows: int, *, now: Now = None) -> i
 async def list_erasures(
     connection: Connection, owner: str | None, after: UUID | None = None, limit: int = 20
 ) -> list[Erasure]:
-    """Reports, newest first; everybody's if no owner is named."""
+    """List erasure reports, newest first; everybody's if no owner is named."""
     return await _read(connection, owner, _FIRST, after or _LAST, limit)
 
 
@@ -86,11 +86,11 @@ class _Taken:
     id: int
     erased: int
     went_on: bool
-    """Else somebody holds the next of its rows, and it is left for another time."""
+    """False if another transaction holds the stretch's next rows: it is left for another time."""
 
 
 async def _take_stretch(connection: Connection, after: int, rows: int, now: Now) -> _Taken | None:
-    """Delete the next rows of a stretch that nobody is at; None if there is none."""
+    """Delete the next rows of a stretch that no other replica holds; None if there is no such stretch."""
     async with connection.transaction():
         row = await (await connection.execute(_SQL["take_piece"], {"after": after})).fetchone()
         if row is None:
@@ -102,7 +102,7 @@ async def _take_stretch(connection: Connection, after: int, rows: int, now: Now)
         next_, erased = done if done else (total, 0)
         await connection.execute(_SQL["advance_piece"], {"id": piece_id, "next": next_, "erased": erased})
     if next_ >= total:
-        # Another replica may be at another stretch of it: then that one comes last, or whoever looks next.
+        # Another replica may be deleting another stretch of it: then that replica finishes it, or the next step does.
         await _finish(connection, erasure_id, now)
     return _Taken(piece_id, int(erased), bool(erased) or next_ > start)
 

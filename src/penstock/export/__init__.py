@@ -1,1 +1,1 @@
-"""Results out: outcomes, streamed in input order."""
+"""Export: outcomes as result lines, streamed in input order or as they are decided."""

@@ -2,25 +2,11 @@
 -- The lanes of a batch, for merging their outcomes back into input order.
 SELECT id, source_id, source_lane, total FROM penstock.lanes WHERE batch_id = %(batch)s ORDER BY id
 
--- name: read_outcomes
--- One lane's outcomes from an ordinal on: at least one, and no more than a byte budget.
-SELECT o.ordinal, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.error_code, o.error_message,
-       o.response
-  FROM (SELECT ordinal, line, state, custom_id, status_code, request_id, error_code, error_message, response,
-               sum(coalesce(octet_length(response), 0)) OVER (ORDER BY ordinal)
-                 - coalesce(octet_length(response), 0) AS before
-          FROM penstock.outcomes
-         WHERE lane_id = %(lane)s AND ordinal >= %(from)s
-         ORDER BY ordinal
-         LIMIT %(rows)s) AS o
- WHERE o.before < %(bytes)s
- ORDER BY o.ordinal
-
 -- name: list_decided
--- Which of the next so many ordinals of some lanes have outcomes. Those that have none are the lines a cancelled or
--- expired batch never ran. A stretch, not a number of answers: a million lines that did run must not be searched
--- through in one statement. Asked before the inputs are read: what is decided since is left out by whoever checks in the end
--- that the batch has not changed.
+-- Decided ordinals among the next `rows` of some lanes. The others are the lines a cancelled or expired batch never
+-- ran. A stretch, not a number of answers: a million lines that did run must not be searched through in one statement.
+-- Asked before the inputs are read: an item decided since then is caught by the reader's last check that the batch has
+-- not changed.
 -- GROUP BY the key, here and below, keeps each a probe: a join might read the table whole, and a LIMIT for each of many
 -- is what a table that is spread over nodes cannot do.
 SELECT w.n, o.ordinals::text
@@ -31,7 +17,7 @@ SELECT w.n, o.ordinals::text
     GROUP BY lane_id) AS o
 
 -- name: read_inputs_at
--- What some inputs go by, without their bodies.
+-- Line and custom id of some inputs, without their bodies.
 SELECT w.n, t.line, t.custom_id
   FROM unnest(%(sources)b::int8[], %(source_lanes)b::int4[], %(ordinals)b::int4[])
        WITH ORDINALITY AS w (source_id, source_lane, ordinal, n)
@@ -42,7 +28,7 @@ SELECT w.n, t.line, t.custom_id
  ORDER BY w.n
 
 -- name: read_ended
--- How and when a batch ended, and how many lines of each kind its results have.
+-- State of a batch, when it ended, and how many completed and other lines its results have.
 SELECT state, coalesce(completed_at, cancelled_at, expired_at) AS ended_at, completed,
        failed + not_found + skipped AS others
   FROM penstock.batches
@@ -57,8 +43,8 @@ SELECT l.id, l.source_id, l.source_lane, l.total, f.id IS NOT NULL AS readable
  ORDER BY l.id
 
 -- name: read_keys
--- What is needed to put the outcomes of many lanes in order and to fill a page, without their payload: of the next so
--- many ordinals of each.
+-- Keys of the outcomes among the next `rows` ordinals of many lanes: enough to put them in order and to fill a page,
+-- without their payload.
 SELECT w.n, o.ordinal, o.line, o.completed, o.size
   FROM unnest(%(lanes)b::int8[], %(starts)b::int4[]) WITH ORDINALITY AS w (lane_id, start, n)
  CROSS JOIN LATERAL (
@@ -69,8 +55,8 @@ SELECT w.n, o.ordinal, o.line, o.completed, o.size
  ORDER BY w.n, o.ordinal
 
 -- name: read_keys_not_completed
--- The same of one lane's next outcomes that did not complete, which have an index of their own. They may be few and far
--- between: it is so many of them, wherever they are.
+-- Keys of one lane's next outcomes that did not complete, which have an index of their own. They may be few and far
+-- between: `rows` counts outcomes here, not ordinals.
 SELECT ordinal, line, coalesce(octet_length(response), 0) AS size
   FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND ordinal >= %(start)s AND state <> 'completed'
@@ -78,7 +64,7 @@ SELECT ordinal, line, coalesce(octet_length(response), 0) AS size
  LIMIT %(rows)s
 
 -- name: read_keys_of_state
--- The next outcomes of one lane that are of one state, and not completed.
+-- Ordinals of one lane's next outcomes in one state other than completed.
 SELECT ordinal
   FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND state = %(state)s::penstock.outcome_state AND state <> 'completed'
@@ -86,24 +72,24 @@ SELECT ordinal
  ORDER BY ordinal
  LIMIT %(rows)s
 
--- name: read_outcomes_at
--- Some outcomes, in the order asked for.
-SELECT w.n, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.error_code, o.error_message, o.response
-  FROM unnest(%(lanes)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS w (lane_id, ordinal, n)
+-- name: read_outcomes_in
+-- The outcomes of some stretches of lanes.
+SELECT w.lane_id, o.ordinal, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.error_code,
+       o.error_message, o.response
+  FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[]) AS w (lane_id, start, stop)
  CROSS JOIN LATERAL (
-   SELECT line, state, custom_id, status_code, request_id, error_code, error_message, response
+   SELECT ordinal, line, state, custom_id, status_code, request_id, error_code, error_message, response
      FROM penstock.outcomes
-    WHERE lane_id = w.lane_id AND ordinal = w.ordinal
+    WHERE lane_id = w.lane_id AND ordinal >= w.start AND ordinal < w.stop
     GROUP BY lane_id, ordinal) AS o
- ORDER BY w.n
 
 -- name: begin_journal
 -- Makes the row that counts the numbers given to a batch's lines.
 INSERT INTO penstock.journal_heads (batch_id) VALUES (%(batch)s) ON CONFLICT DO NOTHING
 
 -- name: find_unnumbered
--- The first of a batch's journal entries whose lines have no numbers yet. Asked before how many have one: what is
--- numbered in between is counted then.
+-- The first of a batch's journal entries whose lines have no numbers yet. Asked before `read_journal_head`: lines that
+-- are numbered in between are counted there.
 -- In order, so that it is the first of an index: EXISTS may be answered by reading the table.
 SELECT id FROM penstock.journal
  WHERE batch_id = %(batch)s AND outputs_before IS NULL
@@ -111,16 +97,17 @@ SELECT id FROM penstock.journal
  LIMIT 1
 
 -- name: read_journal_head
--- How many lines of a batch have their numbers.
+-- Numbers given so far to a batch's output and error lines.
 SELECT outputs, errors FROM penstock.journal_heads WHERE batch_id = %(batch)s
 
 -- name: hold_journal_head
--- The same, and until the commit nobody else gives any. What follows sees all that were given before.
+-- Locks the count of numbered lines: until the commit no other transaction gives numbers. The statements that follow
+-- see all numbers given before.
 SELECT outputs, errors FROM penstock.journal_heads WHERE batch_id = %(batch)s FOR UPDATE
 
 -- name: number_journal
--- Gives the lines of a batch's journal entries their numbers, if the entries have none yet: after all that have one, some
--- entries at a time. Returns how many lines got one.
+-- Numbers the lines of a batch's journal entries that have no numbers yet, after all that have one, `limit` entries at a
+-- time. Returns how many lines got a number.
 WITH fresh AS MATERIALIZED (
   SELECT f.xact, f.id, f.completed_count, f.others_count,
          %(outputs)s::int8 + sum(f.completed_count) OVER entries - f.completed_count AS outputs_before,
@@ -144,7 +131,7 @@ UPDATE penstock.journal_heads SET outputs = outputs + %(outputs)s, errors = erro
  WHERE batch_id = %(batch)s
 
 -- name: read_journal_outputs
--- The journal entries with completed lines from a number on, until they have enough of them.
+-- Journal entries with completed lines from a number on, until they hold `lines` of them.
 SELECT j.lane_id, j.completed::text, j.outputs_before, j.written_at
   FROM (SELECT lane_id, completed, outputs_before, completed_count, written_at
           FROM penstock.journal
@@ -160,7 +147,7 @@ SELECT j.lane_id, j.completed::text, j.outputs_before, j.written_at
  ORDER BY j.outputs_before
 
 -- name: read_journal_errors
--- The same of lines that were decided otherwise.
+-- Journal entries with lines that did not complete, likewise.
 SELECT j.lane_id, j.others::text, j.errors_before, j.written_at
   FROM (SELECT lane_id, others, errors_before, others_count, written_at
           FROM penstock.journal
@@ -176,8 +163,8 @@ SELECT j.lane_id, j.others::text, j.errors_before, j.written_at
  ORDER BY j.errors_before
 
 -- name: read_keys_written
--- The outcomes that some journal entries speak of and that are still the ones they were written as: what ran again
--- since has another time.
+-- Keys of the outcomes that some journal entries record and that have not been run again since: those that have, have
+-- another time.
 SELECT w.n, o.ordinal, o.size
   FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[], %(times)s::timestamptz[])
        WITH ORDINALITY AS w (lane_id, start, stop, written_at, n)
@@ -189,8 +176,8 @@ SELECT w.n, o.ordinal, o.size
  ORDER BY w.n, o.ordinal
 
 -- name: find_lines
--- Per lane of a batch: its cursor, and the ordinals of the lines after one and up to another. Nothing of lanes whose
--- file was deleted: the merged view shows inputs.
+-- Lanes of a batch: the cursor of each, and the ordinals of the lines after one and up to another. Lanes whose file was
+-- deleted are left out: the merged view shows inputs.
 SELECT l.id, l.source_id, l.source_lane, l.route, l.endpoint, l.next, l.total,
        penstock.ordinal_after_line(l.source_id, l.source_lane, l.total, %(after_line)s) AS start,
        penstock.ordinal_after_line(l.source_id, l.source_lane, l.total, %(last_line)s) AS stop
@@ -200,9 +187,9 @@ SELECT l.id, l.source_id, l.source_lane, l.route, l.endpoint, l.next, l.total,
  ORDER BY l.id
 
 -- name: list_undecided
--- What a batch has in flight and what waits to be run again, within some stretches of its lanes: of each lease and each
--- deferral all, or the first so many ranges. The stretches of a lane become one value first: they may be many, and so may
--- its leases.
+-- Ordinals that a batch has in flight (leases) or waiting to be run again (deferrals) within some stretches of its
+-- lanes: of each lease and each deferral all, or the first `ranges` ranges. The stretches of a lane become one value
+-- first: they may be many, and so may its leases.
 SELECT h.lane_id, h.leased, h.generation, ARRAY(SELECT unnest(h.ordinals * w.ordinals) LIMIT %(ranges)s)::text
   FROM (SELECT lane_id, range_agg(int4range(start, stop)) AS ordinals
           FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[]) AS w (lane_id, start, stop)
@@ -213,8 +200,8 @@ SELECT h.lane_id, h.leased, h.generation, ARRAY(SELECT unnest(h.ordinals * w.ord
     ON h.lane_id = w.lane_id AND h.ordinals && w.ordinals
 
 -- name: read_input_keys
--- What is needed to choose a page from some stretches of inputs, without their bodies. The outcomes are read after the
--- inputs, and what is in flight before both: what is settled in between is found settled.
+-- Keys of the inputs in some stretches: enough to choose a page, without their bodies. The outcomes are read after the
+-- inputs, and the leases before both: an item that is settled in between is found settled.
 SELECT w.n, t.ordinal, t.line, t.size
   FROM unnest(%(sources)b::int8[], %(source_lanes)b::int4[], %(starts)b::int4[], %(stops)b::int4[])
        WITH ORDINALITY AS w (source_id, source_lane, start, stop, n)
@@ -224,7 +211,7 @@ SELECT w.n, t.ordinal, t.line, t.size
     GROUP BY source_id, source_lane, ordinal) AS t
 
 -- name: read_outcome_keys
--- The same of what became of them.
+-- Keys of the outcomes in some stretches.
 SELECT w.n, o.ordinal, o.state::text, o.generation, o.size
   FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[])
        WITH ORDINALITY AS w (lane_id, start, stop, n)
@@ -234,7 +221,7 @@ SELECT w.n, o.ordinal, o.state::text, o.generation, o.size
     GROUP BY lane_id, ordinal) AS o
 
 -- name: read_bodies_at
--- Some inputs with their bodies.
+-- Inputs with their bodies.
 SELECT w.n, t.line, t.custom_id, t.body
   FROM unnest(%(sources)b::int8[], %(source_lanes)b::int4[], %(ordinals)b::int4[])
        WITH ORDINALITY AS w (source_id, source_lane, ordinal, n)
@@ -245,7 +232,7 @@ SELECT w.n, t.line, t.custom_id, t.body
  ORDER BY w.n
 
 -- name: read_results_at
--- What became of some inputs.
+-- Outcomes of some inputs.
 SELECT w.n, o.state::text, o.generation, o.status_code, o.request_id, o.error_code, o.error_message, o.response,
        o.attempts, o.finished_at
   FROM unnest(%(lanes)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS w (lane_id, ordinal, n)
@@ -256,7 +243,7 @@ SELECT w.n, o.state::text, o.generation, o.status_code, o.request_id, o.error_co
     GROUP BY lane_id, ordinal) AS o
 
 -- name: read_attempts
--- The failed attempts of one lane's stretch, in order, from a place on.
+-- Failed attempts in one lane's stretch, in order, after a position.
 SELECT ordinal, id, attempt, worker_id, ended_at, duration_ms, counted, status_code, error_code, error_message,
        not_before
   FROM penstock.attempts
@@ -265,7 +252,7 @@ SELECT ordinal, id, attempt, worker_id, ended_at, duration_ms, counted, status_c
  LIMIT %(rows)s
 
 -- name: read_lines_at
--- The lines of some outcomes.
+-- Line and custom id of some outcomes.
 SELECT w.n, o.line, o.custom_id
   FROM unnest(%(lanes)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS w (lane_id, ordinal, n)
  CROSS JOIN LATERAL (

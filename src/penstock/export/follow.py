@@ -1,7 +1,7 @@
-"""The results of a running batch in the order in which they were decided, from any place on.
+"""Results of a running batch in the order in which they were decided, from any number on.
 
-A line is known by its number in that order, counted from 0, which never changes. Results that were run again since keep
-their numbers and are passed over.
+A line's number in that order is counted from 0 and never changes. Results that were run again since keep their numbers
+and are passed over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.export.order import LINE_OVERHEAD_BYTES, ranges_of, read_results
 from penstock.export.read import Which
-from penstock.results import openai_line
+from penstock.export.result_lines import openai_line
 
 _SQL = sql.load("penstock.export", "export.sql")
 
@@ -27,7 +27,7 @@ _ORDINALS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Lines in the order of their being decided. None at all: there are no more for now."""
+    """Lines in the order in which they were decided. An empty page: there are no more for now."""
 
     lines: list[bytes]
     offsets: list[int]
@@ -36,7 +36,7 @@ class Page:
     """The number to read on from."""
 
 
-class _Entry(NamedTuple):
+class _JournalEntry(NamedTuple):
     lane_id: int
     ordinals: str
     before: int
@@ -45,20 +45,20 @@ class _Entry(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Some ordinals of one entry that are to be read; `offset` is the number of the first."""
+    """Ordinals of one journal entry that are to be read; `offset` is the number of the first."""
 
-    entry: _Entry
+    entry: _JournalEntry
     start: int
     stop: int
     offset: int
 
 
 async def number_lines(connection: Connection, batch_id: UUID, which: Which) -> int:
-    """Give every line that is recorded its number; how many there are."""
+    """Give every recorded line its number. Returns how many lines have one."""
     batch = {"batch": batch_id}
     while True:
-        unnumbered = await _one(connection, "find_unnumbered", batch)
-        head = await _one(connection, "read_journal_head", batch)
+        unnumbered = await _fetch_one(connection, "find_unnumbered", batch)
+        head = await _fetch_one(connection, "read_journal_head", batch)
         if head is None:
             await connection.execute(_SQL["begin_journal"], batch)
         elif unnumbered is not None:
@@ -69,33 +69,33 @@ async def number_lines(connection: Connection, batch_id: UUID, which: Which) -> 
 
 async def _number(connection: Connection, batch: dict[str, Any]) -> None:
     async with connection.transaction():
-        head = await _one(connection, "hold_journal_head", batch)
+        head = await _fetch_one(connection, "hold_journal_head", batch)
         if head is not None:
             outputs, errors = head
             before = {"outputs": outputs, "errors": errors, "limit": _ENTRIES}
-            numbered = await _one(connection, "number_journal", {**batch, **before})
+            numbered = await _fetch_one(connection, "number_journal", {**batch, **before})
             if numbered is not None:
                 outputs, errors = numbered
                 await connection.execute(_SQL["move_journal_head"], {**batch, "outputs": outputs, "errors": errors})
 
 
-async def _one(connection: Connection, statement: str, parameters: dict[str, Any]) -> Sequence[Any] | None:
+async def _fetch_one(connection: Connection, statement: str, parameters: dict[str, Any]) -> Sequence[Any] | None:
     return await (await connection.execute(_SQL[statement], parameters)).fetchone()
 
 
-async def journal_page(database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int) -> Page:
-    """The lines from a number on: at least one if there is one, and about as many as `max_bytes` hold."""
+async def read_journal_page(database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int) -> Page:
+    """Read the lines from a number on: at least one if there is one, and about as many as `max_bytes` hold."""
     numbered = False
     while True:
         async with borrowed(database) as connection:
-            entries = await _entries(connection, batch_id, which, offset)
+            entries = await _read_entries(connection, batch_id, which, offset)
             if not entries and not numbered:
                 numbered = True
                 if await number_lines(connection, batch_id, which) > offset:
-                    entries = await _entries(connection, batch_id, which, offset)
-            stretches, after = _stretches(entries, offset)
-            keys = await _keys(connection, which, stretches)
-            page, cut = _cut(keys, max_bytes)
+                    entries = await _read_entries(connection, batch_id, which, offset)
+            stretches, after = _choose_stretches(entries, offset)
+            keys = await _read_keys(connection, which, stretches)
+            page, cut = _fit_page(keys, max_bytes)
             results = await read_results(connection, [(stretch.entry.lane_id, ordinal) for stretch, ordinal in page])
         if cut:
             stretch, ordinal = page[-1]
@@ -111,15 +111,15 @@ async def journal_page(database: Pool, batch_id: UUID, which: Which, offset: int
         offset, numbered = after, False
 
 
-async def _entries(connection: Connection, batch_id: UUID, which: Which, offset: int) -> list[_Entry]:
+async def _read_entries(connection: Connection, batch_id: UUID, which: Which, offset: int) -> list[_JournalEntry]:
     statement = _SQL["read_journal_outputs" if which == "output" else "read_journal_errors"]
     parameters = {"batch": batch_id, "offset": offset, "rows": _ENTRIES, "lines": _ORDINALS}
     cursor = await connection.execute(statement, parameters)
-    return [_Entry._make(row) for row in await cursor.fetchall()]
+    return [_JournalEntry._make(row) for row in await cursor.fetchall()]
 
 
-def _stretches(entries: Sequence[_Entry], offset: int) -> tuple[list[_Stretch], int]:
-    """What to read of these entries, the first lines of the first not included, and the number after it."""
+def _choose_stretches(entries: Sequence[_JournalEntry], offset: int) -> tuple[list[_Stretch], int]:
+    """Stretches of these entries to read, from the line with this number on, and the number after the last of them."""
     stretches: list[_Stretch] = []
     left = _ORDINALS
     for entry in entries:
@@ -142,8 +142,10 @@ def _without_first(ranges: Iterator[tuple[int, int]], skip: int) -> Iterator[tup
             skip = 0
 
 
-async def _keys(connection: Connection, which: Which, stretches: Sequence[_Stretch]) -> list[tuple[_Stretch, int, int]]:
-    """(stretch, ordinal, size) of what can be read."""
+async def _read_keys(
+    connection: Connection, which: Which, stretches: Sequence[_Stretch]
+) -> list[tuple[_Stretch, int, int]]:
+    """(stretch, ordinal, size) of the outcomes that can be read."""
     if not stretches:
         return []
     cursor = await connection.execute(
@@ -159,8 +161,8 @@ async def _keys(connection: Connection, which: Which, stretches: Sequence[_Stret
     return [(stretches[n - 1], ordinal, size) for n, ordinal, size in await cursor.fetchall()]
 
 
-def _cut(keys: Sequence[tuple[_Stretch, int, int]], max_bytes: int) -> tuple[list[tuple[_Stretch, int]], bool]:
-    """As many as fit, at least one; and whether some did not."""
+def _fit_page(keys: Sequence[tuple[_Stretch, int, int]], max_bytes: int) -> tuple[list[tuple[_Stretch, int]], bool]:
+    """Keys that fit, at least one; and whether some did not."""
     page: list[tuple[_Stretch, int]] = []
     size = 0
     for stretch, ordinal, response in keys:

@@ -1,11 +1,11 @@
-"""A batch's results as JSONL in the Batch API's shape, in input order, streamed from one snapshot."""
+"""Result files of a batch: JSONL in the Batch API's shape, in input order, streamed from one snapshot."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
-import heapq
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +14,22 @@ from uuid import UUID
 
 import psycopg
 
-from penstock.db import sql
+from penstock.db import arrays, sql
 from penstock.errors import PenstockError
-from penstock.export.order import Lane, outside
+from penstock.export.order import InputOrder, Lane
+from penstock.export.read import read_lines
+from penstock.export.result_lines import NOT_RUN
 from penstock.model import BatchState
-from penstock.results import NOT_RUN, Result, openai_error_line, openai_line
 
 _SQL = sql.load("penstock.export", "export.sql")
 
 _PAGE_BYTES = 8 * 1024 * 1024
 _PAGE_ROWS = 2_000
-_PROGRESS_LINES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written where."""
+    """Result files that were written, and their lines."""
 
     output: Path
     output_lines: int
@@ -38,12 +38,12 @@ class Exported:
 
 
 def errors_path(output: Path) -> Path:
-    """Where the failures of `output` go: `answers.jsonl` has `answers.errors.jsonl` beside it."""
+    """Path of the error file of `output`: `answers.jsonl` has `answers.errors.jsonl` beside it."""
     return output.with_name(f"{output.stem}.errors{output.suffix}")
 
 
 def draft_of(path: Path) -> Path:
-    """Where this process writes before it renames to `path`."""
+    """Path to which this process writes before it renames to `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
@@ -61,10 +61,7 @@ def export_files(
         with ExitStack() as stack:
             good = stack.enter_context(_Draft(output))
             bad = stack.enter_context(_Draft(errors))
-            for count, (ok, line) in enumerate(_lines(conninfo, batch_id, state), 1):
-                (good if ok else bad).write(line)
-                if count % _PROGRESS_LINES == 0:
-                    on_progress(count)
+            asyncio.run(_write_lines(conninfo, batch_id, state, good, bad, on_progress))
             bad.publish(if_empty="remove")
             good.publish(if_empty="keep")
     except OSError as error:
@@ -77,10 +74,10 @@ def export_files(
 
 
 class _Draft:
-    """A file under construction, invisible under its final name until published."""
+    """File under construction, invisible under its final name until published."""
 
     def __init__(self, path: Path) -> None:
-        # What a link points at is replaced, not the link.
+        # The file that a link points at is replaced, not the link.
         self._path = path.resolve()
         self._draft = draft_of(self._path)
         self._file: IO[bytes] | None = None
@@ -120,13 +117,13 @@ class _Draft:
 
 
 def _open_locked(draft: Path) -> IO[bytes]:
-    """Open for writing, under a lock that the kernel takes back when this process ends, in whatever way."""
+    """Open a draft for writing, under a lock that the kernel takes back however this process ends."""
     while True:
         file = draft.open("wb", buffering=1 << 20)
         try:
             with suppress(OSError):  # a file system without locks: drafts of killed exports stay there
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Another export may have taken it for abandoned in the moment before the lock.
+            # Another export may have removed it as abandoned in the moment before the lock.
             if os.path.samestat(os.fstat(file.fileno()), draft.stat()):
                 return file
         except FileNotFoundError:
@@ -138,7 +135,7 @@ def _open_locked(draft: Path) -> IO[bytes]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the drafts of exports that were killed: they are the ones nobody holds a lock on."""
+    """Remove the drafts of exports that were killed: no process holds a lock on them."""
     prefix = f".{path.name}."
     for draft in path.parent.iterdir():
         if draft.name.startswith(prefix) and draft.name.removeprefix(prefix).removesuffix(".part").isdecimal():
@@ -147,54 +144,18 @@ def _remove_abandoned(path: Path) -> None:
                 draft.unlink()
 
 
-def _lines(conninfo: str, batch_id: UUID, state: BatchState) -> Iterator[tuple[bool, bytes]]:
-    """(belongs in the output, line) in input order."""
-    with psycopg.connect(conninfo, prepare_threshold=None) as connection:
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.read_only = True
-        lanes = connection.execute(_SQL["list_lanes"], {"batch": batch_id}).fetchall()
-        budget = max(_PAGE_BYTES // max(1, len(lanes)), 64 * 1024)
-        streams: list[Iterator[tuple[int, bool, bytes]]] = []
-        for lane in (Lane(*row) for row in lanes):
-            streams.append(_outcomes(connection, batch_id, lane.id, budget))
-            if state in NOT_RUN:
-                streams.append(_not_run(connection, batch_id, state, lane))
-        for _, ok, line in heapq.merge(*streams):
-            yield ok, line
-
-
-def _outcomes(
-    connection: psycopg.Connection, batch_id: UUID, lane_id: int, budget: int
-) -> Iterator[tuple[int, bool, bytes]]:
-    start = 0
-    while True:
-        rows = connection.execute(
-            _SQL["read_outcomes"],
-            {"lane": lane_id, "from": start, "rows": _PAGE_ROWS, "bytes": budget},
-            binary=True,
-        ).fetchall()
-        if not rows:
-            return
-        for _, *outcome in rows:
-            result = Result._make(outcome)
-            yield result.line, result.state == "completed", openai_line(batch_id, result)
-        start = rows[-1][0] + 1
-
-
-def _not_run(
-    connection: psycopg.Connection, batch_id: UUID, state: BatchState, lane: Lane
-) -> Iterator[tuple[int, bool, bytes]]:
-    code, message = NOT_RUN[state]
-    for start in range(0, lane.total, _PAGE_ROWS):
-        row = connection.execute(
-            _SQL["list_decided"], {"lanes": [lane.id], "starts": [start], "rows": _PAGE_ROWS}
-        ).fetchone()
-        ordinals = outside(row[1] if row else "", start, min(start + _PAGE_ROWS, lane.total))
-        if ordinals:
-            places = {
-                "sources": [lane.source_id] * len(ordinals),
-                "source_lanes": [lane.source_lane] * len(ordinals),
-                "ordinals": ordinals,
-            }
-            for _, line, custom_id in connection.execute(_SQL["read_inputs_at"], places).fetchall():
-                yield line, False, openai_error_line(batch_id, line, custom_id, code, message)
+async def _write_lines(
+    conninfo: str, batch_id: UUID, state: BatchState, good: _Draft, bad: _Draft, on_progress: Callable[[int], None]
+) -> None:
+    async with await psycopg.AsyncConnection.connect(conninfo) as connection:
+        arrays.register(connection)
+        await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+        await connection.set_read_only(True)
+        lanes = await (await connection.execute(_SQL["list_lanes"], {"batch": batch_id})).fetchall()
+        order = InputOrder([Lane(*row) for row in lanes], "all", without_missing=state not in NOT_RUN)
+        count = 0
+        while keys := await order.take(connection, _PAGE_ROWS, _PAGE_BYTES):
+            for completed, line in await read_lines(connection, batch_id, state, "openai", keys):
+                (good if completed else bad).write(line)
+            count += len(keys)
+            on_progress(count)

@@ -1,4 +1,4 @@
-"""A batch's inputs with what became of them, and the history of its attempts: what a person looks at, page by page."""
+"""Merged rows (inputs with their outcomes) and the history of a batch's attempts, for people, page by page."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _SQL = sql.load("penstock.export", "export.sql")
 
 OUTCOME_STATES = ("completed", "failed", "not_found", "skipped")
 STATUSES = ("pending", "processing", *OUTCOME_STATES, "cancelled", "expired")
-"""Every word that a row's status can be."""
+"""Every status that a row can have."""
 
 _PAGE_BYTES = 8 * MIB
 _WINDOW_LINES = 2_000
 _LAST_LINE = 2**31 - 1
 _NO_OUTCOME: tuple[Any, ...] = (None, 0, *[None] * 7)
-_REST = {BatchState.CANCELLING: "cancelled", BatchState.CANCELLED: "cancelled", BatchState.EXPIRED: "expired"}
-"""What lines are that wait, and will not be run."""
+_NOT_RUN_STATUS = {BatchState.CANCELLING: "cancelled", BatchState.CANCELLED: "cancelled", BatchState.EXPIRED: "expired"}
+"""Status of the lines that wait and will not be run any more, by the state of their batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergedRow:
-    """One input and what became of it."""
+    """One input with its outcome, if it has one."""
 
     line: int
     custom_id: str
@@ -45,19 +45,19 @@ class MergedRow:
     error_message: str | None
     response: bytes | None
     attempts: int | None
-    """How many it took; None while it is not decided."""
+    """Attempts it took; None while it is not decided."""
     finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One attempt that did not complete."""
+    """One attempt that did not complete its input."""
 
     lane_id: int
     ordinal: int
     id: int
     line: int | None
-    """None, like `custom_id`, when neither input nor outcome exist any more."""
+    """Line of its input. None, like `custom_id`, when neither input nor outcome exist any more."""
     custom_id: str | None
     attempt: int
     worker_id: UUID
@@ -70,8 +70,8 @@ class AttemptRow:
     not_before: datetime | None
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """What to pass as `after` for the page that follows."""
+    def position(self) -> tuple[int, int, int]:
+        """Position to pass as `after` for the page that follows."""
         return (self.lane_id, self.ordinal, self.id)
 
 
@@ -94,7 +94,7 @@ class _Stretch(NamedTuple):
 
 
 class _Undecided(NamedTuple):
-    """Ordinals that are in flight, or wait to be run again."""
+    """Ordinals of one lease (in flight) or one deferral (waiting to be run again)."""
 
     start: int
     stop: int
@@ -102,7 +102,7 @@ class _Undecided(NamedTuple):
     generation: int
 
 
-async def results_page(
+async def read_results_page(
     connection: Connection,
     batch_id: UUID,
     after_line: int = 0,
@@ -111,18 +111,19 @@ async def results_page(
     *,
     max_bytes: int = _PAGE_BYTES,
 ) -> list[MergedRow]:
-    """The lines after one, in input order: `limit` of them, or as many as `max_bytes` hold. None: there are no more."""
-    state = await _state(connection, batch_id)
+    """Read the rows after a line, in input order: `limit` of them, or as many as `max_bytes` hold. An empty page: there
+    are no more."""
+    state = await _read_state(connection, batch_id)
     if state is None:
         return []
-    view = _View(set(STATUSES if statuses is None else statuses), _REST.get(state, "pending"))
+    view = _View(set(STATUSES if statuses is None else statuses), _NOT_RUN_STATUS.get(state, "pending"))
     rows: list[MergedRow] = []
     line: int | None = after_line
     while line is not None and len(rows) < limit and max_bytes > 0:
         stretches, last_line, cut = await _next_stretches(connection, batch_id, view, line, limit)
-        # Before the outcomes: what is settled in between is found settled.
-        view.undecided = await _undecided(connection, batch_id, stretches)
-        found, resume = await _read(connection, stretches, cut, view, limit - len(rows), max_bytes)
+        # Before the outcomes: an item that is settled in between is found settled.
+        view.undecided = await _read_undecided(connection, batch_id, stretches)
+        found, resume = await _read_rows(connection, stretches, cut, view, limit - len(rows), max_bytes)
         rows += found
         max_bytes -= sum(len(row.body) + len(row.response or b"") for row in found)
         line = last_line if resume is None else resume
@@ -131,16 +132,17 @@ async def results_page(
 
 @dataclass(slots=True)
 class _View:
-    """What is asked for, and what is needed to tell lines apart that are not decided."""
+    """Statuses the caller asked for, and the leases and deferrals that give undecided lines their status."""
 
     wanted: set[str]
     waiting: str
+    """Status of lines that wait."""
     undecided: dict[int, list[_Undecided]] = field(default_factory=dict)
     """By lane, within the stretches that are read."""
 
     def status(self, lane_id: int, ordinal: int, state: str | None, generation: int) -> str:
-        """That of an input with an outcome of this state and generation, or without one. While it is run again it is as
-        if it had none, unless it will not be run: then the one it has stays."""
+        """Status of an input with an outcome of this state and generation, or without one. While an input is run again
+        its outcome does not count, unless the batch will not run it any more: then the outcome it has stays."""
         for some in self.undecided.get(lane_id, ()):
             if some.start <= ordinal < some.stop and (state is None or some.generation > generation):
                 if some.leased:
@@ -153,28 +155,29 @@ class _View:
 async def _next_stretches(
     connection: Connection, batch_id: UUID, view: _View, after_line: int, limit: int
 ) -> tuple[list[_Stretch], int | None, set[int]]:
-    """Where to look next, and the last line that this covers; None if it covers all that can matter, but for the rest
-    of lanes that were cut."""
+    """Stretches to read next; the last line they cover, None if they cover every wanted line except the rest of lanes
+    that were cut; and the lanes that were cut."""
     outcomes = view.wanted & set(OUTCOME_STATES)
     if outcomes and outcomes == view.wanted and "completed" not in outcomes:
-        lanes = await _lanes(connection, batch_id, after_line, _LAST_LINE)
-        stretches, cut = await _not_completed(connection, lanes, outcomes, limit)
+        lanes = await _find_lanes(connection, batch_id, after_line, _LAST_LINE)
+        stretches, cut = await _find_not_completed(connection, lanes, outcomes, limit)
         return stretches, None, cut
     if not outcomes:
-        lanes = await _lanes(connection, batch_id, after_line, _LAST_LINE)
-        stretches, cut = await _waiting(connection, batch_id, lanes, view, limit)
+        lanes = await _find_lanes(connection, batch_id, after_line, _LAST_LINE)
+        stretches, cut = await _find_waiting(connection, batch_id, lanes, view, limit)
         return stretches, None, cut
     width = limit if len(view.wanted) == len(STATUSES) else _WINDOW_LINES
     last_line = min(after_line + width, _LAST_LINE)
-    lanes = await _lanes(connection, batch_id, after_line, last_line)
+    lanes = await _find_lanes(connection, batch_id, after_line, last_line)
     stretches = [_Stretch(lane, lane.start, lane.stop) for lane in lanes if lane.start < lane.stop]
     return stretches, last_line if any(lane.stop < lane.total for lane in lanes) else None, set()
 
 
-async def _read(
+async def _read_rows(
     connection: Connection, stretches: Sequence[_Stretch], cut: set[int], view: _View, limit: int, max_bytes: int
 ) -> tuple[list[MergedRow], int | None]:
-    """Rows, and the line to go on from if some were left, for lack of room or because their lanes were cut."""
+    """Read the wanted rows. Also returns the line to go on from if some were left, for lack of room or because their
+    lanes were cut."""
     if not stretches:
         return [], None
     chosen, resume = await _choose(connection, stretches, cut, view, limit, max_bytes)
@@ -197,7 +200,7 @@ async def _read(
 async def _choose(
     connection: Connection, stretches: Sequence[_Stretch], cut: set[int], view: _View, limit: int, max_bytes: int
 ) -> tuple[list[tuple[int, _Lane, int]], int | None]:
-    """(line, lane, ordinal) of the first inputs that are asked for, in line order; and the line after which there may
+    """Choose a page: (line, lane, ordinal) of the first wanted inputs in line order, and the line after which there may
     be more."""
     columns = {
         **_columns([stretch.lane for stretch in stretches]),
@@ -213,7 +216,7 @@ async def _choose(
     for n, _, line, _ in inputs:
         lane_id = stretches[n - 1].lane.id
         last_lines[lane_id] = max(line, last_lines.get(lane_id, 0))
-    # After the last of a lane that was cut, lines of others would come too early.
+    # After the last line read of a lane that was cut, lines of other lanes would come too early.
     covered = min((line for lane_id, line in last_lines.items() if lane_id in cut), default=None)
     for n, ordinal, line, size in sorted(inputs, key=lambda row: row[2]):
         lane = stretches[n - 1].lane
@@ -228,23 +231,23 @@ async def _choose(
     return chosen, covered
 
 
-async def _state(connection: Connection, batch_id: UUID) -> BatchState | None:
+async def _read_state(connection: Connection, batch_id: UUID) -> BatchState | None:
     row = await (await connection.execute(_SQL["read_ended"], {"batch": batch_id})).fetchone()
     return BatchState(row[0]) if row else None
 
 
-async def _lanes(connection: Connection, batch_id: UUID, after_line: int, last_line: int) -> list[_Lane]:
+async def _find_lanes(connection: Connection, batch_id: UUID, after_line: int, last_line: int) -> list[_Lane]:
     cursor = await connection.execute(
         _SQL["find_lines"], {"batch": batch_id, "after_line": after_line, "last_line": last_line}
     )
     return [_Lane._make(row) for row in await cursor.fetchall()]
 
 
-async def _undecided(
+async def _read_undecided(
     connection: Connection, batch_id: UUID, stretches: Sequence[_Stretch], limit: int | None = None
 ) -> dict[int, list[_Undecided]]:
-    """What is in flight, or waits to be run again, within some stretches, by lane; of each lease and each deferral all,
-    or the first so many ranges."""
+    """Read the ordinals that are in flight or wait to be run again within some stretches, by lane; of each lease and
+    each deferral all ranges, or the first `limit`."""
     where = {
         "batch": batch_id,
         "lanes": Int8Array([stretch.lane.id for stretch in stretches]),
@@ -261,11 +264,11 @@ async def _undecided(
     return undecided
 
 
-async def _not_completed(
+async def _find_not_completed(
     connection: Connection, lanes: Sequence[_Lane], states: Collection[str], limit: int
 ) -> tuple[list[_Stretch], set[int]]:
-    """The next outcomes of each lane that are of these states, which are not completed, from their own index; and the
-    lanes that may have more."""
+    """Find the next outcomes of each lane in these states, none of them completed, by the index over such outcomes; and
+    the lanes that may have more."""
     stretches: list[_Stretch] = []
     cut: set[int] = set()
     for lane in lanes:
@@ -280,13 +283,13 @@ async def _not_completed(
     return stretches, cut
 
 
-async def _waiting(
+async def _find_waiting(
     connection: Connection, batch_id: UUID, lanes: Sequence[_Lane], view: _View, limit: int
 ) -> tuple[list[_Stretch], set[int]]:
-    """The next ordinals of each lane that are in flight, or wait: the few places where such can be; and the lanes that
-    may have more."""
+    """Find the next ordinals of each lane that are in flight or wait: in its leases, its deferrals and beyond its
+    cursor; and the lanes that may have more."""
     whole = [_Stretch(lane, lane.start, lane.total) for lane in lanes if lane.start < lane.total]
-    undecided = await _undecided(connection, batch_id, whole, limit)
+    undecided = await _read_undecided(connection, batch_id, whole, limit)
     stretches: list[_Stretch] = []
     cut: set[int] = set()
     for lane in lanes:
@@ -299,7 +302,7 @@ async def _waiting(
             ranges.append((lane.next, lane.total))
         left, seen = limit, lane.start
         for start, stop in sorted(ranges):
-            # What was claimed since the cursor was read lies beyond it, too.
+            # Ordinals claimed since the cursor was read lie beyond it, too.
             begin = max(start, seen)
             end = min(stop, begin + left)
             if begin < end:
@@ -319,16 +322,17 @@ def _columns(lanes: Iterable[_Lane]) -> dict[str, object]:
     }
 
 
-async def attempts_page(
+async def read_attempts_page(
     connection: Connection,
     batch_id: UUID,
     after: tuple[int, int, int] | None = None,
     limit: int = 100,
     line: int | None = None,
 ) -> list[AttemptRow]:
-    """Failed attempts after a place, of a whole batch or of one line, lane by lane in the order of inputs."""
+    """Read the failed attempts after a position, of a whole batch or of one line, lane by lane in the order of
+    inputs."""
     after = after or (0, -1, 0)
-    lanes = await _attempt_lanes(connection, batch_id, line)
+    lanes = await _list_attempt_lanes(connection, batch_id, line)
     lanes = [lane for lane in lanes if lane.id >= after[0] and lane.start < lane.stop]
     found: list[tuple[_Lane, Any]] = []
     for lane in lanes:
@@ -336,22 +340,22 @@ async def attempts_page(
         start = (lane.start - 1, _LAST_LINE)
         if lane.id == after[0]:
             start = max(start, after[1:])
-        place = {"lane": lane.id, "start": start[0], "id": start[1], "stop": lane.stop, "rows": limit - len(found)}
-        cursor = await connection.execute(_SQL["read_attempts"], place)
+        where = {"lane": lane.id, "start": start[0], "id": start[1], "stop": lane.stop, "rows": limit - len(found)}
+        cursor = await connection.execute(_SQL["read_attempts"], where)
         found += [(lane, row) for row in await cursor.fetchall()]
         if len(found) >= limit:
             break
-    lines = await _lines(connection, list(dict.fromkeys((lane, row[0]) for lane, row in found)))
+    lines = await _read_lines(connection, list(dict.fromkeys((lane, row[0]) for lane, row in found)))
     return [
         AttemptRow(lane.id, ordinal, attempt_id, *lines[lane.id, ordinal], *rest)
         for lane, (ordinal, attempt_id, *rest) in found
     ]
 
 
-async def _lines(
+async def _read_lines(
     connection: Connection, places: Sequence[tuple[_Lane, int]]
 ) -> dict[tuple[int, int], tuple[int | None, str | None]]:
-    """(line, custom id) by lane and ordinal, known while inputs or outcomes are."""
+    """(line, custom id) by lane and ordinal, from the outcome or else the input; (None, None) if both are gone."""
     lines: dict[tuple[int, int], tuple[int | None, str | None]] = {}
     cursor = await connection.execute(
         _SQL["read_lines_at"], outcome_columns([(lane.id, ordinal) for lane, ordinal in places])
@@ -366,10 +370,10 @@ async def _lines(
     return lines
 
 
-async def _attempt_lanes(connection: Connection, batch_id: UUID, line: int | None) -> list[_Lane]:
-    """The lanes of a batch with the ordinals to look at: all, or those of one line."""
+async def _list_attempt_lanes(connection: Connection, batch_id: UUID, line: int | None) -> list[_Lane]:
+    """List the lanes of a batch with the ordinals to look at: all, or those of one line."""
     if line is not None:
-        return await _lanes(connection, batch_id, line - 1, line)
+        return await _find_lanes(connection, batch_id, line - 1, line)
     cursor = await connection.execute(_SQL["list_lanes"], {"batch": batch_id})
     rows = await cursor.fetchall()
     return [_Lane(lane_id, source, number, "", "", 0, total, 0, total) for lane_id, source, number, total in rows]

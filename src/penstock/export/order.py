@@ -1,7 +1,7 @@
-"""The outcomes of a batch's lanes put back into input order, a page at a time, by what little that takes.
+"""Outcomes of a batch's lanes put back into input order, a page at a time.
 
-Keys are merged, not results: however many lanes a batch has and however large its answers are, what is held is a few
-numbers per lane. The answers themselves are read when a page of them is known.
+Keys are merged, not results: however many lanes a batch has and however large its answers are, a few numbers per lane
+are held. The answers themselves are read when a page of them is known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
-from penstock.results import Result
+from penstock.export.result_lines import OutcomeRow
 
 _SQL = sql.load("penstock.export", "export.sql")
 
@@ -25,11 +25,11 @@ _RANGE = re.compile(r"\[(\d+),(\d+)\)")
 _KEYS_AHEAD = 2_000
 _LEAST_AHEAD = 16
 LINE_OVERHEAD_BYTES = 250
-"""What a line has beside its answer, roughly: pages of tiny answers must end too."""
+"""Bytes of a line beside its answer, roughly: pages of tiny answers must end too."""
 
 
 class Key(NamedTuple):
-    """One line to come. Without an outcome, `custom_id` is what there is to tell."""
+    """Key of one result line. `custom_id` is given for lines without an outcome, and for those alone."""
 
     line: int
     lane_id: int
@@ -48,7 +48,7 @@ class Lane:
 
 @dataclass(slots=True)
 class _Stream:
-    """What one lane has to give: its outcomes, or the inputs it has none for."""
+    """Keys of one lane: of its outcomes, or of the inputs that are `missing` an outcome."""
 
     lane: Lane
     missing: bool
@@ -68,16 +68,16 @@ class InputOrder:
         self._ahead = max(_LEAST_AHEAD, _KEYS_AHEAD // max(1, len(self._streams)))
         self._heads: list[tuple[int, int]] = []
         """(line, stream) of the first key of every stream that has one."""
-        self._hungry = set(range(len(self._streams)))
-        """Streams that may have more, but no key at hand: nothing can be taken before they have one."""
+        self._starved = set(range(len(self._streams)))
+        """Streams that may have more, but no key in memory: nothing can be taken before they have one."""
 
     async def take(self, connection: Connection, max_rows: int, max_bytes: int) -> list[Key]:
-        """The next keys, at least one if there is one."""
+        """Take the next keys, at least one if there is one."""
         page: list[Key] = []
         size = 0
         while len(page) < max_rows and size < max_bytes:
-            while self._hungry:
-                await self._feed(connection)
+            while self._starved:
+                await self._refill(connection)
             if not self._heads:
                 break
             _, number = heapq.heappop(self._heads)
@@ -86,29 +86,29 @@ class InputOrder:
             if stream.keys:
                 heapq.heappush(self._heads, (stream.keys[0].line, number))
             elif not stream.done:
-                self._hungry.add(number)
+                self._starved.add(number)
             page.append(key)
             size += key.size + LINE_OVERHEAD_BYTES
         return page
 
-    async def _feed(self, connection: Connection) -> None:
-        """Read on wherever a stream is short of keys: what is interleaved runs short together."""
+    async def _refill(self, connection: Connection) -> None:
+        """Read on in every stream that is short of keys: interleaved lanes run short together."""
         short = [s for s in self._streams if not s.done and len(s.keys) <= self._ahead // 2]
-        await self._feed_outcomes(connection, [stream for stream in short if not stream.missing])
-        await self._feed_missing(connection, [stream for stream in short if stream.missing])
-        for number in list(self._hungry):
+        await self._refill_outcomes(connection, [stream for stream in short if not stream.missing])
+        await self._refill_missing(connection, [stream for stream in short if stream.missing])
+        for number in list(self._starved):
             stream = self._streams[number]
             if stream.keys:
                 heapq.heappush(self._heads, (stream.keys[0].line, number))
             if stream.keys or stream.done:
-                self._hungry.remove(number)
+                self._starved.remove(number)
 
-    async def _feed_outcomes(self, connection: Connection, streams: Sequence[_Stream]) -> None:
+    async def _refill_outcomes(self, connection: Connection, streams: Sequence[_Stream]) -> None:
         if not streams:
             return
         if self._which == "errors":
             for stream in streams:
-                await self._feed_not_completed(connection, stream)
+                await self._refill_not_completed(connection, stream)
             return
         cursor = await connection.execute(
             _SQL["read_keys"],
@@ -126,14 +126,14 @@ class InputOrder:
             stream.next += self._ahead
             stream.done = stream.next >= stream.lane.total
 
-    async def _feed_not_completed(self, connection: Connection, stream: _Stream) -> None:
+    async def _refill_not_completed(self, connection: Connection, stream: _Stream) -> None:
         keys = await read_not_completed(connection, stream.lane.id, stream.next, self._ahead)
         for ordinal, line, size in keys:
             stream.keys.append(Key(line, stream.lane.id, ordinal, size, None))
             stream.next = ordinal + 1
         stream.done = len(keys) < self._ahead
 
-    async def _feed_missing(self, connection: Connection, streams: Sequence[_Stream]) -> None:
+    async def _refill_missing(self, connection: Connection, streams: Sequence[_Stream]) -> None:
         if not streams:
             return
         cursor = await connection.execute(
@@ -181,7 +181,7 @@ def outside(text: str, start: int, stop: int) -> list[int]:
 
 
 async def read_inputs(connection: Connection, places: Sequence[tuple[int, int, int]]) -> list[tuple[int, str] | None]:
-    """(line, custom id) of the inputs at some (source, source lane, ordinal), in that order; None where none is."""
+    """(line, custom id) of the inputs at some (source, source lane, ordinal), in that order; None for a missing one."""
     inputs: list[tuple[int, str] | None] = [None] * len(places)
     if places:
         cursor = await connection.execute(_SQL["read_inputs_at"], input_columns(places))
@@ -205,11 +205,22 @@ def outcome_columns(places: Sequence[tuple[int, int]]) -> dict[str, object]:
     }
 
 
-async def read_results(connection: Connection, places: Sequence[tuple[int, int]]) -> list[Result | None]:
-    """The outcomes at some (lane, ordinal), in that order; None where there is none any more."""
-    results: list[Result | None] = [None] * len(places)
-    if places:
-        cursor = await connection.execute(_SQL["read_outcomes_at"], outcome_columns(places), binary=True)
-        for n, *outcome in await cursor.fetchall():
-            results[n - 1] = Result._make(outcome)
-    return results
+async def read_results(connection: Connection, places: Sequence[tuple[int, int]]) -> list[OutcomeRow | None]:
+    """The outcomes at some (lane, ordinal), in that order; None for one that is gone. Ordinals that follow each other
+    in their lane are read in one go."""
+    stretches: list[tuple[int, int, int]] = []
+    last: dict[int, int] = {}
+    for lane_id, ordinal in places:
+        number = last.get(lane_id)
+        if number is not None and stretches[number][2] == ordinal:
+            stretches[number] = lane_id, stretches[number][1], ordinal + 1
+        else:
+            last[lane_id] = len(stretches)
+            stretches.append((lane_id, ordinal, ordinal + 1))
+    if not stretches:
+        return []
+    lanes, starts, stops = zip(*stretches, strict=True)
+    columns = {"lanes": Int8Array(lanes), "starts": Int4Array(starts), "stops": Int4Array(stops)}
+    cursor = await connection.execute(_SQL["read_outcomes_in"], columns, binary=True)
+    found = {(row[0], row[1]): OutcomeRow._make(row[2:]) for row in await cursor.fetchall()}
+    return [found.get(place) for place in places]

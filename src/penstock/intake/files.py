@@ -12,7 +12,7 @@ from uuid import UUID
 from penstock.db import sql
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.errors import PenstockError
-from penstock.intake.raw import unpacked
+from penstock.intake.pieces import unpack_piece
 
 MESSAGE_BATCH: Final = "message_batch"
 """The purpose of what a message batch was asked for with. It goes with its batch, and is no file for anybody."""
@@ -91,4 +91,4 @@ async def content(database: Pool, file: FileRow) -> AsyncIterator[bytes]:
             row = await (await connection.execute(_SQL["read_chunk"], place, binary=True)).fetchone()
         if row is None:
             raise ContentGone(f"{file.filename}: was deleted while it was read")
-        yield unpacked(*row)
+        yield unpack_piece(*row)

@@ -1,22 +1,23 @@
-"""The whole way in: bytes from a path or a stream, unpacked, parsed, stored, sealed."""
+"""A file of this machine, stored for `penstock run`: read from a path or standard input, its bytes not kept."""
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from uuid import UUID
 
+import psycopg
+
 from penstock.config import IntakeLimits
-from penstock.intake.jsonl import JsonlParser
+from penstock.errors import PenstockError
+from penstock.intake import reader
+from penstock.intake.intake import FileIntake
 from penstock.intake.refusal import IntakeInterrupted
 from penstock.intake.source import Source
-from penstock.intake.store import FileWriter, StoredFile
-from penstock.intake.unpack import Unpacker
+from penstock.intake.writer import SealUnheardError, StoredFile
 
 _PROGRESS_INTERVAL_S = 0.1
 
@@ -24,71 +25,8 @@ _PROGRESS_INTERVAL_S = 0.1
 @dataclass(frozen=True, slots=True)
 class IntakeProgress:
     bytes_read: int
-    bytes_total: int | None
-    """Unknown for a pipe."""
     lines: int
     """Requests parsed so far."""
-
-
-class StreamIntake:
-    """Takes a file's bytes as they arrive. Leaving the `with` block without `finish` stores nothing.
-
-    The calls block on the database, so an event loop runs them in a thread, one at a time.
-    """
-
-    def __init__(self, conninfo: str, *, owner: str, worker_id: UUID, filename: str, limits: IntakeLimits) -> None:
-        self._name = filename
-        self._digest = hashlib.sha256()
-        self._unpacker = Unpacker(filename, limits)
-        self._writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits)
-        self._parser = JsonlParser(filename, self._writer.source_id, limits, self._writer.write)
-        self._sealed = False
-        self.bytes_read = 0
-
-    @property
-    def lines(self) -> int:
-        return self._parser.requests
-
-    @property
-    def hopeless(self) -> bool:
-        """The file will be refused whatever follows: `finish` may be called at once to say why."""
-        return self._parser.hopeless
-
-    def feed(self, chunk: bytes) -> None:
-        self.bytes_read += len(chunk)
-        self._digest.update(chunk)
-        if self.hopeless:
-            return
-        for piece in self._unpacker.feed(chunk):
-            self._parser.feed(piece)
-
-    def flush(self) -> None:
-        """Commit what has arrived. For a stream that pauses: no transaction stays open meanwhile."""
-        self._writer.flush()
-
-    def finish(self) -> StoredFile:
-        """The stream is at its end: seal the file, or raise IntakeRefused."""
-        if not self.hopeless:
-            for piece in self._unpacker.finish():
-                self._parser.feed(piece)
-        self._parser.finish()
-        stored = self._writer.seal(size=self.bytes_read, digest=self._digest.digest(), lanes=self._parser.lanes)
-        self._sealed = True
-        return stored
-
-    def close(self) -> None:
-        self._parser.close()
-        if not self._sealed:
-            self._writer.abandon()
-        self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def ingest_file(
@@ -107,29 +45,32 @@ def ingest_file(
     Blocks; an event loop runs it in a thread. `worker_id` must be registered and stay alive
     meanwhile, or a sweep gives the file up.
     """
-    source = Source(path)
-    try:
-        with StreamIntake(
-            conninfo,
-            owner=owner,
-            worker_id=worker_id,
-            filename=filename or source.name,
-            limits=limits or IntakeLimits(),
-        ) as intake:
+    limits = limits or IntakeLimits()
+    with closing(Source(path)) as source:
+        name = filename or source.name
+        with (
+            _database_errors(name),
+            FileIntake(
+                conninfo,
+                owner=owner,
+                worker_id=worker_id,
+                filename=name,
+                limits=limits,
+                open_reader=reader.jsonl(name, limits),
+            ) as intake,
+        ):
             _pump(source, intake, on_progress, should_stop)
             if should_stop():
                 raise IntakeInterrupted(f"{source.name}: interrupted; nothing was stored")
             stored = intake.finish()
             if on_progress:
-                on_progress(IntakeProgress(intake.bytes_read, source.size, intake.lines))
+                on_progress(IntakeProgress(intake.bytes_taken, intake.requests))
             return stored
-    finally:
-        source.close()
 
 
 def _pump(
     source: Source,
-    intake: StreamIntake,
+    intake: FileIntake,
     on_progress: Callable[[IntakeProgress], None] | None,
     should_stop: Callable[[], bool],
 ) -> None:
@@ -143,4 +84,35 @@ def _pump(
         intake.feed(chunk)
         if on_progress and time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            on_progress(IntakeProgress(intake.bytes_read, source.size, intake.lines))
+            on_progress(IntakeProgress(intake.bytes_taken, intake.requests))
+
+
+@contextmanager
+def _database_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except SealUnheardError as error:
+        raise PenstockError(
+            f"{name}: the connection was lost while the file was being sealed, and the database "
+            f"cannot be asked whether it was stored: {_first_line(error)}",
+            hint="Once the database is back, look for the file before submitting it again.",
+        ) from error
+    except psycopg.Error as error:
+        raise PenstockError(
+            f"{name}: the database did not take it: {_first_line(error)}; nothing was stored",
+            hint=_hint(error),
+        ) from error
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return error.diag.message_primary or (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _hint(error: psycopg.Error) -> str:
+    if isinstance(error, psycopg.errors.DiskFull):
+        return "The database's disk is full: free some space, then run the command again."
+    if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
+        return "The database has no Penstock schema yet: run 'penstock db migrate'."
+    if isinstance(error, psycopg.OperationalError):
+        return "Check that the database is up and reachable, then run the command again."
+    return "Run the command again; if it fails the same way, the database's log says more."

@@ -141,7 +141,7 @@ UPDATE penstock.files SET state = 'failed'
            OR NOT EXISTS (
              SELECT FROM penstock.workers w
               WHERE w.id = f.worker_id
-                AND w.heartbeat_at > coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)))
+                AND w.heartbeat_at > @now - make_interval(secs => %(grace_s)s)))
       FOR UPDATE OF f SKIP LOCKED))
 RETURNING id;
 
@@ -211,7 +211,7 @@ ON CONFLICT (owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHIN
 SELECT id, owner, filename, purpose, mime_type, bytes, expires_after_s, file_id, created_at, expires_at,
        CASE WHEN completed_at IS NOT NULL THEN 'completed'
             WHEN cancelled_at IS NOT NULL THEN 'cancelled'
-            WHEN expired_at IS NOT NULL OR expires_at <= coalesce(%(now)s::timestamptz, now()) THEN 'expired'
+            WHEN expired_at IS NOT NULL OR expires_at <= @now THEN 'expired'
             ELSE 'pending' END
   FROM penstock.uploads
  WHERE id = %(id)s AND (%(owner)s::text IS NULL OR owner = %(owner)s::text);
@@ -262,7 +262,7 @@ UPDATE penstock.uploads SET cancelled_at = now() WHERE id = %(id)s;
 
 -- name: expire_upload
 -- The upload was not completed in time.
-UPDATE penstock.uploads SET expired_at = coalesce(%(now)s::timestamptz, now()) WHERE id = %(id)s;
+UPDATE penstock.uploads SET expired_at = @now WHERE id = %(id)s;
 
 -- name: give_up_parts
 -- Turns the parts of an upload that has ended into failed files, whose chunks the purge deletes.
@@ -279,6 +279,6 @@ SELECT gone.id, gone.source_id, uploads.owner, uploads.filename, 'failed', now()
 -- Uploads that nobody completed in time, with some time on top for one who is at it.
 SELECT id FROM penstock.uploads
  WHERE completed_at IS NULL AND cancelled_at IS NULL AND expired_at IS NULL
-   AND expires_at <= coalesce(%(now)s::timestamptz, now()) - make_interval(secs => %(grace_s)s)
+   AND expires_at <= @now - make_interval(secs => %(grace_s)s)
  ORDER BY expires_at
  LIMIT %(limit)s;

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from struct import Struct
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -20,19 +18,13 @@ from penstock.config import IntakeLimits
 from penstock.intake import explain
 from penstock.intake.explain import Fault
 from penstock.intake.refusal import BadLine, IntakeRefused
+from penstock.intake.rows import PIECES_PER_ROW, FileLane, FileLanes, Lane, RowSink, pack_rows
 from penstock.intake.unique import UniqueIds
 
 DEFAULT_ROUTE: Final = "default"
 _MAX_LINE = 2**31 - 2**28
 """Line numbers are int4; the rest is room for the lines of one more block."""
 _BOM = b"\xef\xbb\xbf"
-
-# One row of penstock.templates as COPY reads it: a count of fields, then each as length and bytes.
-# What is the same for all rows of a lane comes first: source_id, source_lane, the length of ordinal.
-_LANE_START = Struct("!hiqiii")
-_FIELDS = 7
-_NULL = -1
-_PIECES_PER_ROW = 2
 
 _MAX_DIGITS = 4300
 """Python, and what is built on it, refuses to read a longer integer."""
@@ -75,33 +67,6 @@ _decode_body_with_model = msgspec.json.Decoder(_BodyWithModel).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
 
 
-class _RowStarts(dict[int, Callable[..., bytes]]):
-    """Packs a row up to its body, for each length of custom_id: ordinal, line, custom_id, summary."""
-
-    def __missing__(self, length: int) -> Callable[..., bytes]:
-        pack = self[length] = Struct(f"!{_LANE_START.size}siiii{length}sii").pack
-        return pack
-
-
-_row_starts = _RowStarts()
-
-
-@dataclass(frozen=True, slots=True)
-class FileLane:
-    """The file's requests for one (url, model): what a batch makes a lane from."""
-
-    source_lane: int
-    route: str
-    endpoint: str
-    total: int
-
-
-@dataclass(slots=True)
-class _Lane:
-    row_start: bytes
-    total: int = 0
-
-
 class _Shape(NamedTuple):
     """How a file writes its lines, learnt from one that was found good.
 
@@ -123,30 +88,26 @@ _MAX_HEAD_BYTES = 2048
 
 class _Found(NamedTuple):
     custom_id: bytes
-    lane: _Lane | None
+    lane: Lane | None
     """None for a line that is not taken. Its custom_id still counts: all faults show in one go."""
     body: bytes
 
 
 _NOTHING = _Found(b"", None, b"")
 
-Sink = Callable[[bytes, int], None]
-"""Takes packed rows, and how many they are."""
-
 
 class JsonlParser:
     """Checks every line, gives each its place in its lane, and finds what is wrong with the file."""
 
     def __init__(
-        self, name: str, source_id: int, limits: IntakeLimits, sink: Sink, *, model_required: bool = False
+        self, name: str, source_id: int, limits: IntakeLimits, sink: RowSink, *, model_required: bool = False
     ) -> None:
         self._name = name
-        self._source_id = source_id
         self._limits = limits
         self._sink = sink
         self._model_required = model_required
         self._decode_body = _decode_body_with_model if model_required else _decode_body
-        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._lanes = FileLanes(source_id, limits)
         self._unique = UniqueIds()
         self._shape = _NO_SHAPE
         self._last_head: tuple[bytes, bytes] | None = None
@@ -162,10 +123,7 @@ class JsonlParser:
 
     @property
     def lanes(self) -> list[FileLane]:
-        return [
-            FileLane(at, route, endpoint, lane.total)
-            for at, ((endpoint, route), lane) in enumerate(self._lanes.items())
-        ]
+        return self._lanes.listed()
 
     @property
     def hopeless(self) -> bool:
@@ -253,7 +211,7 @@ class JsonlParser:
         except (KeyError, *_NOT_DECODED):
             return False
         ids += new_ids
-        _pack_rows(rows, self._line, new_ids, bodies, body_lanes)
+        pack_rows(rows, self._line, new_ids, bodies, body_lanes)
         self._line += len(found)
         return True
 
@@ -273,11 +231,11 @@ class JsonlParser:
         custom_id, lane, body = self._look_closely(self._line + 1, line)
         ids.append(custom_id)
         if lane is not None:
-            _pack_rows(rows, self._line, [custom_id], [body], [lane])
+            pack_rows(rows, self._line, [custom_id], [body], [lane])
         self._line += 1
 
     def _pass_on(self, rows: list[bytes]) -> None:
-        count = len(rows) // _PIECES_PER_ROW
+        count = len(rows) // PIECES_PER_ROW
         self.requests += count
         if self.requests > self._limits.max_lines or self._line > _MAX_LINE:
             found = f"{self._limits.max_lines:,} requests (max_lines)"
@@ -302,7 +260,7 @@ class JsonlParser:
         lane = (
             explain.shape_fault(line, self._limits)
             or explain.custom_id_fault(request.custom_id, self._limits)
-            or self._lane_of(request.url, model)
+            or self._lanes.open(request.url, model)
         )
         if isinstance(lane, Fault):
             return self._note(number, lane, request.custom_id)
@@ -339,18 +297,6 @@ class JsonlParser:
         find = re.compile(pattern, re.MULTILINE).findall
         self._shape = _Shape(before_id, find, len(head) - len(found.custom_id) + 2, url)
 
-    def _lane_of(self, url: str, model: str) -> _Lane | Fault:
-        lane = self._lanes.get((url, model))
-        if lane is not None:
-            return lane
-        if fault := explain.url_fault(url) or explain.model_fault(model):
-            return fault
-        if len(self._lanes) == self._limits.max_routes_per_file:
-            return explain.too_many_routes(url, model, self._limits)
-        row_start = _LANE_START.pack(_FIELDS, 8, self._source_id, 4, len(self._lanes), 4)
-        lane = self._lanes[url, model] = _Lane(row_start)
-        return lane
-
     def _note(self, number: int, fault: Fault, custom_id: str = "") -> _Found:
         if not self.hopeless:
             self._bad.append(BadLine(number, fault.field, fault.reason, fault.code))
@@ -374,16 +320,6 @@ class JsonlParser:
                 code="empty_file",
                 hint="Expected one JSON object per line, with custom_id, url and body.",
             )
-
-
-def _pack_rows(rows: list[bytes], line: int, ids: list[bytes], bodies: list[bytes], lanes: list[_Lane]) -> None:
-    """Add the rows of the lines after `line`, each at the end of its lane."""
-    for custom_id, body, lane in zip(ids, bodies, lanes, strict=True):
-        line += 1
-        length = len(custom_id)
-        pack_start = _row_starts[length]
-        rows += (pack_start(lane.row_start, lane.total, 4, line, length, custom_id, _NULL, len(body)), body)
-        lane.total += 1
 
 
 def _has_long_number(text: bytes) -> bool:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
 from penstock.config import IntakeLimits
-from penstock.intake import explain
+from penstock.intake import explain, reader
 from penstock.intake.files import MESSAGE_BATCH
+from penstock.intake.intake import FileIntake
 from penstock.intake.refusal import IntakeRefused
-from penstock.intake.upload import Upload, UploadedFile
+from penstock.intake.writer import StoredFile
 
 URL: Final = "/v1/messages"
 _FILENAME = "message_batch.jsonl"
@@ -301,8 +301,8 @@ class Splitter:
         return _fault(f"requests.{self.requests}", f"longer than {limit:,} bytes (max_line_bytes)", _TOO_LARGE)
 
 
-class MessageBatchUpload:
-    """Takes the body that creates a message batch; it becomes a file that nobody sees. Used like `Upload`."""
+class MessageBatchIntake:
+    """Takes the body that creates a message batch; it becomes a file that nobody sees. Used like `FileIntake`."""
 
     def __init__(
         self,
@@ -316,16 +316,17 @@ class MessageBatchUpload:
         expires_after_s: float | None = None,
     ) -> None:
         self._splitter = Splitter(limits, serves)
-        self._upload = Upload(
+        self._intake = FileIntake(
             conninfo,
             owner=owner,
             worker_id=worker_id,
             filename=_FILENAME,
             limits=limits,
+            open_reader=reader.jsonl(_FILENAME, limits, model_required=True),
             purpose=MESSAGE_BATCH,
+            keep_bytes=True,
             expires_after_s=expires_after_s,
             idempotency_key=idempotency_key,
-            keep_problems=False,
         )
 
     @property
@@ -335,13 +336,13 @@ class MessageBatchUpload:
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""
         if lines := self._splitter.feed(data):
-            self._upload.feed(lines)
+            self._intake.feed(lines)
 
-    def finish(self) -> UploadedFile:
+    def finish(self) -> StoredFile:
         """The body is at its end: seal the file."""
         self._splitter.finish()
         try:
-            return self._upload.finish()
+            return self._intake.finish()
         except IntakeRefused as refused:  # what the splitter lets pass and the parser does not
             if not refused.bad_lines:
                 raise
@@ -351,15 +352,7 @@ class MessageBatchUpload:
             raise _fault(place, bad.reason, bad.code) from None
 
     def close(self) -> None:
-        self._upload.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._intake.close()
 
 
 _QUOTE = ord('"')

@@ -11,8 +11,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID, uuid5
 
 import msgspec
@@ -24,9 +23,10 @@ from penstock.db.pool import Connection, Now
 from penstock.errors import UsageError
 from penstock.intake import sweep
 from penstock.intake.files import FileRow
-from penstock.intake.raw import RawWriter, given_up, unpacked
+from penstock.intake.intake import open_upload
+from penstock.intake.pieces import unpack_piece
 from penstock.intake.refusal import IntakeRefused
-from penstock.intake.upload import IdempotencyConflict, Upload
+from penstock.intake.writer import FileWriter, IdempotencyConflict, given_up
 from penstock.model import new_id, public_id
 
 _COMPLETION_GRACE_S = 600.0
@@ -164,9 +164,9 @@ def _found(upload: UploadRow | None, upload_id: UUID) -> UploadRow:
 
 
 class PartWriter:
-    """Takes a part's bytes as they arrive. Leaving the `with` block without `finish` stores nothing.
+    """Takes a part's bytes as they arrive. Closing it without `finish` stores nothing.
 
-    Blocks like `Upload`. With an idempotency key, the same part sent again is the part of the first time.
+    Blocks like `FileIntake`. With an idempotency key, the same part sent again is the part of the first time.
     """
 
     def __init__(
@@ -190,7 +190,9 @@ class PartWriter:
                 f"{filename}: the {len(parts):,} parts there are hold more than enough",
                 hint="Complete the upload, or cancel it and start again.",
             )
-        self._writer = RawWriter(conninfo, file_id=new_id(), owner=owner, worker_id=worker_id, filename=filename)
+        self._writer = FileWriter(
+            conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=True
+        )
         self._joined = False
 
     def feed(self, data: bytes) -> None:
@@ -198,16 +200,14 @@ class PartWriter:
         if self._writer.bytes + len(data) > self._max_bytes:
             limit = "max_part_bytes" if self._max_bytes < self._upload.bytes else "the size of the whole upload"
             raise IntakeRefused(f"the part has more than {self._max_bytes:,} bytes ({limit})", code="file_too_large")
-        for _ in self._writer.feed(data):
-            pass
+        self._writer.take(data)
 
     def finish(self) -> PartRow:
         """The part is at its end: make it one of the upload's."""
         if not self._writer.bytes:
             raise IntakeRefused("the part is empty", code="invalid_request")
         with self._writer.session() as connection:
-            for _ in self._writer.rest():
-                pass
+            self._writer.take_rest()
             self._writer.flush()
             parameters = {
                 "upload_id": self._upload.id,
@@ -232,14 +232,6 @@ class PartWriter:
     def close(self) -> None:
         if not self._joined:
             self._writer.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _earlier(self, row: tuple[Any, ...] | None) -> PartRow:
         if row is None or row[4] != self._writer.digest:
@@ -284,7 +276,8 @@ def complete_upload(
     md5: str | None = None,
     expires_after_s: float | None = None,
 ) -> CompletedUpload:
-    """Make one file of the parts, in the order given. Blocks, as long as storing the file once more takes.
+    """Make one file of the parts, in the order given. Blocks, as long as storing the file once more takes:
+    lines cross the borders of parts, which come in any order, so they are read now, from the pieces that were kept.
 
     An upload that is completed already is answered as it is, so that a client may ask again. `expires_after_s` is the
     file's if the upload named none.
@@ -304,7 +297,7 @@ def complete_upload(
             sealing.execute(_SQL["give_up_parts"], {"id": upload_id})
 
         sums = hashlib.md5(usedforsecurity=False)
-        with Upload(
+        with open_upload(
             conninfo,
             owner=upload.owner,
             worker_id=worker_id,
@@ -315,7 +308,8 @@ def complete_upload(
         ) as taking:
             try:
                 for piece in _pieces(connection, parts):
-                    sums.update(piece)
+                    if md5 is not None:
+                        sums.update(piece)
                     taking.feed(piece)
                 if md5 is not None and md5.lower() != sums.hexdigest():
                     raise IntakeRefused(f"md5: the parts have {sums.hexdigest()}; expected {md5}")
@@ -366,7 +360,8 @@ def _in_order(connection: psycopg.Connection, upload: UploadRow, part_ids: Seque
 def _pieces(connection: psycopg.Connection, parts: Sequence[_Part]) -> Iterator[bytes]:
     for source_id, chunks in parts:
         for chunk in range(chunks):
-            row = connection.execute(_SQL["read_chunk"], {"source_id": source_id, "chunk": chunk}).fetchone()
+            place = {"source_id": source_id, "chunk": chunk}
+            row = connection.execute(_SQL["read_chunk"], place, binary=True).fetchone()
             if row is None:
                 raise _EndedMeanwhile
-            yield unpacked(*row)
+            yield unpack_piece(*row)

@@ -12,8 +12,6 @@ from pathlib import Path
 from penstock.errors import PenstockError, UsageError
 
 CHUNK_BYTES = 128 * 1024
-"""Also how much is parsed between two writes to the database: less than its socket's buffer holds,
-so that it has rows to work on while the next are being parsed."""
 _PIPE_WAIT_MS = 200
 _STDIN = "-"
 

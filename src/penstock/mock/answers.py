@@ -1,4 +1,4 @@
-"""What the mock answers. The same request bytes get the same answer bytes, whoever asks and whenever.
+"""Answers of the mock. The same request bytes always get the same answer bytes.
 
 The text of an answer echoes the start of the last user message and ends in the digest of the
 request body, so that a test can tell whether an answer belongs to its request.
@@ -29,11 +29,11 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class UnanswerableError(Exception):
-    """The request is valid JSON and still cannot be answered; the text says why."""
+    """Request that is valid JSON and still cannot be answered; the text says why."""
 
 
 class Ask(msgspec.Struct):
-    """What every endpoint reads from a request body; unknown members are ignored."""
+    """Fields that every endpoint reads from a request body; unknown members are ignored."""
 
     model: str = "mock-moderation"
     stream: bool | None = False
@@ -46,7 +46,7 @@ class Ask(msgspec.Struct):
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raises UnanswerableError if the types are right and the values are not."""
+        """Raise UnanswerableError if the types are right and the values are not."""
 
 
 class Message(msgspec.Struct):
@@ -148,7 +148,7 @@ def _tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The text of an answer with what its envelopes need."""
+    """Text of an answer, with the values that its envelope needs."""
 
     ask: Any
     digest: str

@@ -1,4 +1,4 @@
-"""How the mock behaves: what was asked for, and what that means for one call.
+"""Behaviour of the mock: the chosen options, and the decision about one call.
 
 Every random decision is a function of the seed, the call's key and its attempt number, never of
 the order in which calls arrive: a run can be repeated with any number of workers.
@@ -57,7 +57,7 @@ def parse_share(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long a call is worked on: fixed (`low_s == high_s`), uniform, or lognormal around `low_s`."""
+    """Time that a call is worked on: fixed (`low_s == high_s`), uniform, or lognormal around `low_s`."""
 
     low_s: float = 0.0
     high_s: float = 0.0
@@ -95,7 +95,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """`calls` per `period_s`; the bucket holds one period's allowance and starts full."""
+    """Rate limit of `calls` per `period_s`; the bucket holds one period's allowance and starts full."""
 
     calls: float
     period_s: float = 1.0
@@ -113,7 +113,7 @@ class RateLimit:
 
 
 class Fate(Enum):
-    """What becomes of an admitted call."""
+    """Fate of an admitted call."""
 
     ANSWER = "answer"
     ERROR = "error"
@@ -123,7 +123,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Everything that can be chosen about the mock. The default answers at once and never fails."""
+    """Options of the mock. The default answers at once and never fails."""
 
     latency: Latency = field(default_factory=Latency)
     capacity: int | None = None
@@ -145,14 +145,14 @@ class Behaviour:
         for name in ("error_rate", "drop_rate", "hang_rate", "slow_rate", "reject_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} {getattr(self, name)} is not a fraction", hint="It takes 0 to 1.")
-        # The fates share one draw, so that each rate is a share of all calls and not of what the others left.
+        # The fates share one draw, so that each rate is a share of all calls and not of the rest.
         if self.error_rate + self.drop_rate + self.hang_rate + self.slow_rate > 1 + 1e-9:
             raise UsageError("error_rate, drop_rate, hang_rate and slow_rate add up to more than 1")
         _at_least("capacity", self.capacity, 1)
         _at_least("queue_limit", self.queue_limit, 0)
         _at_least("quota", self.quota, 0)
         if self.queue_limit is not None and self.capacity is None:
-            raise UsageError("queue_limit means nothing without a capacity", hint="Set a capacity too.")
+            raise UsageError("queue_limit has no effect without a capacity", hint="Set a capacity too.")
         if not 0 <= self.response_bytes <= RESPONSE_MAX_BYTES:
             raise UsageError(f"response_bytes {self.response_bytes} is out of range (0 to {RESPONSE_MAX_BYTES})")
         if not 0 <= self.seed < 1 << 64:
@@ -165,7 +165,7 @@ class Behaviour:
         return bool(faults) or self.latency.random
 
     def rejects(self, key: str) -> bool:
-        """Whether the input behind `key` is one the mock answers 400, every time."""
+        """Whether the mock answers the input behind `key` with 400, every time."""
         if not self.reject_rate:
             return False
         (draw,) = _DRAW.unpack(self._digest(key.encode(), b"reject", _DRAW.size))

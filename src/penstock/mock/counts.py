@@ -1,4 +1,4 @@
-"""What the mock saw: totals, and how often each key was called."""
+"""Counts of the mock's calls: totals, and how often each key was called."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ADMITTED_MASK = (1 << (_FIELD_BITS * len(_ADMITTED))) - 1
 
 
 class KeyCalls(msgspec.Struct, frozen=True):
-    """The calls of one key. `seq` is the order in which keys were first seen, from 1."""
+    """Calls of one key. `seq` is the order in which keys were first seen, from 1."""
 
     seq: int
     key: str
@@ -62,7 +62,7 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Counts:
-    """Totals are counted as answers leave; a key's call is counted when its fate is decided."""
+    """Counts. Totals are counted as answers leave; a key's call is counted when its fate is decided."""
 
     __slots__ = (
         "_keys",
@@ -96,20 +96,21 @@ class Counts:
         self.max_calls_per_key = 0
         self.started_at = time.monotonic()
 
-    def arrived(self, path: str, model: str) -> None:
+    def count_arrival(self, path: str, model: str) -> None:
         self.calls += 1
         self.by_path[path] += 1
         self.by_model[model if model in self.by_model or len(self.by_model) < MAX_MODELS else OTHER] += 1
 
     def next_attempt(self, key: str) -> int:
-        """1 for a key's first admitted call. Calls refused at the door (401, 429, 503) do not count."""
+        """Attempt number of a key's next call, 1 for the first. Calls that are not admitted (401, 429, 503) do not
+        count."""
         packed = self._packed.get(key)
         if packed is not None:
             return _total(packed & _ADMITTED_MASK) + 1
-        # Without a record the arrival number stands in: still seeded, but no longer free of the order.
+        # Without a record the number of arrival is used: still seeded, but no longer independent of the order.
         return 1 if self._track and len(self._packed) < self._max_keys else self.calls
 
-    def decided(self, key: str, status: str) -> None:
+    def count_decision(self, key: str, status: str) -> None:
         packed = self._packed.get(key)
         if packed is None:
             if not self._track or len(self._packed) >= self._max_keys:

@@ -1,4 +1,4 @@
-"""The mock's two valves: a rate, and a number of calls worked on at once."""
+"""Limits of the mock: a rate, and a number of calls worked on at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.mock.behaviour import RateLimit
 
 
 class TokenBucket:
-    """Refills steadily, holds one period's allowance, starts full."""
+    """Token bucket: refills steadily, holds one period's allowance, starts full."""
 
     __slots__ = ("_at", "_clock", "_per_s", "_tokens", "size")
 
@@ -37,12 +37,12 @@ class TokenBucket:
 
     @property
     def wait_s(self) -> float:
-        """Until the next call would be let through."""
+        """Seconds until the next call would be admitted."""
         return max(0.0, (1 - self._tokens) / self._per_s)
 
     @property
     def full_s(self) -> float:
-        """Until the bucket is full again."""
+        """Seconds until the bucket is full again."""
         return (self.size - self._tokens) / self._per_s
 
 
@@ -51,7 +51,7 @@ class Entrant(Protocol):
 
 
 class Gate:
-    """Lets `capacity` entrants work at once; the others wait in the order they came."""
+    """Gate that admits `capacity` entrants at once; the others wait in the order they came."""
 
     __slots__ = ("_pumping", "_waiting", "capacity", "max_waiting", "max_working", "queue_limit", "working")
 
@@ -85,12 +85,12 @@ class Gate:
             self.max_waiting = max(self.max_waiting, len(self._waiting))
 
     def leave(self, entrant: Entrant) -> None:
-        """`entrant` is done, or will not wait any longer."""
+        """Free the place of an entrant that is done, or will not wait any longer."""
         if entrant in self._waiting:
             del self._waiting[entrant]
             return
         self.working -= 1
-        # An entrant may begin and leave in one breath; the loop below must then go on, not recurse.
+        # An entrant may begin and leave in one call; the loop below must then go on, not recurse.
         if self._pumping or not self._waiting:
             return
         self._pumping = True

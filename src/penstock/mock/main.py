@@ -1,4 +1,4 @@
-"""The mock as a process: announce, serve, stop on a signal or in time."""
+"""Mock as a process: announce, serve, stop on a signal or after `--max-seconds`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mock on a socket: one protocol object per connection, timers instead of tasks.
+"""Mock on a socket: one protocol object per connection, timers instead of tasks.
 
 A connection works on one request at a time and reads ahead only so far; pipelined requests are
 therefore answered in order, and a client that does not read its answers stops being served.
@@ -34,7 +34,7 @@ BACKLOG = 4_096
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. It is what enters the gate: it has one call at a time."""
+    """Connection of one client. It enters the gate itself, since it has one call at a time."""
 
     def __init__(self, upstream: MockUpstream, limits: WireLimits) -> None:
         self._upstream = upstream
@@ -45,14 +45,14 @@ class Connection(asyncio.Protocol):
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._events: list[bytes] = []
-        """What is left of a streamed answer, last event first."""
+        """Events of a streamed answer that are still to be sent, last event first."""
         self._begun = False
         self._serving = False
         self._deaf = False
         self._writable = True
         self._reading = True
 
-    # What the event loop tells us.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -60,7 +60,7 @@ class Connection(asyncio.Protocol):
         self._service.counts.connections += 1
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._upstream.lost(self)
+        self._upstream.remove(self)
         self._deaf = True
         self._stop_timer()
         if self._call is not None:
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
     # Requests, one after the other.
 
     def _serve(self) -> None:
-        """Serves what has been read, until a request takes time or there is no whole one left."""
+        """Serve the requests that have been read, until one takes time or there is no whole one left."""
         if self._serving:
             return  # an answer that was due at once came back here: the loop below goes on with the next
         self._serving = True
@@ -121,13 +121,13 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _refuse(self, error: WireError) -> None:
-        """Answers what is no request, and hangs up."""
+        """Answer bytes that are not a request, and hang up."""
         self._write_whole(plain_error(error.status, error.message), keep_alive=False)
         self._deaf = True
         if self._transport.can_write_eof():
             self._transport.write_eof()
         # Closing with bytes unread would reset the connection and destroy the answer: let the client
-        # finish sending first, unheard.
+        # finish sending first, and drop what it sends.
         if not self._reading:
             self._transport.resume_reading()
         self._timer = self._loop.call_later(LINGER_S, self._transport.close)
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
     # Calls, from the gate to the answer.
 
     def begin(self) -> None:
-        """The gate lets the call in: it is being worked on from now."""
+        """Start working on the call, which the gate has admitted."""
         call = cast(Call, self._call)
         self._begun = True
         if call.fate is Fate.HANG:
@@ -170,8 +170,8 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
 
-    def hasten(self) -> None:
-        """The mock is stopping: what is being worked on is answered now, idle connections are closed."""
+    def finish_now(self) -> None:
+        """Answer the call under way now, or close an idle connection: the mock is stopping."""
         if self._call is None:
             self._hang_up()
         elif self._begun:
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         self._stream_on(call, call.delay_s / len(self._events))
 
     def _stream_on(self, call: Call, pause_s: float) -> None:
-        """Waits for the next event's turn, or writes all that are left if none has to wait."""
+        """Wait until the next event is due, or write all that are left if none has to wait."""
         if self._events and pause_s > 0 and not self._upstream.stopping:
             self._timer = self._loop.call_later(pause_s, self._stream_next, call, pause_s)
             return
@@ -250,7 +250,7 @@ def _encoded(events: Iterable[bytes], *, chunked: bool) -> Iterator[bytes]:
 
 
 class MockUpstream:
-    """The mock, in this process: `async with MockUpstream(Behaviour(...)) as upstream`."""
+    """Mock in this process: `async with MockUpstream(Behaviour(...)) as upstream`."""
 
     def __init__(
         self,
@@ -283,14 +283,14 @@ class MockUpstream:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Takes no more connections, answers at once what is being worked on, closes."""
+        """Take no more connections, answer the calls under way at once, close."""
         if self._server is None:
             return
         self.stopping = True
         self._server.close()
         self._empty = asyncio.Event()
         for connection in list(self.connections):
-            connection.hasten()
+            connection.finish_now()
         try:
             async with asyncio.timeout(STOP_GRACE_S):
                 while self.connections:
@@ -322,20 +322,20 @@ class MockUpstream:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client takes as its base URL."""
+        """Base URL for an OpenAI client."""
         return f"{self.origin}/v1"
 
     def stats(self) -> Stats:
         return self.service.stats()
 
     def calls(self) -> dict[str, KeyCalls]:
-        """Every key's calls, in the order the keys were first seen."""
+        """Calls by key, in the order the keys were first seen."""
         return {record.key: record for record in self.service.counts.page(0, self.service.counts.keys).data}
 
     def reset(self) -> None:
         self.service.reset()
 
-    def lost(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         self.connections.discard(connection)
         if self._empty is not None and not self.connections:
             self._empty.set()

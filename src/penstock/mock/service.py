@@ -1,4 +1,4 @@
-"""What becomes of a request: answered at once, or a call to work on. Knows no sockets and no timers."""
+"""Rules of the mock: a request is answered at once, or becomes a call to work on. Knows no sockets and no timers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from penstock.anthropic_errors import error_type
 from penstock.mock import answers, streams
 from penstock.mock.answers import Ask, Envelope, Stream, UnanswerableError, encode_json
 from penstock.mock.behaviour import Behaviour, Fate
@@ -30,7 +31,7 @@ Headers = list[tuple[str, str]]
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer, ready to be sent. With `events` the body comes piece by piece."""
+    """Answer, ready to be sent. With `events` the body comes piece by piece."""
 
     status: int
     headers: Headers
@@ -39,7 +40,7 @@ class Answer:
 
 
 class Endpoint:
-    """One path of the imitated API: how its requests are read and its answers made."""
+    """Endpoint of the imitated API: how its requests are read and its answers made."""
 
     __slots__ = ("anthropic", "decode", "envelope", "path", "stream")
 
@@ -66,7 +67,7 @@ ENDPOINTS = {
 
 @dataclass(slots=True)
 class Call:
-    """An admitted call: its fate is decided, its answer is made when it is due."""
+    """Admitted call: its fate is decided, its answer is made when it is due."""
 
     service: Service
     request: Request
@@ -93,39 +94,27 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How an error status is worded: OpenAI's type and code, Anthropic's type, and the message."""
+    """Wording of an error status: OpenAI's type and code, and the message."""
 
     type: str
     code: str | None
-    anthropic_type: str
     message: str
 
 
-_INVALID = Refusal("invalid_request_error", None, "invalid_request_error", "The request cannot be served.")
+_INVALID = Refusal("invalid_request_error", None, "The request cannot be served.")
 _REFUSALS = {
-    HTTPStatus.BAD_REQUEST: Refusal(
-        "invalid_request_error",
-        "mock_rejected",
-        "invalid_request_error",
-        "This input is one the mock rejects.",
-    ),
-    HTTPStatus.UNAUTHORIZED: Refusal(
-        "invalid_request_error", "invalid_api_key", "authentication_error", "Incorrect API key provided."
-    ),
-    HTTPStatus.TOO_MANY_REQUESTS: Refusal(
-        "requests", "rate_limit_exceeded", "rate_limit_error", "Rate limit reached for requests."
-    ),
-    HTTPStatus.INTERNAL_SERVER_ERROR: Refusal(
-        "server_error", None, "api_error", "The mock was told to fail this call."
-    ),
-    HTTPStatus.SERVICE_UNAVAILABLE: Refusal("server_error", "overloaded", "overloaded_error", "The queue is full."),
+    HTTPStatus.BAD_REQUEST: Refusal("invalid_request_error", "mock_rejected", "This input is one the mock rejects."),
+    HTTPStatus.UNAUTHORIZED: Refusal("invalid_request_error", "invalid_api_key", "Incorrect API key provided."),
+    HTTPStatus.TOO_MANY_REQUESTS: Refusal("requests", "rate_limit_exceeded", "Rate limit reached for requests."),
+    HTTPStatus.INTERNAL_SERVER_ERROR: Refusal("server_error", None, "The mock fails this call on purpose."),
+    HTTPStatus.SERVICE_UNAVAILABLE: Refusal("server_error", "overloaded", "The queue is full."),
 }
-_QUOTA = Refusal("insufficient_quota", "insufficient_quota", "billing_error", "You exceeded your current quota.")
+_QUOTA = Refusal("insufficient_quota", "insufficient_quota", "You exceeded your current quota.")
 _FATE_STATUS = {Fate.ANSWER: "200", Fate.ERROR: "500", Fate.DROP: DROPPED, Fate.HANG: HUNG}
 
 
 class Service:
-    """The mock's state and its rules, in the order a real API applies them."""
+    """Service: the mock's state and its rules, in the order a real API applies them."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
@@ -145,18 +134,18 @@ class Service:
         return self._call(endpoint, request)
 
     def _call(self, endpoint: Endpoint, request: Request) -> Answer | Call:
-        """The calls of the imitated API."""
+        """Answer a call of the imitated API, or admit it."""
         digest = answers.digest_of(request.body)
         ask, problem = _read(endpoint, request.body)
         key = key_of(request, ask, digest)
-        self.counts.arrived(endpoint.path, ask.model if ask else OTHER)
+        self.counts.count_arrival(endpoint.path, ask.model if ask else OTHER)
         refused = self._refuse(endpoint, request, key, digest, problem)
         if refused is not None:
-            self.counts.decided(key, str(refused.status))
+            self.counts.count_decision(key, str(refused.status))
             return refused
         assert ask is not None  # noqa: S101  (a body that cannot be read has been refused)
         fate, delay_s = self.behaviour.decide(key, self.counts.next_attempt(key))
-        self.counts.decided(key, _FATE_STATUS[fate])
+        self.counts.count_decision(key, _FATE_STATUS[fate])
         self.counts.served += fate is Fate.ANSWER
         return Call(self, request, endpoint, ask, digest, fate, delay_s, self._headers(endpoint, digest))
 
@@ -190,13 +179,13 @@ class Service:
         refusal: Refusal | None = None,
         message: str | None = None,
     ) -> Answer:
-        """An error in the dialect of its endpoint."""
+        """Error in the dialect of its endpoint."""
         refusal = refusal or (_INVALID if message else _REFUSALS[status])
         message = message or refusal.message
         if headers is None:
             headers = self._headers(endpoint, digest)
         if endpoint.anthropic:
-            error = {"type": refusal.anthropic_type, "message": message}
+            error = {"type": error_type(status), "message": message}
             body = {"type": "error", "error": error, "request_id": f"req_{digest}"}
             return _json(status, body, headers)
         return _json(status, _openai_error(message, refusal.type, refusal.code), headers)
@@ -208,7 +197,7 @@ class Service:
         return headers
 
     def _own(self, request: Request, path: str) -> Answer:
-        """The pages beside the imitated API."""
+        """Answer of a page beside the imitated API."""
         if path == "/v1/mock/reset":
             return self._reset() if request.method == "POST" else _not_allowed("POST")
         pages: dict[str, Callable[[Request], Answer]] = {
@@ -229,7 +218,7 @@ class Service:
         return _json(200, {"reset": True})
 
     def reset(self) -> None:
-        """Forgets all counts, refills the bucket; calls in flight go on."""
+        """Reset all counts and refill the bucket; calls in flight go on."""
         self.counts = Counts(track=self.behaviour.track)
         self.bucket = TokenBucket(self.behaviour.rate_limit) if self.behaviour.rate_limit else None
         self.gate.max_working = self.gate.working
@@ -268,7 +257,7 @@ class Service:
 
 
 def _read(endpoint: Endpoint, body: bytes) -> tuple[Ask | None, str | None]:
-    """The decoded body, or what is wrong with it."""
+    """The decoded body, or the text of its error."""
     try:
         ask = endpoint.decode(body)
         ask.check()
@@ -278,7 +267,7 @@ def _read(endpoint: Endpoint, body: bytes) -> tuple[Ask | None, str | None]:
 
 
 def key_of(request: Request, ask: Ask | None, digest: str) -> str:
-    """What the call is counted under: every attempt of one input should have the same."""
+    """Key under which a call is counted: every attempt of one input should have the same."""
     named = request.headers.get(b"idempotency-key") or request.headers.get(b"x-custom-id")
     if named:
         return named.decode("latin-1")[:KEY_MAX_CHARS]
@@ -315,7 +304,7 @@ def _rate_headers(bucket: TokenBucket, *, anthropic: bool) -> Headers:
 
 
 def go_duration(seconds: float) -> str:
-    """As Go prints durations, which is how OpenAI states them: `12ms`, `1.5s`, `6m0s`."""
+    """Duration as Go prints it, which is how OpenAI states them: `12ms`, `1.5s`, `6m0s`."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(round(seconds, 3), 60)
@@ -331,7 +320,7 @@ def _openai_error(message: str, kind: str, code: str | None) -> dict[str, Any]:
 
 
 def plain_error(status: HTTPStatus, message: str, headers: Headers | None = None) -> Answer:
-    """An error that belongs to no endpoint."""
+    """Error that belongs to no endpoint."""
     return _json(status, _openai_error(message, "invalid_request_error", None), headers)
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from http import HTTPStatus
 
+import httptools
+
 from penstock.config import KIB, MIB
-
-CHUNK_LINE_MAX_BYTES = 1 * KIB
-
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e]+) HTTP/(\d)\.(\d)")
-_FIELD = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
-_ABSOLUTE = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -25,11 +18,12 @@ LAST_CHUNK = b"0\r\n\r\n"
 @dataclass(frozen=True, slots=True)
 class WireLimits:
     header_max_bytes: int = 32 * KIB
+    """Bound for the fields of a head, for the trailer of a chunked body, and for a line between chunks."""
     body_max_bytes: int = 64 * MIB
 
 
 class WireError(Exception):
-    """The bytes are no request we can serve; the connection cannot be used any further."""
+    """Bytes that are not a request the mock can serve; the connection cannot be used any further."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -51,202 +45,144 @@ class Request:
 
 
 class RequestReader:
-    """Takes bytes as they come and gives whole requests, in order."""
-
-    __slots__ = ("_buffer", "_chunks", "_length", "_limits", "_request", "wants_continue")
+    """Reader that takes bytes as they come and gives whole requests, in order. Its `on_` methods are called by the
+    parser."""
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
-        self._buffer = bytearray()
-        self._request: Request | None = None
-        self._chunks: _Chunks | None = None
-        self._length = 0
+        self._parser = httptools.HttpRequestParser(self)
+        self._unread = b""
+        self._whole: deque[Request] = deque()
+        self._error: WireError | None = None
+        self._bare_bytes = 0
+        """Bytes since the last piece of a body or the last end of a head or request."""
         self.wants_continue = False
-        """The client holds its body back until it is told to go on."""
+        """Whether the client holds its body back until the mock sends 100-continue."""
+        self.on_message_begin()
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self._buffer)
+        return len(self._unread)
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        self._unread = self._unread + data if self._unread else data
 
     def next(self) -> Request | None:
         """The next whole request, or None until more bytes came. Raises WireError."""
-        request = self._request
-        if request is None:
-            request = self._request = self._take_head()
-            if request is None:
-                return None
-        buffer = self._buffer
-        if self._chunks is not None:
-            if not self._chunks.take(buffer):
-                return None
-            request.body = bytes(self._chunks.body)
-            self._chunks = None
-        elif length := self._length:
-            if len(buffer) < length:
-                return None
-            request.body = bytes(buffer[:length])
-            del buffer[:length]
-        self._request = None
-        self.wants_continue = False
-        return request
+        if self._unread and not self._whole:
+            self._parse()
+        if self._whole:
+            return self._whole.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
 
-    def _take_head(self) -> Request | None:
-        buffer = self._buffer
-        while buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: old clients send one after a body
-            del buffer[:2]
-        end = buffer.find(b"\r\n\r\n")
-        if end > self._limits.header_max_bytes or (end < 0 and len(buffer) > self._limits.header_max_bytes):
-            raise WireError(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"The header is longer than {self._limits.header_max_bytes} bytes.",
-            )
-        if end < 0:
-            if b"\n\n" in buffer:
-                raise _bad("Lines must end in CRLF.")
-            return None
-        lines = bytes(buffer[:end]).split(b"\r\n")
-        del buffer[: end + 4]
-        return self._read_head(lines)
+    def _parse(self) -> None:
+        data, self._unread = self._unread, b""
+        # The parser does not say how far it came. In pieces of this size, no head or trailer within the limit is
+        # refused, and none that is twice as long is waited for.
+        step = self._limits.header_max_bytes
+        try:
+            for at in range(0, len(data), step):
+                piece = data[at : at + step]
+                self._bare_bytes += len(piece)
+                self._parser.feed_data(piece)
+                if self._bare_bytes > step:
+                    self._refuse_long()
+        except WireError as error:
+            self._error = error
+        except httptools.HttpParserCallbackError as error:
+            raised = error.__context__
+            if not isinstance(raised, WireError):
+                raise
+            self._error = raised
+        except httptools.HttpParserError as error:
+            self._error = _bad(f"The request is malformed: {error}.")
 
-    def _read_head(self, lines: list[bytes]) -> Request:
-        match = _REQUEST_LINE.fullmatch(lines[0])
-        if match is None:
-            raise _bad("The request line is malformed.")
-        method, target, major, minor = match.groups()
-        if major != b"1":
-            raise WireError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "Only HTTP/1.1 is spoken here.")
-        modern = minor != b"0"
-        headers = _read_fields(lines)
-        if modern and b"host" not in headers:
-            raise _bad("The Host header is missing.")
-        has_body = self._frame(headers, modern)
-        connection = headers.get(b"connection", b"").lower()
-        path, _, query = _ABSOLUTE.sub("", target.decode("ascii"), count=1).partition("?")
-        return Request(
-            method=method.decode("ascii"),
-            path=path or "/",
-            query=query,
-            headers=headers,
-            keep_alive=b"close" not in connection if modern else b"keep-alive" in connection,
-            chunked_answers=modern,
-            has_body=has_body,
+    def _refuse_long(self) -> None:
+        if self._request is not None and not self._field_bytes:
+            raise _bad("A line between chunks is too long.")
+        part = "header" if self._request is None else "trailer"
+        raise WireError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"The {part} is longer than {self._limits.header_max_bytes} bytes.",
         )
 
-    def _frame(self, headers: dict[bytes, bytes], modern: bool) -> bool:
-        """Finds how the body is delimited. Anything two parsers could read differently is refused."""
-        encoding = headers.get(b"transfer-encoding")
-        length = headers.get(b"content-length")
-        self._length = 0
-        if encoding is not None:
-            if length is not None or not modern:
-                raise _bad("Transfer-Encoding goes with neither Content-Length nor HTTP/1.0.")
-            if encoding.lower() != b"chunked":
-                raise WireError(HTTPStatus.NOT_IMPLEMENTED, "The only transfer encoding known here is chunked.")
-            self._chunks = _Chunks(self._limits)
-        elif length is not None:
-            if not length.isdigit() or len(length) > 15:
-                raise _bad("Content-Length is not a number.")
-            self._length = int(length)
-            if self._length > self._limits.body_max_bytes:
-                raise _too_large(self._limits)
+    def on_message_begin(self) -> None:
+        self._request: Request | None = None
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._field_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._field_bytes += len(name) + len(value)
+        if self._field_bytes > self._limits.header_max_bytes:
+            self._refuse_long()
+        if self._request is not None:
+            return  # a trailer's fields are not read
+        name, value = name.lower(), value.rstrip()
+        if name in self._headers:
+            value = self._headers[name] + b", " + value
+        self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        headers, version = self._headers, self._parser.get_http_version()
+        modern = version != "1.0"
+        if version == "0.9":  # the parser's version for a request line without one
+            raise _bad("The request line is malformed.")
+        if not version.startswith("1."):
+            raise WireError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "Only HTTP/1.1 is spoken here.")
+        if self._parser.should_upgrade():
+            raise WireError(HTTPStatus.NOT_IMPLEMENTED, "No other protocol is spoken here: send no Upgrade.")
+        if modern and b"host" not in headers:
+            raise _bad("The Host header is missing.")
+        length, encoding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
+        if encoding is not None and not modern:
+            raise _bad("Transfer-Encoding does not go with HTTP/1.0.")
+        if encoding is not None and encoding.lower() != b"chunked":
+            raise WireError(HTTPStatus.NOT_IMPLEMENTED, "The only transfer encoding known here is chunked.")
+        if length is not None and int(length) > self._limits.body_max_bytes:
+            raise _too_large(self._limits)
         expect = headers.get(b"expect")
         if expect is not None and modern:
             if expect.lower() != b"100-continue":
                 raise WireError(HTTPStatus.EXPECTATION_FAILED, "The only expectation known here is 100-continue.")
             self.wants_continue = True
-        return encoding is not None or length is not None
+        try:
+            url = httptools.parse_url(self._target)
+            path, query = (url.path or b"/").decode("ascii"), (url.query or b"").decode("ascii")
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+            raise _bad("The request line is malformed.") from None
+        self._request = Request(
+            method=self._parser.get_method().decode("ascii"),
+            path=path,
+            query=query,
+            headers=headers,
+            keep_alive=self._parser.should_keep_alive(),
+            chunked_answers=modern,
+            has_body=length is not None or encoding is not None,
+        )
+        self._field_bytes = self._bare_bytes = 0
 
-
-def _read_fields(lines: list[bytes]) -> dict[bytes, bytes]:
-    headers: dict[bytes, bytes] = {}
-    for line in lines[1:]:
-        match = _FIELD.fullmatch(line)
-        if match is None:
-            raise _bad("A header line is malformed.")
-        name, value = match[1].lower(), match[2].rstrip()
-        if name not in headers:
-            headers[name] = value
-        elif name != b"content-length":
-            headers[name] += b", " + value
-        elif headers[name] != value:
-            raise _bad("Content-Length is given twice and differs.")
-    return headers
-
-
-class _Part(Enum):
-    SIZE = auto()
-    DATA = auto()
-    DATA_END = auto()
-    TRAILER = auto()
-
-
-class _Chunks:
-    """A chunked body, taken out of a growing buffer as far as it goes."""
-
-    __slots__ = ("_left", "_limits", "_part", "_trailer_bytes", "body")
-
-    def __init__(self, limits: WireLimits) -> None:
-        self._limits = limits
-        self._part = _Part.SIZE
-        self._left = 0
-        self._trailer_bytes = 0
-        self.body = bytearray()
-
-    def take(self, buffer: bytearray) -> bool:
-        """Whether the body is complete."""
-        while True:
-            if self._part is _Part.DATA:
-                piece = buffer[: self._left]
-                del buffer[: self._left]
-                self.body += piece
-                self._left -= len(piece)
-                if self._left:
-                    return False
-                self._part = _Part.DATA_END
-            elif self._part is _Part.DATA_END:
-                if len(buffer) < 2:
-                    return False
-                if not buffer.startswith(b"\r\n"):
-                    raise _bad("A chunk is longer than its size says.")
-                del buffer[:2]
-                self._part = _Part.SIZE
-            else:
-                line = self._take_line(buffer)
-                if line is None:
-                    return False
-                if self._part is _Part.SIZE:
-                    self._read_size(line)
-                elif not line:
-                    return True
-                else:
-                    self._skip_trailer(line)
-
-    def _take_line(self, buffer: bytearray) -> bytes | None:
-        end = buffer.find(b"\r\n", 0, CHUNK_LINE_MAX_BYTES)
-        if end < 0:
-            if len(buffer) >= CHUNK_LINE_MAX_BYTES:
-                raise _bad("A line between chunks is too long.")
-            return None
-        line = bytes(buffer[:end])
-        del buffer[: end + 2]
-        return line
-
-    def _read_size(self, line: bytes) -> None:
-        match = _CHUNK_SIZE.fullmatch(line)
-        if match is None:
-            raise _bad("A chunk's size is malformed.")
-        self._left = int(match[1], 16)
-        if len(self.body) + self._left > self._limits.body_max_bytes:
+    def on_body(self, body: bytes) -> None:
+        self._bare_bytes = 0
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limits.body_max_bytes:
             raise _too_large(self._limits)
-        self._part = _Part.DATA if self._left else _Part.TRAILER
+        self._body.append(body)
 
-    def _skip_trailer(self, line: bytes) -> None:
-        self._trailer_bytes += len(line)
-        if self._trailer_bytes > self._limits.header_max_bytes:
-            raise WireError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The trailer is too long.")
+    def on_message_complete(self) -> None:
+        request = self._request
+        assert request is not None  # noqa: S101  (a request ends after its head)
+        request.body = b"".join(self._body)
+        self._whole.append(request)
+        self._bare_bytes = 0
+        self.wants_continue = False
 
 
 def _bad(message: str) -> WireError:

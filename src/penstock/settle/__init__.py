@@ -1,1 +1,1 @@
-"""Recording what became of leased work: the coalescing buffer and the fenced write."""
+"""Settle: results of leased items, by the coalescing buffer and the fenced write."""

@@ -1,4 +1,4 @@
-"""Results on their way to the database: what the coalescing writer needs to know of them."""
+"""Results of a worker on their way to the database: how the coalescing writer keys, merges and writes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from uuid import UUID
 import msgspec
 
 from penstock.config import SettleLimits
+from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
 from penstock.model import Again, Item, Lease, Outcome, OutcomeState
-from penstock.settle.coalesce import Coalescer
-from penstock.settle.write import Changes, applied, pass_over, settle
+from penstock.settle.write import Changes, count_applied, pass_over, settle
 
 _log = logging.getLogger("penstock.settle")
 
@@ -38,38 +38,38 @@ class GivenBack(msgspec.Struct, frozen=True):
     ranges: list[Range]
 
 
-Result = Decided | GivenBack
+SettleEntry = Decided | GivenBack
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """News of sessions, written a moment ago."""
+    """Answers of sessions that callers wait for, written a moment ago."""
 
     lanes: Collection[int]
-    """Those with answers that somebody waits for."""
+    """Lanes of the sessions."""
     known: Sequence[Decided]
-    """What was written, among it the answers, if that is known for certain."""
+    """Everything that was written, the answers among it; empty if some of it was refused."""
     at: datetime
 
 
-def _lease_of(entry: Result) -> Lease:
+def _lease_of(entry: SettleEntry) -> Lease:
     return entry.item.lease if isinstance(entry, Decided) else entry.lease
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was really written, from the database's answers."""
+    """Figures of what was really written, from the database's answers."""
 
     outcomes: int = 0
     retries: int = 0
     given_back: int = 0
     fenced: int = 0
-    """Refused: their lease was taken back."""
+    """Results refused because their lease was taken back."""
     already_applied: int = 0
-    """Written by a flush whose answer was lost."""
+    """Results written by a flush whose answer was lost."""
 
 
-class Results:
-    """The kind of write that settles leases."""
+class SettleWrite:
+    """Settles leases: the `WriteKind` of a worker's results."""
 
     def __init__(
         self, worker_id: UUID, on_more: Callable[[], None], on_answers: Callable[[Answers], None] | None
@@ -79,45 +79,45 @@ class Results:
         self._on_answers = on_answers
         self.tally = Tally()
         self.suspects: set[Hashable] = set()
-        """Keys of what is not written yet and would be lost with this worker once too often."""
+        """Keys of unwritten items that may not be lost again: one more loss fails them as `worker_lost`."""
 
-    def key(self, entry: Result) -> Hashable:
+    def key(self, entry: SettleEntry) -> Hashable:
         if isinstance(entry, Decided):
             return (entry.item.lease.nonce, entry.item.ordinal)
         return entry.lease.nonce
 
-    def merge(self, earlier: Result, later: Result) -> Result:
+    def merge(self, earlier: SettleEntry, later: SettleEntry) -> SettleEntry:
         if isinstance(earlier, GivenBack) and isinstance(later, GivenBack):
             return GivenBack(later.lease, earlier.ranges + later.ranges)
         return later
 
-    def weight(self, entry: Result) -> int:
+    def weight(self, entry: SettleEntry) -> int:
         if isinstance(entry, Decided) and isinstance(entry.verdict, Outcome) and entry.verdict.body is not None:
             return len(entry.verdict.body)
         return 0
 
-    async def execute(self, connection: Connection, entries: Sequence[Result], *, repeated: bool) -> None:
+    async def execute(self, connection: Connection, entries: Sequence[SettleEntry], *, repeated: bool) -> None:
         changes = Changes()
         for entry in entries:
             if isinstance(entry, Decided):
                 changes.decide(entry.item, entry.verdict)
             else:
                 changes.give_back(entry.lease, entry.ranges)
-        settled = await settle(connection, self._worker_id, changes, ring=self._on_answers is None)
+        settled = await settle(connection, self._worker_id, changes, notify=self._on_answers is None)
         if changes.waited and self._on_answers is not None:
-            # Where some were refused, nobody here knows which.
+            # Where some were refused, it is not known here which.
             decided = [] if settled.fenced else [entry for entry in entries if isinstance(entry, Decided)]
             self._on_answers(Answers(changes.waited, decided, settled.at))
-            await asyncio.sleep(0)  # whoever waits goes first
+            await asyncio.sleep(0)  # waiting callers go first
         if settled.cancelled_next:
             await pass_over(connection, settled.cancelled_next)
         if settled.more or changes.agains or (changes.backs and any(_lease_of(entry).session for entry in entries)):
             self._on_more()
         known = 0
         if repeated and settled.fenced:
-            # Refused now, and perhaps because the flush whose answer was lost did write them: ask.
+            # Some are refused now, perhaps because the flush whose answer was lost did write them: ask.
             items = [entry.item for entry in entries if isinstance(entry, Decided)]
-            known = await applied(connection, items)
+            known = await count_applied(connection, items)
         if self.suspects:
             self.suspects.difference_update(map(self.key, entries))
         self._count(settled.outcomes, settled.retries, settled.given_back, settled.fenced - known, known)
@@ -134,12 +134,13 @@ class Results:
             tally.fenced += fenced
             _log.warning("refused %d results: their lease was taken back", fenced)
 
-    def spoiled(self, entry: Result, reason: str) -> Result | None:
+    def replace_rejected(self, entry: SettleEntry, error: Exception) -> SettleEntry:
         if isinstance(entry, GivenBack):
-            return None
+            raise error
         verdict = entry.verdict
         if isinstance(verdict, Outcome) and verdict.error_code == UNSTORABLE:
-            return None
+            raise error
+        reason = str(error).splitlines()[0].replace("\0", "")
         outcome = Outcome(
             OutcomeState.FAILED,
             status_code=verdict.status_code,
@@ -149,8 +150,11 @@ class Results:
         )
         return Decided(entry.item, outcome)
 
+    async def give_up(self, entries: Sequence[SettleEntry], error: Exception) -> None:  # noqa: ARG002 -- all of them count
+        raise error
 
-class SettleBuffer(Coalescer[Result]):
+
+class SettleBuffer(Coalescer[SettleEntry]):
     """All results of one worker go through here."""
 
     def __init__(
@@ -159,53 +163,63 @@ class SettleBuffer(Coalescer[Result]):
         worker_id: UUID,
         limits: SettleLimits,
         *,
-        on_pressure: Callable[[bool], None] = lambda _: None,
+        on_backpressure: Callable[[bool], None] = lambda _: None,
         on_written: Callable[[], None] = lambda: None,
         on_more: Callable[[], None] = lambda: None,
         on_answers: Callable[[Answers], None] | None = None,
     ) -> None:
-        """`on_written` is called after each flush; `on_more` when sessions are ready for their next request, or
-        something is to be tried again; `on_answers` when what somebody waits for has been written, and then ringing for
-        those who wait elsewhere is left to it."""
-        self._results = Results(worker_id, on_more, on_answers)
-        super().__init__(self._results, pool, limits, on_pressure=on_pressure, on_written=on_written)
+        """`on_written` is called after each flush; `on_more` when sessions are ready for their next request, or items
+        are to be tried again; `on_answers` when answers that callers wait for have been written. With `on_answers`, to
+        notify callers at other processes is left to it."""
+        self._write_kind = SettleWrite(worker_id, on_more, on_answers)
+        bounds = CoalesceLimits(
+            limits.settle_max_rows,
+            limits.settle_max_bytes,
+            limits.settle_interval_s,
+            limits.settle_capacity_rows,
+            limits.settle_capacity_bytes,
+            limits.settle_retry_s,
+        )
+        super().__init__(
+            self._write_kind, pool, bounds, name="results", on_backpressure=on_backpressure, on_written=on_written
+        )
 
     @property
     def tally(self) -> Tally:
-        return self._results.tally
+        return self._write_kind.tally
 
     @property
     def holds_suspect(self) -> bool:
-        """Something of a suspect lease waits to be written: another suspect must not take it along."""
-        return bool(self._results.suspects)
+        """Whether results of a suspect lease wait to be written: a second suspect could kill the worker before."""
+        return bool(self._write_kind.suspects)
 
     @property
     def leases(self) -> set[int]:
-        """The nonces of all leases of which something waits to be written."""
+        """Nonces of all leases of which results wait to be written."""
         return {_lease_of(entry).nonce for entry in self.unwritten}
 
     @property
     def batches(self) -> set[UUID]:
-        """The batches, and sessions, of which something waits to be written."""
+        """Batches, and sessions, of which results wait to be written."""
         return {_lease_of(entry).batch_id for entry in self.unwritten}
 
-    def put(self, entry: Result) -> None:
+    def put(self, entry: SettleEntry) -> None:
         if _lease_of(entry).suspect:
-            self._results.suspects.add(self._results.key(entry))
+            self._write_kind.suspects.add(self._write_kind.key(entry))
         super().put(entry)
 
     def decide(self, item: Item, verdict: Outcome | Again) -> None:
         """Take one result. The same item twice keeps the later one."""
         self.put(Decided(item, verdict))
         if item.waited:
-            self.hurry()
+            self.flush_soon()
 
     def give_back(self, lease: Lease, ranges: Iterable[Range]) -> None:
-        """Return ordinals untouched; they can be claimed again at once."""
+        """Give ordinals back untouched; they can be claimed again at once."""
         self.put(GivenBack(lease, list(ranges)))
 
     def report(self) -> str:
-        """What was written so far, in a line for the log."""
+        """Figures of everything written so far, in a line for the log."""
         figures, tally = self.figures, self.tally
         p50, p95, p99 = (1000 * figures.latency_s(share) for share in (0.5, 0.95, 0.99))
         return (

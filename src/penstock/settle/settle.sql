@@ -1,14 +1,14 @@
 -- name: settle_if_leased
--- Records what became of leased ordinals, in one statement: outcomes, deferrals, history, counters, the lease, and the
--- journal that followers of the batch read; and tells those who wait for a session's answers, once for all.
+-- Records the results of leased ordinals, in one statement: outcomes, deferrals, history, counters, the lease, and the
+-- journal that followers of the batch read; and notifies callers who wait for sessions' answers, with one notice.
 -- Only ordinals that a lease of this worker still holds are written; the others were fenced and change nothing.
 -- Counters come from the rows written: an outcome that exists already would fail the statement. Leases are locked in
 -- id order, so two settles cannot deadlock. A lease is known by its nonce: its id finds the row, and may have been given
 -- out again after a restore.
--- Rows are addressed by id = ANY(...), which stays an index probe however many dead versions surround them, and what
--- belongs to them is found in arrays sorted by nonce (width_bucket halves its way there). Joins in its place depend on
+-- Rows are addressed by id = ANY(...), which stays an index probe however many dead versions surround them, and the
+-- values of each are found in arrays sorted by nonce (width_bucket halves its way there). Joins in its place depend on
 -- estimates: for a thousand sessions they became loops within loops. The worker is compared in a way that no index
--- serves: the one over workers leads past everything this one ever held.
+-- serves: the index over workers leads past every lease this worker ever held.
 WITH held AS MATERIALIZED (
   SELECT id, nonce, lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims,
          generation, spent, ordinals - (%(gone)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])] AS remaining,
@@ -32,14 +32,14 @@ final AS MATERIALIZED (
          AS f (nonce, ordinal, state, status_code, custom_id, request_id, error_code, error_message, response, n)
     JOIN held h ON h.nonce = f.nonce AND h.ordinals @> f.ordinal
 ),
--- When to try again, put off to the next quarter of the power of two below the delay: what falls together is one row.
+-- Retries: due times are rounded up to a quarter of the power of two below the delay, so that equal ones share a row.
 again AS MATERIALIZED (
   SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.owner, h.session, h.band, h.weight, h.pool, h.route, h.limited,
          h.attempt, h.reclaims, h.generation, h.spent, a.*,
          CASE WHEN h.limited OR a.delay_s <= 0
-              THEN coalesce(%(now)s::timestamptz, now()) + make_interval(secs => a.delay_s)
+              THEN @now + make_interval(secs => a.delay_s)
               ELSE to_timestamp(
-                ceil((extract(epoch FROM coalesce(%(now)s::timestamptz, now()))::float8 + a.delay_s) / q.s) * q.s) END AS due_at
+                ceil((extract(epoch FROM @now)::float8 + a.delay_s) / q.s) * q.s) END AS due_at
     FROM unnest(%(a_nonce)b::int8[], %(a_ordinal)b::int4[], %(a_status)b::int4[], %(a_code)b::text[],
                 %(a_message)b::text[], %(a_delay_s)b::float8[], %(a_counted)b::bool[], %(a_duration_ms)b::int4[])
          AS a (nonce, ordinal, status_code, code, message, delay_s, counted, duration_ms)
@@ -57,17 +57,17 @@ written AS (
     (lane_id, ordinal, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id, request_id,
      error_code, error_message, response)
   SELECT lane_id, ordinal, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts, lease_id,
-         nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
+         nonce, @now, custom_id, request_id, error_code, error_message, response
     FROM final
    WHERE generation = 0
 ),
--- What was run again takes the place of what there was. The lease says whose it is now.
+-- Outcomes of inputs that were run again replace the old ones, under the new lease.
 replaced AS (
   INSERT INTO penstock.outcomes
     (lane_id, ordinal, generation, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id,
      request_id, error_code, error_message, response)
   SELECT lane_id, ordinal, generation, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts,
-         lease_id, nonce, coalesce(%(now)s::timestamptz, now()), custom_id, request_id, error_code, error_message, response
+         lease_id, nonce, @now, custom_id, request_id, error_code, error_message, response
     FROM final
    WHERE generation > 0
   ON CONFLICT (lane_id, ordinal) DO UPDATE
@@ -76,23 +76,23 @@ replaced AS (
          finished_at = excluded.finished_at, request_id = excluded.request_id, error_code = excluded.error_code,
          error_message = excluded.error_message, response = excluded.response
 ),
--- What is given back has been charged for: it goes to the head of the line. What is of a paused batch is held at once,
--- however long ago that was.
+-- Ordinals given back go to the head of the line: their owner was charged for them already. Deferrals of a paused batch
+-- are held at once, however long ago the pause was.
 deferred AS (
   INSERT INTO penstock.deferrals
     (lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims, generation,
      spent, reason, deferred_at, due_at, tag, held)
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited,
          range_agg(int4range(ordinal, ordinal + 1)), attempt + counted::int4, reclaims, generation, spent, 'retry',
-         coalesce(%(now)s::timestamptz, now()), due_at, NULL,
+         @now, due_at, NULL,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM again
    GROUP BY lane_id, batch_id, owner, session, band, weight, pool, route, limited, attempt + counted::int4, reclaims,
             generation, spent, due_at
   UNION ALL
   SELECT lane_id, batch_id, owner, session, band, weight, pool, route, limited, ordinals, attempt, reclaims,
-         generation, spent, 'given_back', coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()),
-         CASE WHEN session THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+         generation, spent, 'given_back', @now, @now,
+         CASE WHEN session THEN extract(epoch FROM @now)
               ELSE penstock.line_start(pool, route, band, '-infinity') END,
          coalesce((SELECT NOT (l.open OR l.session) FROM penstock.lanes l WHERE l.id = lane_id), false)
     FROM back
@@ -101,20 +101,20 @@ noted AS (
   INSERT INTO penstock.attempts
     (lane_id, ordinal, attempt, lease_id, lease_nonce, worker_id, ended_at, duration_ms, counted, status_code,
      error_code, error_message, not_before)
-  SELECT lane_id, ordinal, spent + attempt, lease_id, nonce, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
+  SELECT lane_id, ordinal, spent + attempt, lease_id, nonce, %(worker)b::uuid, @now,
          duration_ms, counted, status_code, code, message, due_at
     FROM again
   UNION ALL
-  SELECT lane_id, ordinal, attempts, lease_id, nonce, %(worker)b::uuid, coalesce(%(now)s::timestamptz, now()),
+  SELECT lane_id, ordinal, attempts, lease_id, nonce, %(worker)b::uuid, @now,
          (%(f_duration_ms)b::int4[])[n], true, status_code, coalesce(error_code, state), coalesce(error_message, ''), NULL
     FROM final
-   -- What was cancelled before it was sent is no attempt.
+   -- An input that was cancelled before it was sent had no attempt.
    WHERE state <> 'completed' AND NOT (limited AND state = 'skipped' AND error_code IS NOT DISTINCT FROM 'cancelled')
 ),
 shrunk AS (
   UPDATE penstock.leases
      SET ordinals = ordinals - (%(gone)s::int4multirange[])[width_bucket(nonce, %(nonces)b::int8[])],
-         progressed_at = coalesce(%(now)s::timestamptz, now())
+         progressed_at = @now
    WHERE id = ANY (ARRAY(SELECT id FROM held WHERE NOT isempty(remaining)))
 ),
 ended AS (
@@ -125,17 +125,17 @@ room AS MATERIALIZED (
   SELECT array_agg(lane_id ORDER BY lane_id) AS lanes, array_agg(count ORDER BY lane_id) AS counts
     FROM (SELECT lane_id, count(*)::int4 FROM final WHERE limited GROUP BY lane_id) AS n
 ),
--- In id order, as whoever pauses or cancels takes them.
+-- Lanes are locked in id order, as a pause or a cancel does.
 roomy AS MATERIALIZED (
   SELECT id FROM penstock.lanes
    WHERE id = ANY (ARRAY(SELECT lane_id FROM final WHERE limited))
    ORDER BY id
      FOR UPDATE
 ),
--- A session goes to the end of the line, and asks for what its next request asks for. One that cannot be seen from here
--- was accepted since: the queue was empty then, and whoever accepted it has set what it asks for.
--- Its place in line is the time it became ready, which is in an index. Where nothing waits it moves once a minute, for
--- those who look which sessions are in use, and the other updates touch no index.
+-- A session's lane goes to the end of the line, with the pool, route and endpoint of its next request. A request that
+-- this statement cannot see was accepted since, into an empty queue: then accepting it has set them.
+-- The lane's place in line is the time it became ready, which is in an index. Where no request waits it moves once a
+-- minute, which shows that the session is in use, and the other updates touch no index.
 freed AS (
   UPDATE penstock.lanes l
      SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))],
@@ -143,8 +143,8 @@ freed AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = l.next),
-         tag = CASE WHEN session AND (next < total OR tag < extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 60)
-                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE tag END,
+         tag = CASE WHEN session AND (next < total OR tag < extract(epoch FROM @now) - 60)
+                    THEN extract(epoch FROM @now) ELSE tag END,
          open = open AND NOT (blocks AND id = ANY (ARRAY(
            SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
@@ -154,12 +154,12 @@ freed AS (
 ),
 followed AS (
   INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)
-  SELECT batch_id, lane_id, range_agg(completed), range_agg(others), coalesce(%(now)s::timestamptz, now())
+  SELECT batch_id, lane_id, range_agg(completed), range_agg(others), @now
     FROM held
    WHERE NOT limited AND NOT (isempty(completed) AND isempty(others))
    GROUP BY batch_id, lane_id
 ),
--- Sessions have no figures to keep.
+-- Progress is kept for batches alone: sessions have no figures.
 counted AS (
   INSERT INTO penstock.progress
     (batch_id, completed, failed, not_found, skipped, retried, output_bytes, error_bytes, input_tokens, cached_tokens,
@@ -177,23 +177,23 @@ counted AS (
           SELECT batch_id, 'retry', NULL FROM again WHERE NOT session) AS moved
    GROUP BY batch_id
 ),
-rung AS MATERIALIZED (
-  SELECT pg_notify('penstock_answers', %(ring)s::text)
-   WHERE %(ring)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
+notified AS MATERIALIZED (
+  SELECT pg_notify('penstock_answers', %(notify)s::text)
+   WHERE %(notify)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
   UNION ALL
-  -- Somebody else may have nothing to do.
+  -- Other workers may be idle.
   SELECT pg_notify('penstock_work', pool) FROM (SELECT DISTINCT pool FROM back) AS given_back
 )
 SELECT (SELECT count(*) FROM final)::int4 AS outcomes,
        (SELECT count(*) FROM again)::int4 AS retries,
        (SELECT coalesce(sum(penstock.ordinal_count(ordinals)), 0) FROM back)::int4 AS given_back,
        EXISTS (SELECT FROM freed WHERE runnable) AS more,
-       ARRAY(SELECT passes_over FROM freed WHERE passes_over IS NOT NULL) AS cancelled_next, coalesce(%(now)s::timestamptz, now()) AS at,
-       (SELECT count(*) FROM rung) AS rung
+       ARRAY(SELECT passes_over FROM freed WHERE passes_over IS NOT NULL) AS cancelled_next, @now AS at,
+       (SELECT count(*) FROM notified) AS notified
 
 -- name: settle_answer_if_leased
--- The same for the one case that somebody waits for most: a single completed request of a session, at half
--- the cost. Locks in the same order, lease and lane.
+-- Records a single completed request of a session, like settle_if_leased at half the cost: the case that callers wait
+-- for most. Locks in the same order, lease and lane.
 WITH held AS (
   DELETE FROM penstock.leases
    WHERE id = %(lease)s
@@ -206,7 +206,7 @@ written AS (
     (lane_id, ordinal, generation, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id,
      request_id, response)
   SELECT lane_id, %(ordinal)s, generation, %(line)s, 'completed', %(status)s::int4, attempts, %(lease)s, %(nonce)s,
-         coalesce(%(now)s::timestamptz, now()), %(custom_id)s, %(request_id)s::text, %(response)b::bytea
+         @now, %(custom_id)s, %(request_id)s::text, %(response)b::bytea
     FROM held
 ),
 freed AS (
@@ -216,25 +216,25 @@ freed AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE l.next < l.total AND r.lane_id = l.id AND r.ordinal = l.next),
-         tag = CASE WHEN next < total OR tag < extract(epoch FROM coalesce(%(now)s::timestamptz, now())) - 60
-                    THEN extract(epoch FROM coalesce(%(now)s::timestamptz, now())) ELSE tag END
+         tag = CASE WHEN next < total OR tag < extract(epoch FROM @now) - 60
+                    THEN extract(epoch FROM @now) ELSE tag END
    WHERE id = (SELECT lane_id FROM held)
   RETURNING l.runnable, CASE WHEN l.next < l.total AND EXISTS (
     SELECT FROM penstock.session_requests r
      WHERE r.lane_id = l.id AND r.ordinal = l.next AND r.cancelled_at IS NOT NULL) THEN l.batch_id END AS passes_over
 ),
-rung AS MATERIALIZED (
-  SELECT pg_notify('penstock_answers', %(ring)s::text) FROM held WHERE %(ring)s::text IS NOT NULL
+notified AS MATERIALIZED (
+  SELECT pg_notify('penstock_answers', %(notify)s::text) FROM held WHERE %(notify)s::text IS NOT NULL
 )
-SELECT freed.runnable, freed.passes_over, coalesce(%(now)s::timestamptz, now()), (SELECT count(*) FROM rung) FROM freed
+SELECT freed.runnable, freed.passes_over, @now, (SELECT count(*) FROM notified) FROM freed
 
 -- name: hold_sessions_lanes
--- Before the next statement, which must see everything that was accepted into them.
+-- Locks sessions' lanes before the next statement, which must see every request that was accepted into them.
 SELECT id FROM penstock.lanes WHERE batch_id = ANY (%(sessions)s::uuid[]) AND session ORDER BY id FOR UPDATE
 
 -- name: settle_cancelled_if_next
--- Passes over requests that were cancelled and would be next, whoever serves what they asked for: that one may be halted
--- or gone for good, and what is behind them is not for it. Also the head that waits for another try.
+-- Passes over cancelled requests that would be next in their session, whichever pool they are for: its provider may be
+-- halted or removed, and the requests behind them are for others. Also a cancelled head that waits for another try.
 WITH lane AS MATERIALIZED (
   SELECT id, batch_id, next, busy FROM penstock.lanes WHERE id = ANY (%(lanes)s::int8[]) AND deadline = 'infinity'
 ),
@@ -282,7 +282,7 @@ gone AS MATERIALIZED (
      SELECT id, ordinal, cancelled_at, waited FROM penstock.session_requests
       WHERE lane_id = place.id AND ordinal = place.ordinal LIMIT 1) AS r
 ),
--- A session's inputs go by the ids of their requests.
+-- The custom id of a session's input is its request's public id.
 written AS (
   INSERT INTO penstock.outcomes
     (lane_id, ordinal, line, state, attempts, lease_id, finished_at, custom_id, error_code, error_message)
@@ -297,7 +297,7 @@ moved AS (
            SELECT coalesce(max(r.pool), l.pool), coalesce(max(r.route), l.route), coalesce(max(r.endpoint), l.endpoint)
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = (SELECT upto FROM place WHERE place.id = l.id)),
-         tag = extract(epoch FROM coalesce(%(now)s::timestamptz, now()))
+         tag = extract(epoch FROM @now)
    WHERE l.id = ANY (ARRAY(SELECT lane_id FROM gone))
   RETURNING l.pool, l.runnable
 )
@@ -305,9 +305,9 @@ SELECT (SELECT count(*) FROM gone)::int4, (SELECT count(pg_notify('penstock_work
        (SELECT count(pg_notify('penstock_answers', lane_id::text)) FROM gone WHERE waited)
 
 -- name: find_recorded
--- Which of some items have an outcome under the very lease they carry: tells a settle that was applied, although its
--- answer was lost, from one that was fenced. GROUP BY the key keeps each a probe, also of tables that are spread over
--- nodes.
+-- Finds the items that have an outcome under the very lease they carry: this tells a settle that was applied, although
+-- its answer was lost, from one that was fenced. GROUP BY the key keeps each a probe, also of tables that are spread
+-- over nodes.
 SELECT mine.n
   FROM unnest(%(nonces)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[])
        WITH ORDINALITY AS mine (nonce, lane_id, ordinal, n)
@@ -317,7 +317,7 @@ SELECT mine.n
     GROUP BY lane_id, ordinal) AS found
 
 -- name: find_tried
--- The same of attempts that did not complete.
+-- Finds the items that have a failed attempt under the very lease they carry, for the same purpose.
 SELECT mine.n
   FROM unnest(%(nonces)b::int8[], %(lanes)b::int8[], %(ordinals)b::int4[])
        WITH ORDINALITY AS mine (nonce, lane_id, ordinal, n)

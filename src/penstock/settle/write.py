@@ -1,4 +1,4 @@
-"""The fenced write: what became of leased items, in one statement."""
+"""Fenced write: the results of leased items, in one statement."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
-from penstock.db.bell import lanes_payload
-from penstock.db.pool import Connection, Now, ask_again
+from penstock.db.notify import lanes_payload
+from penstock.db.pool import Connection, Now
+from penstock.export.result_lines import openai_bytes
 from penstock.model import ID_PREFIX, Again, Item, Lease, Outcome, OutcomeState, Usage
-from penstock.results import openai_bytes
 
 Range = tuple[int, int]
 
@@ -32,9 +32,9 @@ class Changes:
     backs: dict[int, tuple[Lease, list[Range]]] = field(default_factory=dict)
     """Ordinal ranges by their lease's nonce."""
     waited: set[int] = field(default_factory=set)
-    """Sessions' lanes whose answers somebody waits for."""
+    """Lanes of sessions whose answers callers wait for."""
     answers: int = 0
-    """How many of the outcomes complete a session's request."""
+    """Outcomes that complete a session's request."""
 
     def decide(self, item: Item, verdict: Outcome | Again) -> None:
         if isinstance(verdict, Outcome):
@@ -48,8 +48,8 @@ class Changes:
     def give_back(self, lease: Lease, ranges: Iterable[Range]) -> None:
         self.backs.setdefault(lease.nonce, (lease, []))[1].extend(ranges)
 
-    def decided_first(self) -> None:
-        """What is both decided and given back in these changes stays decided."""
+    def prefer_decided(self) -> None:
+        """Keep ordinals decided that are both decided and given back in these changes."""
         if not self.backs:
             return
         decided: dict[int, set[int]] = {nonce: set() for nonce in self.backs}
@@ -61,10 +61,10 @@ class Changes:
         self.backs = {nonce: (lease, ranges) for nonce, (lease, ranges) in left.items() if ranges}
 
     def ordinals(self) -> int:
-        """How many ordinals this settles."""
+        """Count the ordinals that these changes settle."""
         if not self.backs:
             return len(self.outcomes) + len(self.agains)
-        back = sum(stop - start for _, ranges in self.backs.values() for start, stop in joined(ranges))
+        back = sum(stop - start for _, ranges in self.backs.values() for start, stop in join_ranges(ranges))
         return len(self.outcomes) + len(self.agains) + back
 
 
@@ -82,7 +82,7 @@ def _without(ranges: Sequence[Range], ordinals: set[int]) -> list[Range]:
 
 @dataclass(slots=True)
 class Settled:
-    """What one settle really wrote."""
+    """Figures of what one settle really wrote."""
 
     outcomes: int
     retries: int
@@ -90,25 +90,25 @@ class Settled:
     fenced: int
     """Ordinals whose lease was no longer this worker's: refused, nothing changed."""
     more: bool = field(default=False, compare=False)
-    """Something is ready to be claimed that was waiting for one of these."""
+    """Whether a session's next request is ready to be claimed now."""
     cancelled_next: Sequence[UUID] = field(default=(), compare=False)
     """Sessions whose next request was cancelled: see `pass_over`."""
     at: datetime = field(default=_UNKNOWN, compare=False)
-    """The time it was written with."""
+    """Database time of the write."""
 
 
 async def settle(
-    connection: Connection, worker_id: UUID, changes: Changes, *, ring: bool = True, now: Now = None
+    connection: Connection, worker_id: UUID, changes: Changes, *, notify: bool = True, now: Now = None
 ) -> Settled:
     """Write the changes of ordinals still leased to this worker; refuse the others.
 
-    Those who wait for answers are rung by the same commit, unless the caller does it.
+    The same commit notifies callers who wait for answers, unless `notify` is off.
     """
-    changes.decided_first()
-    payload = lanes_payload(changes.waited) if ring and changes.waited else None
+    changes.prefer_decided()
+    payload = lanes_payload(changes.waited) if notify and changes.waited else None
     if changes.answers == changes.ordinals() == 1:
         return await _settle_answer(connection, worker_id, changes, payload, now)
-    parameters = {**_parameters(worker_id, changes, now), "ring": payload}
+    parameters = {**_parameters(worker_id, changes, now), "notify": payload}
     cursor = await connection.execute(_SQL["settle_if_leased"], parameters)
     row = await cursor.fetchone()
     if row is None:
@@ -119,7 +119,7 @@ async def settle(
 
 
 async def _settle_answer(
-    connection: Connection, worker_id: UUID, changes: Changes, ring: str | None, now: Now
+    connection: Connection, worker_id: UUID, changes: Changes, payload: str | None, now: Now
 ) -> Settled:
     ((lease, ordinal, line, custom_id, outcome),) = changes.outcomes
     parameters = {
@@ -132,10 +132,10 @@ async def _settle_answer(
         "custom_id": custom_id,
         "request_id": outcome.request_id,
         "response": outcome.body,
-        "ring": ring,
+        "notify": payload,
         "now": now,
     }
-    row = await ask_again(connection, _SQL["settle_answer_if_leased"], parameters)
+    row = await (await connection.execute(_SQL["settle_answer_if_leased"], parameters)).fetchone()
     if row is None:
         return Settled(0, 0, 0, 1)
     more, cancelled_next, at, _ = row
@@ -143,7 +143,7 @@ async def _settle_answer(
 
 
 async def pass_over(connection: Connection, sessions: Sequence[UUID], *, now: Now = None) -> int:
-    """Record what was cancelled and would be next in these sessions, so that they go on with what follows; how many."""
+    """Record cancelled requests that would be next in these sessions, so that the sessions go on; returns how many."""
     async with connection.transaction():
         cursor = await connection.execute(_SQL["hold_sessions_lanes"], {"sessions": list(sessions)})
         lanes = [lane_id for (lane_id,) in await cursor.fetchall()]
@@ -152,8 +152,8 @@ async def pass_over(connection: Connection, sessions: Sequence[UUID], *, now: No
     return int(row[0]) if row else 0
 
 
-async def applied(connection: Connection, items: Sequence[Item]) -> int:
-    """How many of these items were settled under the very lease they carry."""
+async def count_applied(connection: Connection, items: Sequence[Item]) -> int:
+    """Count the items that were settled under the very lease they carry."""
     places = {
         "nonces": Int8Array([item.lease.nonce for item in items]),
         "lanes": Int8Array([item.lease.lane_id for item in items]),
@@ -216,7 +216,7 @@ def _tokens(decided: Sequence[Outcome]) -> dict[str, Int4Array]:
     }
 
 
-# What an array lacks is NULL to the statement: many have nothing else to say.
+# An array shorter than the others reads as NULL in the statement: an array of nothing but NULL or 0 is sent empty.
 
 
 def _texts(values: list[str | None]) -> TextArray:
@@ -229,7 +229,7 @@ def _sums(values: list[int]) -> Int4Array:
 
 @dataclass(slots=True)
 class _Part:
-    """What leaves one lease: completed, decided otherwise, not decided."""
+    """Ordinals that leave one lease: completed, decided otherwise, not decided."""
 
     lease: Lease
     good: list[Range] = field(default_factory=list)
@@ -250,7 +250,7 @@ class _Part:
 
 
 def _parts(changes: Changes) -> list[_Part]:
-    """By lease, in the order of their nonces."""
+    """Changes by lease, in the order of the nonces."""
     parts: dict[int, _Part] = {}
 
     def part(lease: Lease) -> _Part:
@@ -269,8 +269,8 @@ def _parts(changes: Changes) -> list[_Part]:
     return [parts[nonce] for nonce in sorted(parts)]
 
 
-def joined(ranges: Iterable[Range]) -> list[Range]:
-    """The same ordinals in as few ranges as can be, ascending."""
+def join_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Join ranges into as few as possible, ascending."""
     result: list[Range] = []
     for start, stop in sorted(ranges):
         if result and start <= result[-1][1]:
@@ -282,4 +282,4 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 def as_multirange(ranges: Iterable[Range]) -> str:
     """The int4multirange literal of some ordinal ranges."""
-    return "{" + ",".join(f"[{start},{stop})" for start, stop in joined(ranges)) + "}"
+    return "{" + ",".join(f"[{start},{stop})" for start, stop in join_ranges(ranges)) + "}"

@@ -1,0 +1,1 @@
+"""Batches: create, validate, read, steer, run again, grow, finish; and upkeep while they are open."""

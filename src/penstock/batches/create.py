@@ -1,0 +1,80 @@
+"""Batches created over sealed files: the cost does not depend on how many lines a file has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from penstock.db import sql
+from penstock.db.pool import Connection, Now
+from penstock.errors import PenstockError
+from penstock.model import BatchState, new_id
+
+_SQL = sql.load("penstock.batches", "create.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBatch:
+    """A batch found by the key it was made under."""
+
+    id: UUID
+    state: BatchState
+    total: int
+    pool: str
+    file_id: UUID
+    digest: bytes | None
+    metadata: dict[str, str]
+
+
+async def create_batch(
+    connection: Connection,
+    *,
+    file_id: UUID,
+    owner: str,
+    pool: str,
+    batch_id: UUID | None = None,
+    key: str | None = None,
+    target: str | None = None,
+    route: str | None = None,
+    metadata: dict[str, str] | None = None,
+    priority: int = 0,
+    deadline: datetime | None = None,
+    now: Now = None,
+) -> UUID:
+    """Create a batch over a sealed file. `route`, if given, replaces the models: all lanes go to one processor."""
+    batch_id = batch_id or new_id()
+    cursor = await connection.execute(
+        _SQL["create_batch_if_ready"],
+        {
+            "id": batch_id,
+            "file_id": file_id,
+            "owner": owner,
+            "pool": pool,
+            "key": key,
+            "target": target,
+            "route": route,
+            "metadata": json.dumps(metadata or {}),
+            "priority": priority,
+            "deadline": deadline,
+            "now": now,
+        },
+    )
+    if not await cursor.fetchall():
+        raise PenstockError(
+            f"no file {file_id} to run",
+            hint="It may have been deleted, or its intake has not finished.",
+        )
+    return batch_id
+
+
+async def find_batch_by_key(connection: Connection, owner: str, key: str) -> KnownBatch | None:
+    cursor = await connection.execute(_SQL["find_batch_by_key"], {"owner": owner, "key": key})
+    row = await cursor.fetchone()
+    return KnownBatch(row[0], BatchState(row[1]), *row[2:]) if row else None
+
+
+async def release_key(connection: Connection, batch_id: UUID) -> None:
+    """Let the batch's key make a new batch; this one stays readable by its id."""
+    await connection.execute(_SQL["release_key"], {"id": batch_id})

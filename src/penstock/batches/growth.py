@@ -1,0 +1,141 @@
+"""Batches that grow while they run: a job that is still being read, or work that its own processor discovers.
+
+Such a batch has a file of its own, which grows with it. Inputs are stored and the totals moved in one transaction,
+under the batch's lock; the batch cannot complete before it is sealed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from penstock.batches.finish import finish_batch
+from penstock.db import sql
+from penstock.db.pool import Connection, Now
+from penstock.errors import PenstockError
+from penstock.model import new_id
+
+_SQL = sql.load("penstock.batches", "growth.sql")
+
+
+class NewInput(NamedTuple):
+    """One input to be added."""
+
+    route: str
+    endpoint: str
+    custom_id: str
+    body: bytes
+    summary: str | None = None
+
+
+class NotGrowing(PenstockError):  # noqa: N818 - what it is
+    """The batch takes no more inputs: it was sealed, it is being cancelled, it has ended, or there is none."""
+
+
+async def create_growing_batch(
+    connection: Connection,
+    *,
+    owner: str,
+    pool: str,
+    filename: str,
+    key: str | None = None,
+    metadata: dict[str, str] | None = None,
+    priority: int = 0,
+    deadline: datetime | None = None,
+    now: Now = None,
+) -> UUID:
+    """Create a batch without inputs, and the file that will hold them."""
+    batch_id = new_id()
+    parameters = {
+        "id": batch_id,
+        "file_id": new_id(),
+        "owner": owner,
+        "pool": pool,
+        "filename": filename,
+        "key": key,
+        "metadata": json.dumps(metadata or {}),
+        "priority": priority,
+        "deadline": deadline,
+        "now": now,
+    }
+    await connection.execute(_SQL["create_growing_batch"], parameters)
+    return batch_id
+
+
+async def grow_batch(connection: Connection, batch_id: UUID, inputs: Sequence[NewInput], *, now: Now = None) -> int:
+    """Add inputs, in this order, all or none; returns the batch's new total. Others who add to the same batch wait."""
+    async with connection.transaction():
+        source_id, total = await _hold(connection, batch_id, now)
+        cursor = await connection.execute(_SQL["list_file_lanes"], {"source_id": source_id})
+        lanes = {(route, endpoint): (lane, filled) for lane, route, endpoint, filled in await cursor.fetchall()}
+        added = Counter((one.route, one.endpoint) for one in inputs)
+        for place in added:
+            lanes.setdefault(place, (len(lanes), 0))
+        await _store(connection, source_id, total, lanes, inputs)
+        await connection.execute(
+            _SQL["grow_if_held"],
+            {
+                "id": batch_id,
+                "source_id": source_id,
+                "lanes": [lanes[place][0] for place in added],
+                "routes": [route for route, _ in added],
+                "endpoints": [endpoint for _, endpoint in added],
+                "counts": list(added.values()),
+                "bytes": sum(len(one.body) for one in inputs),
+                "now": now,
+            },
+        )
+    return int(total) + len(inputs)
+
+
+async def _hold(connection: Connection, batch_id: UUID, now: Now) -> tuple[int, int]:
+    """Lock the batch and its file; returns the file's source, and how many inputs there are."""
+    file = await (await connection.execute(_SQL["hold_file_of_batch"], {"id": batch_id})).fetchone()
+    if file is not None:
+        parameters = {"id": batch_id, "file_id": file[0], "now": now}
+        row = await (await connection.execute(_SQL["hold_if_growing"], parameters)).fetchone()
+        if row is not None:
+            return file[1], row[0]
+    raise NotGrowing(
+        f"batch {batch_id} takes no more inputs", hint="It was sealed, cancelled or deleted, or its time is up."
+    )
+
+
+async def _store(
+    connection: Connection,
+    source_id: int,
+    total: int,
+    lanes: dict[tuple[str, str], tuple[int, int]],
+    inputs: Sequence[NewInput],
+) -> None:
+    seen: Counter[tuple[str, str]] = Counter()
+    places: list[tuple[int, int]] = []
+    for one in inputs:
+        place = (one.route, one.endpoint)
+        lane, filled = lanes[place]
+        places.append((lane, filled + seen[place]))
+        seen[place] += 1
+    await connection.execute(
+        _SQL["add_templates"],
+        {
+            "source_id": source_id,
+            "lanes": [lane for lane, _ in places],
+            "ordinals": [ordinal for _, ordinal in places],
+            "lines": list(range(total + 1, total + 1 + len(inputs))),
+            "custom_ids": [one.custom_id for one in inputs],
+            "summaries": [one.summary for one in inputs],
+            "bodies": [one.body for one in inputs],
+        },
+    )
+
+
+async def seal_batch(connection: Connection, batch_id: UUID, *, now: Now = None) -> bool:
+    """Seal the batch: no more inputs will come, and it may complete from now on. False if it was not growing."""
+    if await (await connection.execute(_SQL["seal_if_growing"], {"id": batch_id})).fetchone() is None:
+        return False
+    await finish_batch(connection, batch_id, now=now)
+    return True

@@ -1,0 +1,241 @@
+"""Failures that are run again, a chunk at a time: each keeps its outcome until a new one replaces it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from penstock.config import RetryLimits
+from penstock.db import sql
+from penstock.db.pool import Connection, Now
+from penstock.errors import PenstockError
+from penstock.export.result_lines import OutcomeRow, openai_line
+from penstock.model import BatchState
+
+_SQL = sql.load("penstock.batches", "run_again.sql")
+
+_CHUNK_ROWS = 1_000
+_LIMITS = RetryLimits()
+
+_RUNNING = (BatchState.IN_PROGRESS, BatchState.PAUSED)
+_ENDED = (BatchState.COMPLETED, BatchState.CANCELLED, BatchState.EXPIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    requests: int
+    """Requests that will run again, those that were never run included."""
+    reopened: bool
+    """Whether the batch had ended and goes on."""
+    worn_out: int = 0
+    """Failed requests that will not run again: they have had all the attempts they may have."""
+
+
+class NotRetryable(PenstockError):  # noqa: N818 - what it is
+    """This batch cannot run anything again; the message says why."""
+
+
+class NotFailed(PenstockError):  # noqa: N818 - what it is
+    """Some of the requests named are no failures of the batch, or not of this batch at all. Nothing runs again."""
+
+    def __init__(self, named: Sequence[str | int]) -> None:
+        super().__init__(f"{len(named)} of the requests named have not failed")
+        self.named = named
+        """Custom ids or lines, as the caller named them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    batch_id: UUID
+    owner: str | None
+    custom_ids: Sequence[str] | None
+    lines: Sequence[int] | None
+    max_attempts: int
+    now: Now
+
+    @property
+    def everything(self) -> bool:
+        return self.custom_ids is None and self.lines is None
+
+
+async def retry_batch(
+    connection: Connection,
+    batch_id: UUID,
+    owner: str | None,
+    *,
+    custom_ids: Sequence[str] | None = None,
+    lines: Sequence[int] | None = None,
+    limits: RetryLimits = _LIMITS,
+    now: Now = None,
+) -> Retried:
+    """Run failed requests again, and those that an ended batch never ran; or the named failures alone.
+
+    Completed requests are never run again. A batch that had ended goes on, with as much time as it had at first.
+    Chunks commit one by one: after a crash in between, some run again and the rest has failed as before.
+    """
+    wish = _Wish(batch_id, owner, custom_ids, lines, limits.max_attempts_lifetime, now)
+    requests, worn_out, reopened, after = 0, 0, False, -1
+    lanes: list[int] | None = None
+    while lanes is None or lanes:
+        async with connection.transaction():
+            not_run = await _hold(connection, wish)
+            if lanes is None:
+                lanes = await _list_lanes_with_failures(connection, batch_id)
+                await _check_named(connection, wish, lanes)
+            ordinals = await _list_failures(connection, wish, lanes[0], after) if lanes else []
+            failures = await _read_settled(connection, wish, lanes[0], ordinals) if lanes else []
+            again = [failure for failure in failures if failure.attempts < wish.max_attempts]
+            worn_out += len(failures) - len(again)
+            reopens = not_run is not None and bool(again or (not_run and wish.everything))
+            if reopens:
+                await connection.execute(_SQL["reopen_if_ended"], {"id": batch_id, "now": now})
+                requests, reopened = requests + (not_run or 0), True
+            if again:
+                await _rerun(connection, wish, lanes[0], again, reopened=reopens)
+                requests += len(again)
+        if len(ordinals) < _CHUNK_ROWS:
+            lanes, after = lanes[1:], -1
+        else:
+            after = ordinals[-1]
+    return Retried(requests, reopened, worn_out)
+
+
+async def give_up_reruns(connection: Connection, batches: Collection[UUID], *, now: Now = None) -> None:
+    """Give up the reruns of batches that are to end now: requests that were to be run again keep their outcomes."""
+    cursor = await connection.execute(_SQL["list_unrun"], {"ids": list(batches), "now": now})
+    for (batch_id,) in await cursor.fetchall():
+        while await _give_up_page(connection, batch_id, now):
+            pass
+
+
+async def _give_up_page(connection: Connection, batch_id: UUID, now: Now) -> bool:
+    """Give up some reruns of a batch; returns whether there may be more."""
+    async with connection.transaction():
+        parameters = {"id": batch_id, "limit": _CHUNK_ROWS, "now": now}
+        cursor = await connection.execute(_SQL["hold_first_unrun"], parameters)
+        row = await cursor.fetchone()
+        if row is None:
+            return False
+        deferral, lane, ordinals = row
+        failures = await _read(connection, lane, ordinals)
+        given_up = {"id": batch_id, "deferral": deferral, "ordinals": ordinals, **_figures(batch_id, failures)}
+        await connection.execute(_SQL["give_up_unrun"], given_up)
+    return True
+
+
+async def _hold(connection: Connection, wish: _Wish) -> int | None:
+    """Lock the batch, or raise why it cannot be retried. If it has ended, returns how many requests were never run."""
+    parameters = {"id": wish.batch_id, "owner": wish.owner, "now": wish.now}
+    cursor = await connection.execute(_SQL["hold_if_known"], parameters)
+    row = await cursor.fetchone()
+    if row is None:
+        raise NotRetryable(f"no batch {wish.batch_id}", hint="It may have been deleted.")
+    name, has_inputs, has_results, limited, not_run, late = row
+    state = BatchState(name)
+    if state not in _RUNNING + _ENDED:
+        raise NotRetryable(f"Cannot retry a batch with status '{state}'.")
+    if late and state in _RUNNING:
+        raise NotRetryable("Cannot retry a batch that is about to expire.", hint="Retry it when it has expired.")
+    if not has_inputs:
+        raise NotRetryable("Cannot retry a batch whose input file was deleted.")
+    if not has_results:
+        raise NotRetryable("Cannot retry a batch whose output or error file was deleted.")
+    if limited:
+        raise NotRetryable("Cannot retry requests that run one after the other.")
+    if not_run and not wish.everything:
+        raise NotRetryable(
+            f"Cannot retry some requests of a batch with status '{state}' that was not run to its end.",
+            hint="Retry it as a whole.",
+        )
+    return int(not_run) if state in _ENDED else None
+
+
+async def _list_lanes_with_failures(connection: Connection, batch_id: UUID) -> list[int]:
+    """List the lanes with failures. The batch is locked: no lane or outcome comes or goes between the two reads."""
+    cursor = await connection.execute(_SQL["list_lanes_of_batch"], {"id": batch_id})
+    lanes = [lane for (lane,) in await cursor.fetchall()]
+    cursor = await connection.execute(_SQL["list_lanes_with_failures"], {"lanes": lanes})
+    return [lane for (lane,) in await cursor.fetchall()]
+
+
+async def _check_named(connection: Connection, wish: _Wish, lanes: Sequence[int]) -> None:
+    """Check the named requests before anything is run again: a wrong name fails the whole retry."""
+    named: Sequence[str | int] = wish.lines or wish.custom_ids or ()
+    if not named:
+        return
+    parameters = {"lanes": list(lanes), "custom_ids": list(wish.custom_ids or ()), "lines": list(wish.lines or ())}
+    cursor = await connection.execute(_SQL["find_named_failures"], parameters)
+    attempts = {line if wish.lines else custom_id: attempts for custom_id, line, attempts in await cursor.fetchall()}
+    if unknown := [one for one in dict.fromkeys(named) if one not in attempts]:
+        raise NotFailed(unknown)
+    if worn_out := [one for one in dict.fromkeys(named) if attempts[one] >= wish.max_attempts]:
+        raise NotRetryable(worn_out_message(len(worn_out), wish.max_attempts))
+
+
+def worn_out_message(requests: int, max_attempts: int) -> str:
+    have = "request has" if requests == 1 else "requests have"
+    return f"{requests} failed {have} had {max_attempts} attempts or more (max_attempts_lifetime): not run again."
+
+
+async def _list_failures(connection: Connection, wish: _Wish, lane: int, after: int) -> list[int]:
+    """List the ordinals of the next failures of a lane."""
+    parameters = {
+        "lane": lane,
+        "after": after,
+        "custom_ids": None if wish.custom_ids is None else list(wish.custom_ids),
+        "lines": None if wish.lines is None else list(wish.lines),
+        "limit": _CHUNK_ROWS,
+    }
+    cursor = await connection.execute(_SQL["list_failures"], parameters)
+    return [ordinal for (ordinal,) in await cursor.fetchall()]
+
+
+class _Failure(NamedTuple):
+    ordinal: int
+    generation: int
+    attempts: int
+    result: OutcomeRow
+
+
+async def _read_settled(connection: Connection, wish: _Wish, lane: int, ordinals: Sequence[int]) -> list[_Failure]:
+    """Read failures that are not being run again already. Outcomes are read after the running ones are known: an
+    outcome replaced in between is read as it is now, and only this transaction can have more of them run."""
+    if not ordinals:
+        return []
+    parameters = {"id": wish.batch_id, "lane": lane, "ordinals": list(ordinals)}
+    cursor = await connection.execute(_SQL["list_rerunning"], parameters)
+    running = {ordinal for start, stop in await cursor.fetchall() for ordinal in range(start, stop)}
+    return await _read(connection, lane, [ordinal for ordinal in ordinals if ordinal not in running])
+
+
+async def _read(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[_Failure]:
+    parameters = {"lane": lane, "ordinals": list(ordinals)}
+    cursor = await connection.execute(_SQL["read_failures"], parameters, binary=True)
+    return [_Failure(row[0], row[1], row[2], OutcomeRow(*row[3:])) for row in await cursor.fetchall()]
+
+
+async def _rerun(
+    connection: Connection, wish: _Wish, lane: int, failures: Sequence[_Failure], *, reopened: bool
+) -> None:
+    parameters = {
+        "id": wish.batch_id,
+        "lane": lane,
+        "ordinals": [failure.ordinal for failure in failures],
+        "generations": [failure.generation + 1 for failure in failures],
+        "spent": [failure.attempts for failure in failures],
+        **_figures(wish.batch_id, failures),
+        "reopened": reopened,
+        "now": wish.now,
+    }
+    await connection.execute(_SQL["rerun_if_held"], parameters)
+
+
+def _figures(batch_id: UUID, failures: Sequence[_Failure]) -> dict[str, int]:
+    """Figures of some failures, as the batch counts them. The bytes of their lines in the error file are known only by
+    making the lines again."""
+    states = Counter(failure.result.state for failure in failures)
+    size = sum(len(openai_line(batch_id, failure.result)) for failure in failures)
+    return {**{state: states[state] for state in ("failed", "not_found", "skipped")}, "bytes": size}

@@ -1,0 +1,59 @@
+"""Database of a process: the configured one, or the embedded one, started if need be."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.errors import PenstockError, UsageError
+
+if TYPE_CHECKING:
+    from penstock.config import Config
+
+
+@contextlib.contextmanager
+def start_database(config: Config) -> Iterator[str]:
+    """Yield the conninfo of the configured database, or of the embedded one, which is started if need be."""
+    if config.database_url is not None:
+        yield _check_conninfo(config.database_url)
+        return
+    from penstock.db.embedded import postgres
+
+    with postgres.acquire(config.data_dir) as server:
+        yield server.conninfo
+
+
+def _check_conninfo(database_url: str) -> str:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(database_url)
+    except psycopg.Error:
+        # Neither the address nor the driver's message is shown: both may hold the password.
+        raise UsageError(
+            "--database-url (or PENSTOCK_DATABASE_URL) is not the address of a PostgreSQL",
+            hint="Write it as postgresql://user@host:5432/name",
+        ) from None
+    return database_url
+
+
+def migrate_database(conninfo: str) -> None:
+    """Bring a database up to date, turning the driver's errors into Penstock's."""
+    import psycopg
+
+    from penstock.db.migrate import migrate
+
+    try:
+        migrate(conninfo)
+    except psycopg.OperationalError as error:
+        raise PenstockError(
+            f"cannot reach the database: {str(error).strip().splitlines()[0]}",
+            hint="Check --database-url (or PENSTOCK_DATABASE_URL) and that the server accepts connections.",
+        ) from error
+    except psycopg.Error as error:
+        raise PenstockError(
+            f"the database cannot be brought up to date: {str(error).strip().splitlines()[0]}",
+            hint="Penstock needs PostgreSQL 15 or later, writable, and a user who owns the schema 'penstock'.",
+        ) from error

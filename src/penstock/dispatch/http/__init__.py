@@ -1,0 +1,1 @@
+"""HTTP upstreams: connections, client, what an answer means."""

@@ -1,0 +1,67 @@
+"""Answers that are read as they come: their pieces are handed on at once, and the whole is an answer like any other."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping
+from time import monotonic
+from typing import Literal, Protocol
+
+import msgspec
+
+from penstock.dispatch.http.answer import Answer
+from penstock.dispatch.http.client import HttpClient
+from penstock.model import Item
+
+EVENT_STREAM = "text/event-stream"
+
+
+class Pieces(Protocol):
+    """One answer on its way."""
+
+    def put(self, piece: bytes) -> None: ...
+
+    def end(self) -> None:
+        """Nothing more comes. What was not handed on yet need not be: the whole is recorded."""
+
+
+class Streams(Protocol):
+    """Where pieces go."""
+
+    def begin(self, item: Item, content_type: str) -> Pieces: ...
+
+
+class StoredStream(msgspec.Struct):
+    """A whole stream as JSON, which is what an outcome holds. The text is what the pieces add up to, byte by byte."""
+
+    object: Literal["stream"]
+    content_type: str
+    text: str
+
+
+async def streamed(client: HttpClient, url: str, headers: Mapping[str, str], item: Item, streams: Streams) -> Answer:
+    """Call, and hand the answer on as it comes if it is a stream. Raises TransportError."""
+    started = monotonic()
+    async with client.open("POST", url, headers, item.raw) as answer:
+        content_type = answer.headers.get("content-type") or ""
+        if not 200 <= answer.status < 300 or not content_type.lower().startswith(EVENT_STREAM):
+            body = await answer.read()
+            return Answer(answer.status, body, answer.headers, _since_ms(started))
+        texts: list[str] = []
+        # Pieces may end within a character, and an upstream may send what is none: both ways must read the same.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        pieces = streams.begin(item, content_type)
+        try:
+            async for piece in answer:
+                if text := decoder.decode(piece):
+                    texts.append(text)
+                    pieces.put(text.encode())
+        finally:
+            pieces.end()
+        texts.append(decoder.decode(b"", final=True))
+        whole = msgspec.json.encode(StoredStream("stream", content_type, "".join(texts)))
+        return Answer(answer.status, whole, answer.headers, _since_ms(started))
+
+
+def _since_ms(started: float) -> int:
+    return int((monotonic() - started) * 1000)

@@ -1,0 +1,332 @@
+"""Providers: which endpoint serves which model. Tenants name models; only the operator names hosts.
+
+[[providers]]
+name = "local"
+base_url = "http://127.0.0.1:8000/v1"
+models = ["llama-*", "qwen3-32b"]
+api_key_env = "LOCAL_KEY"
+max_concurrency = 256
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from penstock.config import Config, DispatchLimits, RetryLimits
+from penstock.config_tables import TableEntry, read_entries
+from penstock.dispatch.http.connect import ConnectOptions, Proxy, uses_tls
+from penstock.dispatch.http.processor import HttpProcessor
+from penstock.dispatch.http.streaming import Streams
+from penstock.errors import PenstockError, UsageError
+from penstock.validators import checked_base, checked_headers, checked_key, read_secret_file, read_secret_variable
+
+_log = logging.getLogger("penstock.providers")
+
+POOL = "serve"
+SESSION_POOL = "session"
+DEFAULT_NAME = "default"
+_DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+_TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "attempt_timeout_s")
+_TLS_FILES = ("ca_file", "client_cert_file", "client_key_file")
+_FIELDS = (
+    *("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers"),
+    *(*_TLS_FILES, "proxy", *_TIMEOUTS),
+)
+_MAX_CONCURRENCY = 100_000
+# One in so many of a provider's calls is kept for sessions whose callers wait in the server's own process.
+_SESSION_PART = 4
+_HINT = "docs/serve.md shows a provider with every field."
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One upstream. Keys are named here, never held."""
+
+    name: str
+    base_url: str
+    models: tuple[str, ...]
+    api_key_env: str | None = None
+    api_key_file: str | None = None
+    max_concurrency: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+    options: ConnectOptions = field(default_factory=ConnectOptions)
+
+    @property
+    def pool(self) -> str:
+        """The pool of its lanes and workers."""
+        return f"{POOL}:{self.name}"
+
+    @property
+    def session_pool(self) -> str:
+        """The pool of the sessions whose next request is for it."""
+        return session_pool(self.name)
+
+    def serves(self, model: str) -> bool:
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
+
+    def api_key(self) -> str | None:
+        """The key, read now. One that is named must be there."""
+        if self.api_key_file is not None:
+            place = f"provider '{self.name}': api_key_file {self.api_key_file}"
+            return checked_key(read_secret_file(self.api_key_file, place, _HINT), place)
+        if self.api_key_env is None:
+            return None
+        what = f"provider '{self.name}': the variable {self.api_key_env} (api_key_env)"
+        return checked_key(read_secret_variable(self.api_key_env, what), f"provider '{self.name}': {self.api_key_env}")
+
+    def check(self) -> None:
+        """Fail now, if its key or one of its files cannot be used, rather than at the first call."""
+        self.api_key()
+        try:
+            if uses_tls(self.base_url):
+                self.options.tls()
+        except UsageError as error:
+            raise UsageError(f"provider '{self.name}': {error.message}", hint=error.hint) from None
+
+    def processor(
+        self, dispatch: DispatchLimits, retry: RetryLimits, share: int, *, streams: Streams | None = None
+    ) -> HttpProcessor:
+        """What calls it, so many at a time, with its key as it is by then."""
+        key = KeyInUse(self)
+        return HttpProcessor(
+            self.base_url,
+            key(),
+            self.limits(dispatch, share),
+            retry,
+            self.headers,
+            options=self.options,
+            name=self.name,
+            current_key=key if self.api_key_file is not None else None,
+            streams=streams,
+        )
+
+    def limits(self, dispatch: DispatchLimits, share: int) -> DispatchLimits:
+        """The bounds of its calls in a process that may have so many at a time."""
+        told: dict[str, Any] = {**self.timeouts, "concurrency": share}
+        return dataclasses.replace(dispatch, **told)
+
+    def session_share(self, dispatch: DispatchLimits) -> int:
+        """How many calls at a time the server's own process may have, for sessions; the rest is for its workers."""
+        return dispatch.concurrency if self.max_concurrency is None else self.max_concurrency // _SESSION_PART
+
+    def share(self, dispatch: DispatchLimits, index: int, processes: int, *, in_server: bool = False) -> int:
+        """How many calls at a time worker process `index` of so many may have. The shares add up to the limit,
+        with that of the server's own process where it has one."""
+        if self.max_concurrency is None:
+            return dispatch.concurrency
+        left = self.max_concurrency - self.session_share(dispatch) if in_server else self.max_concurrency
+        return (left + index) // processes
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in the file: `parse([provider.as_dict()], ...)` gives it again."""
+        told = dataclasses.asdict(self)
+        told.update(told.pop("timeouts"), **told.pop("options"), models=list(self.models))
+        return {name: value for name, value in told.items() if value is not None}
+
+
+class KeyInUse:
+    """A provider's key, read again whenever its file has changed. What cannot be read leaves the last one in use."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._file = None if provider.api_key_file is None else Path(provider.api_key_file)
+        self._seen = self._stamp()
+        self._key = provider.api_key()
+
+    def __call__(self) -> str | None:
+        # A look at a file costs a few microseconds, a call that is refused for its old key halts the provider.
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            try:
+                self._key = self._provider.api_key()
+            except PenstockError as error:
+                _log.warning("%s; going on with the key it had before", error.message)
+        return self._key
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            found = self._file.stat() if self._file is not None else None
+        except OSError:
+            found = None
+        return (found.st_mtime_ns, found.st_ino, found.st_size) if found is not None else ()
+
+
+def session_pool(name: str) -> str:
+    """The pool of a provider's sessions."""
+    return f"{SESSION_POOL}:{name}"
+
+
+def is_session_pool(pool: str) -> bool:
+    return pool.startswith(f"{SESSION_POOL}:")
+
+
+def name_in(pool: str) -> str | None:
+    """The provider whose work such a pool holds; None for a pool of another kind."""
+    kind, _, name = pool.partition(":")
+    return name if name and kind in (POOL, SESSION_POOL) else None
+
+
+class Providers:
+    """All of them, in order: the first that serves a model gets it."""
+
+    def __init__(self, providers: Iterable[Provider]) -> None:
+        self._all = tuple(providers)
+        self._provider_of = lru_cache(maxsize=10_000)(self._find)
+
+    def __iter__(self) -> Iterator[Provider]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def _find(self, model: str) -> Provider | None:
+        return next((provider for provider in self._all if provider.serves(model)), None)
+
+    def provider_of(self, model: str) -> Provider | None:
+        """Who serves this model; None if nobody does."""
+        return self._provider_of(model)
+
+    def pool_of(self, model: str) -> str | None:
+        """The pool whose workers can call this model; None if nobody serves it."""
+        provider = self._provider_of(model)
+        return None if provider is None else provider.pool
+
+    @property
+    def pools(self) -> list[str]:
+        """Those of all of them, for batches and for sessions."""
+        return [pool for provider in self._all for pool in (provider.pool, provider.session_pool)]
+
+    def pool_instead(self, pool: str, model: str) -> str | None:
+        """The pool of the same kind that has this model now; None if nobody serves it."""
+        provider = self._provider_of(model)
+        if provider is None:
+            return None
+        return provider.pool if pool.startswith(f"{POOL}:") else provider.session_pool
+
+    @property
+    def models(self) -> list[tuple[str, str]]:
+        """(model, provider) of every model that is named outright rather than by a pattern."""
+        found: dict[str, str] = {}
+        for provider in self._all:
+            for model in provider.models:
+                if not set(model) & set("*?["):
+                    found.setdefault(model, provider.name)
+        return list(found.items())
+
+    @property
+    def longest_attempt_s(self) -> float:
+        """The longest time one of them allows a call; 0 where none says so itself."""
+        return max((provider.timeouts.get("attempt_timeout_s", 0.0) for provider in self._all), default=0.0)
+
+
+def single(
+    base_url: str,
+    api_key_env: str | None,
+    api_key_file: str | None = None,
+    options: ConnectOptions = ConnectOptions(),  # noqa: B008 -- frozen
+) -> Provider:
+    """`--base-url URL`: one provider for every model."""
+    if api_key_env is None and api_key_file is None and os.environ.get(_DEFAULT_KEY_VARIABLE, "").strip():
+        api_key_env = _DEFAULT_KEY_VARIABLE
+    return Provider(DEFAULT_NAME, checked_base(base_url), ("*",), api_key_env, api_key_file, options=options)
+
+
+def parse(entries: Any, file: str) -> tuple[Provider, ...]:
+    """The `[[providers]]` of a configuration file. Errors name the file, the entry and the field."""
+    return read_entries("providers", entries, file, lambda *entry: _Entry(*entry).parse(), "the providers' work")
+
+
+class _Entry(TableEntry):
+    kind = "providers"
+    fields = _FIELDS
+    hint = _HINT
+
+    def parse(self) -> Provider:
+        name = self.name()
+        env, file = self.text("api_key_env"), self.text("api_key_file")
+        if env and file:
+            raise self.wrong("api_key_file", "api_key_env is given too", "Give one of them.")
+        base_url = self._checked("base_url", lambda: checked_base(self.text("base_url", required=True)))
+        return Provider(
+            name,
+            base_url,
+            self._models(),
+            env or None,
+            file or None,
+            self._concurrency(),
+            self._headers(),
+            self._timeouts(),
+            self._options(base_url),
+        )
+
+    def _checked(self, name: str, check: Any) -> Any:
+        try:
+            return check()
+        except UsageError as error:
+            if error.message.startswith(self.file):
+                raise
+            raise self.wrong(name, error.message, error.hint) from error
+
+    def _models(self) -> tuple[str, ...]:
+        models = self.table.get("models")
+        if models is None:
+            raise self.wrong("models", "is missing", 'models = ["*"] serves every model.')
+        if not isinstance(models, list) or not models or not all(isinstance(m, str) and m.strip() for m in models):
+            raise self.wrong("models", "is not a list of names", 'For example models = ["llama-*", "qwen3-32b"].')
+        return tuple(models)
+
+    def _concurrency(self) -> int | None:
+        value = self.table.get("max_concurrency")
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_CONCURRENCY:
+            raise self.wrong("max_concurrency", f"{value!r} is not a whole number from 1 to {_MAX_CONCURRENCY:,}")
+        return value
+
+    def _headers(self) -> dict[str, str]:
+        headers = self.table.get("headers", {})
+        # Values are never shown: they may be secrets.
+        if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+            raise self.wrong("headers", "is not a table of texts", 'For example headers = { "x-team" = "search" }.')
+        self._checked("headers", lambda: checked_headers(headers))
+        return headers
+
+    def _options(self, base_url: str) -> ConnectOptions:
+        files = {name: self.text(name) or None for name in _TLS_FILES}
+        if files["client_key_file"] and not files["client_cert_file"]:
+            raise self.wrong("client_key_file", "client_cert_file is missing", "A key belongs to a certificate.")
+        for name, path in files.items():
+            if path and not uses_tls(base_url):
+                raise self.wrong(name, "base_url is http://, where no certificate is shown", "Is it https://?")
+        proxy = self.text("proxy") or None
+        if proxy is not None:
+            self._checked("proxy", lambda: Proxy.parse(proxy))
+        return ConnectOptions(**files, proxy=proxy)
+
+    def _timeouts(self) -> dict[str, float]:
+        known = {entry.name: entry.metadata for entry in dataclasses.fields(DispatchLimits)}
+        found: dict[str, float] = {}
+        for name in _TIMEOUTS:
+            if name not in self.table:
+                continue
+            value, low, high = self.table[name], known[name]["low"], known[name]["high"]
+            if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+                raise self.wrong(name, f"{value!r} is not a number from {low:g} to {high:g}")
+            found[name] = float(value)
+        return found
+
+
+def with_longest_timeout(config: Config, providers: Providers) -> Config:
+    """The settings of workers for these providers: a lease counts as stuck by this time, whichever provider's it is."""
+    longest_s = max(config.dispatch.attempt_timeout_s, providers.longest_attempt_s)
+    return dataclasses.replace(config, dispatch=dataclasses.replace(config.dispatch, attempt_timeout_s=longest_s))

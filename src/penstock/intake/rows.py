@@ -1,0 +1,88 @@
+"""Rows of templates, packed as a binary COPY reads them, and the lanes they belong to.
+
+What a reader hands to the writer: every reader packs its rows here, whatever it reads them from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+
+from penstock.config import IntakeLimits
+from penstock.intake import explain
+from penstock.intake.explain import Fault
+
+PIECES_PER_ROW = 2
+
+# A count of fields, then each as length and bytes. What is the same for all rows of a lane comes first: source_id,
+# source_lane, the length of ordinal.
+_LANE_START = Struct("!hiqiii")
+_FIELDS = 7
+_NULL = -1
+
+RowSink = Callable[[bytes, int], None]
+"""Takes packed rows, and how many they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileLane:
+    """The file's requests for one (url, model): what a batch makes a lane from."""
+
+    source_lane: int
+    route: str
+    endpoint: str
+    total: int
+
+
+@dataclass(slots=True)
+class Lane:
+    """A lane of a file that is being read."""
+
+    row_start: bytes
+    total: int = 0
+
+
+class FileLanes(dict[tuple[str, str], Lane]):
+    """The lanes of one file by (url, model), in the order in which they were met."""
+
+    def __init__(self, source_id: int, limits: IntakeLimits) -> None:
+        super().__init__()
+        self._source_id = source_id
+        self._limits = limits
+
+    def open(self, url: str, model: str) -> Lane | Fault:
+        """The lane of a request, begun if it is the first of its kind; or why there can be none."""
+        lane = self.get((url, model))
+        if lane is not None:
+            return lane
+        if fault := explain.url_fault(url) or explain.model_fault(model):
+            return fault
+        if len(self) == self._limits.max_routes_per_file:
+            return explain.too_many_routes(url, model, self._limits)
+        lane = self[url, model] = Lane(_LANE_START.pack(_FIELDS, 8, self._source_id, 4, len(self), 4))
+        return lane
+
+    def listed(self) -> list[FileLane]:
+        return [FileLane(at, route, endpoint, lane.total) for at, ((endpoint, route), lane) in enumerate(self.items())]
+
+
+class _RowStarts(dict[int, Callable[..., bytes]]):
+    """Packs a row up to its body, for each length of custom_id: ordinal, line, custom_id, summary."""
+
+    def __missing__(self, length: int) -> Callable[..., bytes]:
+        pack = self[length] = Struct(f"!{_LANE_START.size}siiii{length}sii").pack
+        return pack
+
+
+_row_starts = _RowStarts()
+
+
+def pack_rows(rows: list[bytes], line: int, ids: list[bytes], bodies: list[bytes], lanes: list[Lane]) -> None:
+    """Add the rows of the lines after `line`, each at the end of its lane, as PIECES_PER_ROW pieces."""
+    for custom_id, body, lane in zip(ids, bodies, lanes, strict=True):
+        line += 1
+        length = len(custom_id)
+        pack_start = _row_starts[length]
+        rows += (pack_start(lane.row_start, lane.total, 4, line, length, custom_id, _NULL, len(body)), body)
+        lane.total += 1

@@ -1,0 +1,1 @@
+"""Logs of a running system, without secrets and without users' data."""

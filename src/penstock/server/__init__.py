@@ -1,0 +1,1 @@
+"""A server process: listener, session workers, callers who wait, background duties."""

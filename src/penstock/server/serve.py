@@ -1,0 +1,216 @@
+"""Server from its start to its end: API in this process, workers in others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import click
+import uvloop
+from psycopg.conninfo import conninfo_to_dict
+
+from penstock import __version__
+from penstock.api.app import create_app, open_server
+from penstock.api.endpoint import Server
+from penstock.api.keys import has_any_key
+from penstock.claim import gates
+from penstock.config import Config
+from penstock.db.pool import Pool, borrowed, open_pool
+from penstock.db.start import migrate_database, start_database
+from penstock.dispatch.providers import Provider, Providers
+from penstock.errors import ExitCode
+from penstock.observe.logs import log_to_stderr
+from penstock.server.listener import Listener, bind
+from penstock.server.session_workers import SessionWorkers
+from penstock.worker.processes import ServerWorkers
+
+# The signal at which the process exits without cleaning up.
+_EXIT_SIGNAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """Options of one `penstock serve`."""
+
+    config: Config
+    providers: tuple[Provider, ...]
+    host: str
+    port: int
+    workers: int
+    trust_prefix: bool
+    log_level: int
+
+
+def serve(plan: ServePlan) -> None:
+    """Serve until a signal."""
+    log_to_stderr(plan.log_level)
+    _raise_file_limit()
+    with start_database(plan.config) as conninfo:
+        migrate_database(conninfo)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(plan, conninfo))
+
+
+def work(config: Config, providers: tuple[Provider, ...], workers: int, *, log_level: int) -> None:
+    """Run workers alone until a signal."""
+    log_to_stderr(log_level)
+    with start_database(config) as conninfo:
+        migrate_database(conninfo)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_work(config, providers, workers, conninfo, log_level))
+
+
+async def _serve(plan: ServePlan, conninfo: str) -> None:
+    providers = Providers(plan.providers)
+    async with open_server(plan.config, conninfo, providers) as server:
+        async with borrowed(server.database) as connection:
+            keyless = not await has_any_key(connection)
+        sockets = bind(plan.host, plan.port, keyless=keyless)
+        await _reopen(server.database, plan.config, plan.providers)
+        listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)
+        processes = ServerWorkers(plan.config, plan.providers, plan.workers, log_level=plan.log_level, in_server=True)
+        # With --workers 0 this server only answers the API; other processes then work for sessions too.
+        served = plan.providers if plan.workers else ()
+        sessions = SessionWorkers(plan.config, conninfo, served, server.waiters.notices)
+        with _stopped_by_signals(_Stop(processes, sessions, server, listener)):
+            listening = asyncio.create_task(listener.serve(sockets), name="http")
+            server.start_sessions_with(sessions)
+            async with sessions, processes:
+                await listener.listening.wait()
+                _announce(plan, conninfo, sockets, keyless=keyless)
+                await listening
+        click.echo("stopped")
+
+
+async def _work(config: Config, providers: tuple[Provider, ...], workers: int, conninfo: str, log_level: int) -> None:
+    async with _pool(config, conninfo) as database:
+        await _reopen(database, config, providers)
+    processes = ServerWorkers(config, providers, workers, log_level=log_level)
+    stop = _Stop(processes)
+    with _stopped_by_signals(stop):
+        async with processes:
+            click.echo(f"penstock worker {__version__}")
+            _show("database", _database(config, conninfo))
+            _show_providers(providers)
+            _show("processes", str(workers))
+            _show("stop", "Ctrl-C; calls in flight finish first")
+            await stop.asked.wait()
+    click.echo("stopped")
+
+
+@contextlib.asynccontextmanager
+async def _pool(config: Config, conninfo: str) -> AsyncIterator[Pool]:
+    database = await open_pool(conninfo, config.database)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def _reopen(database: Pool, config: Config, providers: tuple[Provider, ...]) -> None:
+    """Open the halted routes of the providers: to start a server is to say that the reason is mended."""
+    async with borrowed(database) as connection:
+        for provider in providers:
+            for pool in (provider.pool, provider.session_pool):
+                await gates.reopen(connection, pool, wait_max_s=config.retry.retry_after_max_s)
+
+
+class _Stop:
+    """Signal handler: the first signal lets calls in flight finish, the second cuts them short."""
+
+    def __init__(
+        self,
+        processes: ServerWorkers,
+        sessions: SessionWorkers | None = None,
+        server: Server | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self._processes = processes
+        self._sessions = sessions
+        self._server = server
+        self._listener = listener
+        self._signals = 0
+        self.asked = asyncio.Event()
+
+    def __call__(self) -> None:
+        self._signals += 1
+        if self._signals >= _EXIT_SIGNAL:
+            os._exit(ExitCode.INTERRUPTED)
+        self.asked.set()
+        if self._server is not None:
+            self._server.stop()
+        if self._listener is not None:
+            self._listener.should_exit = True
+        if self._signals == 1:
+            click.echo("stopping: what is under way finishes first (again to cut it short)", err=True)
+            self._processes.stop()
+            if self._sessions is not None:
+                self._sessions.stop()
+            return
+        click.echo("stopping now", err=True)
+        if self._listener is not None:
+            self._listener.force_exit = True
+        self._processes.abort()
+        if self._sessions is not None:
+            self._sessions.abort()
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: _Stop) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+# -- start-up messages
+
+
+def _announce(plan: ServePlan, conninfo: str, sockets: list[socket.socket], *, keyless: bool) -> None:
+    click.echo(f"penstock serve {__version__}")
+    root = plan.config.root_path
+    for sock in sockets:
+        host, port = sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        _show("address", f"http://{shown}:{port}{root}/v1")
+    if plan.config.public_url:
+        _show("public", plan.config.public_url)
+    _show("database", _database(plan.config, conninfo))
+    _show_providers(plan.providers)
+    _show("keys", "none: one user, this machine only" if keyless else "required")
+    _show("workers", str(plan.workers))
+    _show("stop", "Ctrl-C; what is under way finishes first")
+
+
+def _show(name: str, value: str) -> None:
+    # click.echo flushes: the line is seen at once also where the output is a file or a pipe.
+    click.echo(f"  {name:<10}{value}")
+
+
+def _show_providers(providers: tuple[Provider, ...]) -> None:
+    for provider in providers:
+        _show("provider", f"{provider.name}  {provider.base_url}  {' '.join(provider.models)}")
+
+
+def _database(config: Config, conninfo: str) -> str:
+    if config.database_url is None:
+        return f"embedded, in {config.data_dir}"
+    parts = conninfo_to_dict(conninfo)
+    return f"{parts.get('dbname', '')} at {parts.get('host', 'local socket')}:{parts.get('port', 5432)}"
+
+
+def _raise_file_limit() -> None:
+    """Raise the limit on open files to the most that the system allows: every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

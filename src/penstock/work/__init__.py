@@ -1,1 +1,0 @@
-"""Batches: request, create, status, pause, resume, cancel, finish, retry."""

@@ -1,0 +1,1 @@
+"""A worker process: claim loop, heartbeat, inventory of leases and bodies, maintenance."""

@@ -1,0 +1,171 @@
+"""Worker process of `penstock run`, `serve` or `worker`. Its order comes on standard input, whose end, also by the
+parent's death, stops the process.
+
+For a server there are two workers per provider, one for sessions and one for batches. They share the provider's
+concurrent calls, and sessions go first: a caller waits for each of their answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvloop
+
+from penstock import config as configuration
+from penstock.config import Config
+from penstock.db.notify import WORK, NoticeListener
+from penstock.db.pool import Pool, open_pool
+from penstock.db.start import start_database
+from penstock.dispatch.providers import Providers, parse, with_longest_timeout
+from penstock.dispatch.slots import Slots
+from penstock.errors import PenstockError, report
+from penstock.observe.logs import log_to_stderr
+from penstock.sessions.streams import StreamWriter
+from penstock.tasks import cancel_and_wait
+from penstock.worker.processes import RunOrder, ServeOrder, read_order
+from penstock.worker.worker import CONNECTIONS_PER_WORKER, Worker
+
+_POLL_SESSIONS_S = 0.1
+
+
+async def _work(order: RunOrder | ServeOrder) -> None:
+    settings = [(name, str(value)) for name, value in order.settings.items()]
+    data_dir = Path(order.data_dir)
+    config = configuration.load(environ={}, overrides=settings, database_url=order.database_url, data_dir=data_dir)
+    # A hold of its own on the embedded database: if the parent is killed, it runs until these workers have settled.
+    with start_database(config) as conninfo:
+        if isinstance(order, RunOrder):
+            workers = _run_workers(order, config, conninfo)
+        else:
+            workers = _server_workers(order, config, conninfo)
+        async with workers as group:
+            group.obey_parent()
+            await group.run()
+
+
+@contextlib.asynccontextmanager
+async def _pool(config: Config, conninfo: str, connections: int) -> AsyncIterator[Pool]:
+    limits = dataclasses.replace(config.database, pool_max=max(config.database.pool_max, connections))
+    database = await open_pool(conninfo, limits, name="penstock worker")
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@contextlib.asynccontextmanager
+async def _run_workers(order: RunOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
+    async with _pool(config, conninfo, 1) as database, order.target.dispatcher(config) as dispatcher:
+        yield _WorkerGroup([Worker(config, database, order.pool, dispatcher)])
+
+
+@contextlib.asynccontextmanager
+async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
+    providers = Providers(parse(order.providers, "the providers"))
+    config = with_longest_timeout(config, providers)
+    async with (
+        _pool(config, conninfo, CONNECTIONS_PER_WORKER * (2 * len(providers) + 1)) as database,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        notices, streams = NoticeListener(conninfo), StreamWriter(database)
+        workers = []
+        for provider in providers:
+            share = provider.share(config.dispatch, order.index, order.processes, in_server=order.in_server)
+            if not share:
+                continue
+            processor = provider.processor(config.dispatch, config.retry, share, streams=streams)
+            await stack.enter_async_context(processor)
+            slots = Slots(share)
+            workers += [
+                Worker(config, database, pool, processor.dispatcher(slots), notices)
+                for pool in (provider.session_pool, provider.pool)
+            ]
+        tasks = [
+            asyncio.create_task(notices.run(), name="notices"),
+            asyncio.create_task(streams.run(), name="streams"),
+            asyncio.create_task(_poll_sessions(notices, providers), name="poll sessions"),
+        ]
+        try:
+            yield _WorkerGroup(workers)
+        finally:
+            await cancel_and_wait(tasks)
+
+
+async def _poll_sessions(notices: NoticeListener, providers: Providers) -> None:
+    """Poll sessions more often than other work while no notices arrive: a caller waits for each request."""
+    while True:
+        await asyncio.sleep(_POLL_SESSIONS_S)
+        if not notices.listening.is_set():
+            for provider in providers:
+                notices.tell(WORK, provider.session_pool)
+
+
+class _WorkerGroup:
+    """Workers that start and stop together."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self._workers = workers
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Work until stopped. A worker that fails ends the process, which is then restarted as a whole."""
+        tasks = [asyncio.create_task(worker.run(), name="worker") for worker in self._workers]
+        tasks.append(asyncio.create_task(self._until_stopped(), name="stop"))
+        done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if left:
+            self.stop()
+            await asyncio.wait(left)
+        for task in done:
+            task.result()
+
+    async def _until_stopped(self) -> None:
+        await self._stopping.wait()
+
+    def stop(self) -> None:
+        """Let calls in flight end, then leave."""
+        self._stopping.set()
+        for worker in self._workers:
+            if not worker.stopping:
+                worker.stop()
+
+    def abort(self) -> None:
+        """Cut calls in flight short; they are given back."""
+        self._stopping.set()
+        for worker in self._workers:
+            worker.stop()
+            worker.stop()
+
+    def obey_parent(self) -> None:
+        """Stop at the end of standard input; at a SIGTERM, cut calls in flight short too. An interrupt is ignored: the
+        parent decides what it means."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        loop.add_signal_handler(signal.SIGTERM, self.abort)
+        loop.add_reader(sys.stdin.fileno(), self._on_input, loop)
+
+    def _on_input(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin.fileno())
+            self.stop()
+
+
+def main() -> None:
+    order = read_order()
+    log_to_stderr(order.log_level)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_work(order))
+    except PenstockError as error:
+        report(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

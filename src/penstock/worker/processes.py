@@ -1,0 +1,277 @@
+"""Workers of a command: one in its own process, or several processes, restarted when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import msgspec
+
+from penstock.config import Config, knobs
+from penstock.db.pool import Pool
+from penstock.dispatch.dispatcher import Dispatcher
+from penstock.dispatch.target import Target
+from penstock.errors import ExitCode, PenstockError
+from penstock.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from penstock.dispatch.providers import Provider
+
+_log = logging.getLogger("penstock.worker")
+
+# Per worker. Finding the one request of a large claim that kills its workers takes a restart for each halving.
+_RESTARTS = 20
+_FIRST_PAUSE_S = 0.2
+_LAST_PAUSE_S = 10.0
+_LONG_LIFE_S = 60.0
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Order to a worker process: what to work on, and where the database is."""
+
+    database_url: str | None
+    data_dir: str
+    settings: dict[str, Any]
+    log_level: int
+
+
+class RunOrder(Order, frozen=True, kw_only=True, tag="run"):
+    """One worker on a run's pool."""
+
+    pool: str
+    target: Target
+
+
+class ServeOrder(Order, frozen=True, kw_only=True, tag="serve"):
+    """Workers for each provider, as process `index` of `processes`."""
+
+    providers: list[dict[str, Any]]
+    index: int
+    processes: int
+    in_server: bool
+    """Whether the server's own process has a share of the providers' calls too."""
+
+
+_orders: msgspec.json.Decoder[RunOrder | ServeOrder] = msgspec.json.Decoder(RunOrder | ServeOrder)
+
+
+def read_order() -> RunOrder | ServeOrder:
+    """Read this worker process's order, the first line on standard input. Without one the parent is gone: exit."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        sys.exit(0)
+    return _orders.decode(line)
+
+
+class Workers(Protocol):
+    """Workers that start and stop together. Leaving the context stops them and waits for their end."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no worker is left, or the last one is leaving."""
+
+    @property
+    def trouble(self) -> str:
+        """Trouble of the workers, in a few words for the display; empty if none."""
+
+    @property
+    def in_flight(self) -> int | None:
+        """Calls that have begun and not ended; None if only the worker processes know."""
+
+    def stop(self) -> None:
+        """Let calls in flight end, then leave."""
+
+    def abort(self) -> None:
+        """Cut calls in flight short; they are given back."""
+
+    async def wait(self, seconds: float) -> None:
+        """Wait so many seconds, or until the workers have ended."""
+
+
+class InProcessWorker:
+    """One worker in this process."""
+
+    def __init__(self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher) -> None:
+        self._worker = Worker(config, database, pool, dispatcher)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._worker.run(), name="worker")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._task is not None:
+            await self._task
+
+    @property
+    def stopped(self) -> bool:
+        return self._worker.stopping or self._task is None or self._task.done()
+
+    @property
+    def trouble(self) -> str:
+        return self._worker.trouble
+
+    @property
+    def in_flight(self) -> int | None:
+        return self._worker.in_flight
+
+    def stop(self) -> None:
+        if not self._worker.stopping:
+            self._worker.stop()
+
+    def abort(self) -> None:
+        self._worker.stop()
+        self._worker.stop()
+
+    async def wait(self, seconds: float) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=seconds)
+
+
+class WorkerProcesses:
+    """Worker processes. Each gets its order on standard input, and stops when that is closed or this process dies."""
+
+    def __init__(self, orders: Sequence[Order]) -> None:
+        self._orders = [msgspec.json.encode(order) for order in orders]
+        self._supervisors: list[asyncio.Task[None]] = []
+        self._processes: set[asyncio.subprocess.Process] = set()
+        self._closing = asyncio.Event()
+        self._restarts = 0
+
+    async def __aenter__(self) -> Self:
+        self._supervisors = [
+            asyncio.create_task(self._supervise(order), name="worker process") for order in self._orders
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        await asyncio.gather(*self._supervisors)
+
+    async def _supervise(self, order: bytes) -> None:
+        """Run one worker process, and restart it whenever it dies before it was stopped."""
+        while True:
+            began = monotonic()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "penstock.worker.process",
+                stdin=asyncio.subprocess.PIPE,
+                # Out of reach of the terminal's Ctrl-C, which would kill a worker that is still starting.
+                start_new_session=True,
+            )
+            self._processes.add(process)
+            if process.stdin is not None:
+                with contextlib.suppress(ConnectionError):
+                    process.stdin.write(order + b"\n")
+                    await process.stdin.drain()
+            if self._closing.is_set():
+                self._close(process)
+            code = await process.wait()
+            self._processes.discard(process)
+            if self._closing.is_set():
+                return
+            self._restarts += 1
+            _log.warning("a worker process ended with code %d", code)
+            await self._pause(code, monotonic() - began)
+            if self._closing.is_set():
+                return
+
+    async def _pause(self, code: int, lasted_s: float) -> None:
+        """Wait before a dead worker process is restarted, or raise to give up."""
+
+    @property
+    def stopping(self) -> bool:
+        return self._closing.is_set()
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopping or any(supervisor.done() for supervisor in self._supervisors)
+
+    @property
+    def trouble(self) -> str:
+        return f"{self._restarts} worker restarts" if self._restarts else ""
+
+    @property
+    def in_flight(self) -> int | None:
+        return None
+
+    def stop(self) -> None:
+        self._closing.set()
+        for process in self._processes:
+            self._close(process)
+
+    def abort(self) -> None:
+        self._closing.set()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+
+    async def wait(self, seconds: float) -> None:
+        await asyncio.wait(self._supervisors, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    @staticmethod
+    def _close(process: asyncio.subprocess.Process) -> None:
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+class RunWorkers(WorkerProcesses):
+    """Worker processes of a run. The run gives up when they keep dying."""
+
+    def __init__(self, config: Config, pool: str, target: Target, size: int) -> None:
+        order = RunOrder(**_common(config, logging.ERROR), pool=pool, target=target)
+        super().__init__([order] * size)
+
+    async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- how long does not matter here
+        if code == ExitCode.USAGE or self._restarts > _RESTARTS * len(self._orders):
+            raise PenstockError(
+                f"worker processes keep ending (last exit code {code})",
+                hint="Run with --workers 1 -v to see why.",
+            )
+
+
+class ServerWorkers(WorkerProcesses):
+    """Worker processes of a server. They are always restarted, after longer pauses if they keep dying."""
+
+    def __init__(
+        self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False
+    ) -> None:
+        common = {**_common(config, log_level), "processes": size, "in_server": in_server}
+        served = [provider.as_dict() for provider in providers]
+        super().__init__([ServeOrder(**common, providers=served, index=index) for index in range(size)])
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- none is reason to give up
+        if lasted_s > _LONG_LIFE_S:
+            self._pause_s = _FIRST_PAUSE_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await self._closing.wait()
+        self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+
+
+def _common(config: Config, log_level: int) -> dict[str, Any]:
+    return {
+        "database_url": config.database_url,
+        "data_dir": str(config.data_dir.absolute()),
+        "settings": {knob.name: getattr(getattr(config, knob.group), knob.name) for knob in knobs()},
+        "log_level": log_level,
+    }

@@ -1,0 +1,113 @@
+"""Gates of a worker's routes: which must wait, which are halted, and which of that is not recorded yet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+import psycopg
+
+from penstock.claim import gates
+from penstock.db.pool import Connection, Pool, borrowed
+from penstock.dispatch.dispatcher import Dispatcher
+from penstock.dispatch.providers import name_in
+from penstock.model import Again, Halt
+
+_log = logging.getLogger("penstock.worker")
+
+# A route that must wait longer than this gives its items back, so that other workers can claim them.
+_KEEP_ITEMS_S = 10.0
+# Retry-After arrives with every refused call; the database is told a few times a second at most.
+_GATE_STEP_S = 0.25
+
+
+class RouteGates:
+    """Gates of one pool, as one worker sees and moves them."""
+
+    def __init__(self, database: Pool, pool: str, dispatcher: Dispatcher, halts: dict[str, Halt]) -> None:
+        self._database = database
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._halts = halts
+        self._recorded: set[str] = set()
+        """Halted routes whose halt is in the database."""
+        self._gated_until: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def may_claim(self, route: str) -> bool:
+        return route not in self._halts and self._gated_until.get(route, 0) <= monotonic()
+
+    @property
+    def closed(self) -> frozenset[str]:
+        """Routes that may not be claimed now."""
+        now = monotonic()
+        return frozenset((*self._halts, *(route for route, until in self._gated_until.items() if until > now)))
+
+    def hold(self, route: str, again: Again) -> bool:
+        """Make the whole route wait, as the upstream asked. True if that is too long to keep its items here."""
+        self._dispatcher.hold(route, again.gate_s)
+        until = monotonic() + again.gate_s
+        if until <= self._gated_until.get(route, 0) + _GATE_STEP_S:
+            return False
+        self._gated_until[route] = until
+        self._in_background(
+            lambda connection: gates.hold(
+                connection, self._pool, route, again.gate_s, again.error_code, again.error_message
+            )
+        )
+        return again.gate_s > _KEEP_ITEMS_S
+
+    def halt(self, route: str, halt: Halt) -> bool:
+        """Close the route until a person acts. False if it was closed already."""
+        if route in self._halts:
+            return False
+        self._halts[route] = halt
+        # The upstream's message is not logged: it may quote the request. It is kept with the gate, for the operator.
+        what = f"route {route} is halted: HTTP {halt.status_code} {halt.error_code}"
+        if (provider := name_in(self._pool)) is not None:
+            _log.error(
+                "provider %s (%s): %s; once that is mended: `penstock providers resume %s`"
+                " or POST /v1/providers/%s/resume",
+                *(provider, self._pool, what, provider, provider),
+            )
+        else:
+            _log.error("%s", what)
+        self._in_background(lambda connection: self._record(connection, route, halt))
+        return True
+
+    async def refresh(self) -> None:
+        """Open routes that a person has opened since, and record halts that could not be recorded before."""
+        if not self._halts:
+            return
+        async with borrowed(self._database) as connection:
+            found = await gates.list_closed(connection, self._pool)
+            closed = {gate.route for gate in found if gate.halted_at is not None}
+            for route, halt in list(self._halts.items()):
+                if route in self._recorded and route not in closed:
+                    _log.warning("route %s is open again", route)
+                    self._recorded.discard(route)
+                    del self._halts[route]
+                elif route not in closed:
+                    await self._record(connection, route, halt)
+
+    async def _record(self, connection: Connection, route: str, halt: Halt) -> None:
+        await gates.halt(connection, self._pool, route, halt.error_code, halt.error_message)
+        self._recorded.add(route)
+
+    def _in_background(self, write: Callable[[Connection], Awaitable[None]]) -> None:
+        async def run() -> None:
+            with contextlib.suppress(psycopg.Error):
+                async with borrowed(self._database) as connection:
+                    await write(connection)
+
+        task = asyncio.create_task(run(), name="gate")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """Gates that are being recorded."""
+        return self._tasks

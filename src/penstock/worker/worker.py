@@ -1,0 +1,140 @@
+"""Worker: one `WorkerLoop` after another, until it is stopped.
+
+A worker that cannot check in for too long must assume that other workers have taken its leases. It then cuts its calls
+short, drops its results, and begins a new loop under a new identity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from penstock.backoff import Backoff
+from penstock.config import Config
+from penstock.db.notify import WORK, NoticeListener
+from penstock.db.pool import Pool
+from penstock.dispatch.dispatcher import Dispatcher
+from penstock.model import ClaimPermit, Halt, Item, Verdict
+from penstock.settle.buffer import Answers, SettleBuffer
+from penstock.worker.loop import LostIdentityError, WorkerLoop
+
+_log = logging.getLogger("penstock.worker")
+
+CONNECTIONS_PER_WORKER = 2
+"""Claiming and settling at once."""
+
+_FIRST_BACKOFF_S = 0.1
+_LAST_BACKOFF_S = 5.0
+
+
+class Worker:
+    """Works off one pool's lanes until stopped."""
+
+    def __init__(
+        self,
+        config: Config,
+        database: Pool,
+        pool: str,
+        dispatcher: Dispatcher,
+        notices: NoticeListener | None = None,
+        on_answers: Callable[[Answers], None] | None = None,
+    ) -> None:
+        """With `notices`, new work is begun at once; without, at the next poll. `on_answers` is called when answers
+        that callers of sessions wait for have been written; it notifies callers at other processes."""
+        self.halts: dict[str, Halt] = {}
+        """Routes closed until a person acts, and why."""
+        self.lost_identities = 0
+        self._on_answers = on_answers
+        self._config = config
+        self._database = database
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._notices = notices
+        self._stopping = asyncio.Event()
+        self._loop = self._next_loop()
+
+    def _next_loop(self) -> WorkerLoop:
+        stage = (self._config, self._database, self._pool, self._dispatcher)
+        return WorkerLoop(*stage, self.halts, self._on_answers, self._has_notices)
+
+    def _has_notices(self) -> bool:
+        return self._notices is not None and self._notices.listening.is_set()
+
+    async def run(self) -> None:
+        """Work until `stop`. Raises when the database stays away for longer than the retries last."""
+        await self._dispatcher.start(self._receive)
+        try:
+            with self._notices.subscribe(WORK, self._wake) if self._notices else contextlib.nullcontext():
+                await self._run_loops()
+        finally:
+            await self._dispatcher.stop()
+
+    async def _run_loops(self) -> None:
+        backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
+        while True:
+            try:
+                await self._loop.run()
+            except LostIdentityError as error:
+                self.lost_identities += 1
+                _log.warning("worker %s is lost: %s; going on under a new identity", self._loop.id, error)
+            except psycopg.OperationalError as error:
+                # The first loop has to begin; later ones wait for the database as long as it takes.
+                if not self.lost_identities:
+                    raise
+                _log.warning("no new identity yet: %s", error)
+            else:
+                return
+            if await self._stopped_within(backoff.next_s()):
+                return
+            self._loop = self._next_loop()
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _wake(self, pool: str) -> None:
+        if pool in (self._pool, ""):
+            self._loop.wake()
+
+    def _receive(self, item: Item, verdict: Verdict) -> None:
+        self._loop.receive(item, verdict)
+
+    def stop(self) -> None:
+        """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
+        self._stopping.set()
+        self._loop.stop()
+
+    def issue_permit(self) -> ClaimPermit | None:
+        """The right to claim for this worker in one statement, if it can call anything now. It must be returned."""
+        return self._loop.issue_permit()
+
+    def return_permit(self, permit: ClaimPermit, claimed: Sequence[Item] | None) -> None:
+        """Call the items claimed under the permit. None: the statement failed, and may have claimed some or not."""
+        if permit.worker_id == self._loop.id:  # else the identity was lost since, and its leases with it
+            self._loop.return_permit(claimed)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    @property
+    def trouble(self) -> str:
+        """Trouble of this worker right now, in a few words; empty if none."""
+        return self._loop.buffer.trouble or self._loop.trouble
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have begun and not ended."""
+        return self._dispatcher.in_flight
+
+    @property
+    def buffer(self) -> SettleBuffer:
+        return self._loop.buffer
