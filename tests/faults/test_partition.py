@@ -37,6 +37,7 @@ from tests.support.workbench import (
     DEADLINE_S,
     HELD,
     Bench,
+    calls_of,
     in_flight,
     leave,
     taking,
@@ -230,12 +231,12 @@ def test_nobody_waits_for_an_answer_that_cannot_come(tmp_path: Path) -> None:
     """Cut off in the middle of claims and flushes: both sides let go of the connections, long before the cut heals."""
     lines = 1_000
     with served(tmp_path) as network, workbench(tmp_path, conninfo(CLEAR), lines=lines) as bench:
-        upstream = bench.upstream("upstream", taking(0.1))
         # Half a minute goes by in which there is nothing to claim.
         settings = {**LIVENESS, "claim_poll_s": 0.5}
+        upstream = bench.upstream("upstream", taking(0.5))
         first = bench.worker("first", upstream, settings, conninfo=conninfo(CUT))
-        second = bench.worker("second", upstream, settings)
-        bench.until("SELECT (count(*) > 0)::int FROM penstock.outcomes")
+        wait_until(lambda: calls_of(upstream) > 3 * CONCURRENCY, DEADLINE_S)
+        second = bench.worker("second", bench.upstream("faster", taking(0.05)), settings)
         bench.until("SELECT (count(DISTINCT worker_id) = 2)::int FROM penstock.leases")
         old, before = bench.worker_ids(first), connections(first)
         assert len(before) > 1

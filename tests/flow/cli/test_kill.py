@@ -97,8 +97,8 @@ def unrecorded(site: Site) -> int:
     """Calls made so far of which the database knows nothing."""
     wait_until(lambda: site.mock.stats()["in_flight"] == 0, 30)
     with opened(site.data_dir) as connection:
-        # A statement that was sent before the kill is still carried out.
-        clients = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'penstock run%'"
+        # A statement that was sent before the kill is still carried out, and workers of a killed parent still settle.
+        clients = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'penstock %'"
         wait_until(lambda: ask(connection, clients) == 0, 30)
         retried = ask(connection, "SELECT count(*) FROM penstock.attempts WHERE not_before IS NOT NULL")
         return call_count(site.mock) - ask(connection, "SELECT count(*) FROM penstock.outcomes") - retried
