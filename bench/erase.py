@@ -73,9 +73,9 @@ _processes = multiprocessing.get_context("spawn")
 @dataclass(frozen=True, slots=True)
 class Figures:
     quiet_ms: list[float]
-    """Every claim's time while nobody purged or vacuumed after it,"""
+    """Every claim's time while nothing was purged or vacuumed."""
     purging_ms: list[float]
-    """and while somebody did."""
+    """Every claim's time meanwhile."""
     purging_s: float
     tried: list[int]
     """Rows, by replica."""
@@ -359,11 +359,11 @@ class _Purgers:
 def _purging(database: str, rest_s: float) -> Iterator[_Purgers]:
     going, ended = _processes.Event(), [_processes.Event() for _ in range(REPLICAS)]
     pipes = [_processes.Pipe() for _ in ended]
-    staff = [
+    processes = [
         _processes.Process(target=_purge_process, args=(database, rest_s, going, mine, theirs))
         for mine, (_, theirs) in zip(ended, pipes, strict=True)
     ]
-    for process in staff:
+    for process in processes:
         process.start()
     try:
         for ours, _ in pipes:
@@ -371,7 +371,7 @@ def _purging(database: str, rest_s: float) -> Iterator[_Purgers]:
         yield _Purgers(going, ended, [ours for ours, _ in pipes])
     finally:
         going.set()
-        for process in staff:
+        for process in processes:
             process.join(DEADLINE_S)
 
 

@@ -1,4 +1,4 @@
-"""The cost of claims while somebody holds a snapshot, as a dump does: dead rows cannot be cleaned away meanwhile.
+"""The cost of claims while a snapshot is held, as a dump does: dead rows cannot be cleaned away meanwhile.
 
     python -m bench.held_snapshot [--minutes 10] [--quick]
 

@@ -75,10 +75,10 @@ async def _done(_: Item) -> Verdict:
 async def _working(conninfo: str, count: int) -> AsyncIterator[None]:
     config = Config()
     pool = await open_pool(conninfo, config.database)
-    bell = NoticeListener(conninfo)
-    listening = asyncio.create_task(bell.run())
+    notices = NoticeListener(conninfo)
+    listening = asyncio.create_task(notices.run())
     workers = [
-        Worker(config, pool, f"pool-{number}", CoroutineDispatcher(each(_done), 8, RetryLimits()), bell)
+        Worker(config, pool, f"pool-{number}", CoroutineDispatcher(each(_done), 8, RetryLimits()), notices)
         for number in range(count)
     ]
     working = [asyncio.create_task(worker.run()) for worker in workers]

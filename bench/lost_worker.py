@@ -50,7 +50,7 @@ class Figures:
     taken_s: float = 0.0
     """From the kill until what was held had been taken back."""
     again_s: float = 0.0
-    """From the kill until the last of it had been called by somebody else."""
+    """From the kill until the last of it had been called by another worker."""
 
 
 def main() -> None:
@@ -107,16 +107,16 @@ def _measure(
     ):
         upstream = bench.upstream("upstream", taking(CALL_S))
         settings = {**DEFAULTS, **liveness, "concurrency": CONCURRENCY}
-        staff = [bench.worker(f"worker-{number}", upstream, settings) for number in range(workers)]
+        others = [bench.worker(f"worker-{number}", upstream, settings) for number in range(workers)]
         # Until everybody is at work, and claims have found their size.
         wait_until(lambda: in_flight(upstream) == workers * CONCURRENCY, DEADLINE_S)
         wait_until(lambda: calls_of(upstream) > workers * RATE * Config().claim.claim_slice_s, DEADLINE_S)
-        victim = _freeze(bench, staff.pop(), lost) if lost else None
+        victim = _freeze(bench, others.pop(), lost) if lost else None
         begun, begun_at = monotonic(), datetime.now(UTC)
         if victim is not None:
             victim.process.kill()
         bench.until("SELECT count(*) FROM penstock.batches WHERE state = 'completed'", DEADLINE_S)
-        for worker in staff:
+        for worker in others:
             leave(worker)
         bench.check()
         calls = [event for event in read_history(Path(folder) / "history") if event.f == "dispatch"]

@@ -76,9 +76,10 @@ async def _call(_: Item) -> Verdict:
 
 async def _work(database: str, seconds: float) -> dict[str, int]:
     config = Config()
-    pool, bell = await open_pool(database, config.database), NoticeListener(database)
-    listening = asyncio.create_task(bell.run())
-    workers = [Worker(config, pool, POOL, CoroutineDispatcher(each(_call), 32, RetryLimits()), bell) for _ in range(2)]
+    pool, notices = await open_pool(database, config.database), NoticeListener(database)
+    listening = asyncio.create_task(notices.run())
+    dispatchers = [CoroutineDispatcher(each(_call), 32, RetryLimits()) for _ in range(2)]
+    workers = [Worker(config, pool, POOL, dispatcher, notices) for dispatcher in dispatchers]
     working = [asyncio.create_task(worker.run()) for worker in workers]
     await asyncio.sleep(seconds)
     async with pool.connection() as connection:

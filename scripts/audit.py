@@ -26,7 +26,7 @@ def main(options: list[str]) -> int:
     certificates = ssl.get_default_verify_paths().cafile  # those of the system, as for the installation
     trust = {"REQUESTS_CA_BUNDLE": certificates} if certificates else {}
     try:
-        done = subprocess.run(  # noqa: S603  (the options are of whoever runs this)
+        done = subprocess.run(  # noqa: S603  (its options come from the command line)
             command + options, capture_output=True, text=True, timeout=TIMEOUT_S, env=trust | os.environ, check=False
         )
     except subprocess.TimeoutExpired:

@@ -260,7 +260,7 @@ class _Result:
 
 
 async def _find(call: Call[Any, Any]) -> FileRow | _Result:
-    """The caller's file. Somebody else's answers like one that does not exist."""
+    """The caller's file. Another owner's file answers like one that does not exist."""
     file_id = call.id("file", "file_id")
     async with borrowed(call.server.database) as connection:
         row = await stored.get_file(connection, file_id, call.caller.scope)

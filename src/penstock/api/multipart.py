@@ -22,7 +22,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from penstock.api.errors import ApiError
 from penstock.tasks import ignore_result
 
-# What is wrong with a form is told to whoever sent it.
+# Mistakes in a form are told to its sender, not to the log.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 PIECE_BYTES = 256 * 1024
@@ -42,7 +42,7 @@ _MAX_FILENAME_CHARS = 255
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
-    """Run something that blocks on the database. It is not left behind: whoever is cancelled waits for its end."""
+    """Run something that blocks on the database. It is not left behind: a cancelled caller waits for its end."""
     try:
         limiter = _limiter.get()
     except LookupError:

@@ -1,6 +1,6 @@
 """Rows on their way into one table: queued by one thread, copied by another.
 
-The server works while the next rows are made, and whoever makes them waits when the queue is full. The copying thread,
+The server works while the next rows are made, and the reader waits when the queue is full. The copying thread,
 its connection and its transaction last only while there is something to copy: nothing is held for an input that is slow
 or silent.
 """
@@ -53,7 +53,7 @@ class PromptWriter(LibpqWriter):
 
 
 class _Threads:
-    """The threads that copy, for all files. After a batch, a thread is left to whoever waits for one."""
+    """The threads that copy, for all files. After a batch, a thread goes to the next file that waits for one."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, "penstock-copy")
@@ -102,7 +102,7 @@ class CopyQueue:
         self._copying = False
         """A thread copies, or is about to."""
         self._hurried = False
-        """Somebody waits for all that is queued."""
+        """The reader waits for all that is queued."""
         self._failure: BaseException | None = None
 
     def put(self, size: int, rows: int, pack: Callable[[], bytes]) -> None:

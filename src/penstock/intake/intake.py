@@ -24,7 +24,7 @@ class FileIntake:
 
     The calls block, so an event loop runs them in a thread, one at a time. Errors of the database are raised as they
     are. With `keep_bytes` the file can be downloaded again as it came. With `keep_problems` a file that no batch can
-    run over is stored too, with what is wrong with it: whoever runs a batch over it is told, line by line, as with the
+    run over is stored too, with what is wrong with it: a batch over it fails with its errors, line by line, as with the
     hosted services.
 
     `purpose` and `expires_after_s` may be set until `finish`. A purpose that comes only after the bytes has them read

@@ -5,7 +5,7 @@ VALUES (%(file_id)s, %(owner)s, %(filename)s, %(worker_id)s, now())
 RETURNING source_id;
 
 -- name: hold_if_ingesting
--- Starts a batch of rows. The row lock is the fence: whoever fails the file waits for the batch under
+-- Starts a batch of rows. The row lock is the fence: a sweep that fails the file waits for the batch under
 -- way, and no batch starts afterwards. Batches need not be flushed one by one: the seal's commit,
 -- which is, flushes all WAL before it.
 SELECT set_config('synchronous_commit', 'off', true)
@@ -150,7 +150,7 @@ RETURNING id;
 SELECT id FROM penstock.files WHERE state = 'failed' ORDER BY created_at;
 
 -- name: hold_if_failed
--- Takes the right to delete the next rows of a file that was given up. Whoever else purges does not wait for it.
+-- Takes the right to delete the next rows of a file that was given up. Another sweep does not wait for it.
 SELECT source_id FROM penstock.files WHERE id = %(file_id)s AND state = 'failed' FOR UPDATE SKIP LOCKED;
 
 -- name: purge_templates_after
@@ -230,8 +230,8 @@ SELECT id, upload_id, bytes, created_at, digest
   FROM penstock.upload_parts WHERE upload_id = %(upload_id)s AND id = %(id)s;
 
 -- name: add_part_if_pending
--- Makes what was stored a part of its upload, or does nothing if the upload has ended or whoever stores it was taken
--- for dead. The lock has whoever ends the upload wait, so that no part is added afterwards.
+-- Makes what was stored a part of its upload, or does nothing if the upload has ended or its worker was taken for
+-- dead. The lock makes the end of the upload wait, so that no part is added afterwards.
 WITH upload AS MATERIALIZED (
   SELECT id
     FROM penstock.uploads

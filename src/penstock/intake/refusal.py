@@ -80,7 +80,7 @@ class IntakeRefused(UsageError):  # noqa: N818 - a verdict on the input, not a f
         )
 
 
-class IntakeGivenUp(PenstockError):  # noqa: N818 - somebody else's decision
+class IntakeGivenUp(PenstockError):  # noqa: N818 - another process's decision
     """Another process took this one for dead and gave its file up; nothing of it is stored."""
 
 

@@ -23,7 +23,7 @@ PURGE_ROWS = 1_000
 _CHUNKS_PER_STEP = 8
 _LOCK_TIMEOUT_MS = 10_000
 _TIDY_S = 1.0
-"""How long somebody who gives up spends on deleting; the rest is left to the sweep."""
+"""How long an intake that gives up spends on deleting; the rest is left to the sweep."""
 _SQL = sql.load("penstock.intake", "intake.sql")
 
 _unsettled: set[UUID] = set()

@@ -1,6 +1,6 @@
 """A file's way into the database: opened, written batch by batch, then sealed or given up.
 
-Whoever reads a file hands its rows, and its bytes if they are kept, to a `FileWriter`; two threads copy them while the
+The reader of a file gives its rows, and its bytes if they are kept, to a `FileWriter`; two threads copy them while the
 reader goes on. Nobody can see a file before its seal, so batches commit on their own and no transaction is long.
 """
 

@@ -8,7 +8,7 @@ with the last process that holds the open file, however that process ends:
 
 - `users.lock`: held shared by every process that uses the server. The keeper takes it exclusively to
   stop the server and holds it until it exits, so a newcomer either prevents the stop or waits it out.
-- `keeper.lock`: held by the keeper for life. Whoever finds it free takes it and passes the open file to
+- `keeper.lock`: held by the keeper for life. A process that finds it free takes it and passes the open file to
   the keeper it starts, so there are never two keepers and no moment between test and start.
 - `server.lock`: inherited by the postmaster and every process it forks, held by nobody else. It is
   free exactly when no PostgreSQL process of this directory is alive, orphaned backends included:
@@ -240,7 +240,7 @@ class Keeper:
             time.sleep(POLL_S)
 
     def _unused(self) -> bool:
-        # Once had, the lock is kept until this process ends: whoever comes now waits for the end and
+        # Once had, the lock is kept until this process ends: a process that comes now waits for the end and
         # starts anew, and is never handed a server that is about to stop.
         try:
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)

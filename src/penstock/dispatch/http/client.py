@@ -1,6 +1,6 @@
 """HTTP/1.1 on the event loop itself, plain and over TLS. See docs/adr/0003-http-client.md for why.
 
-A call that somebody waits for spends no time on its way to another thread and back, and one that is cut short closes
+A call that a user waits for spends no time on its way to another thread and back, and one that is cut short closes
 its connection at once. No redirect is followed, no proxy read from the environment, no cookie kept, nothing retried,
 and at most `max_response_bytes` of an answer are held, counted after decompression.
 """

@@ -57,7 +57,7 @@ class HttpProcessor:
         client: type[HttpClient] = HttpClient,
         rng: random.Random | None = None,
     ) -> None:
-        """`streams` takes the pieces of answers that somebody wants to read as they come. `current_key` is asked before
+        """`streams` takes the pieces of answers that a caller reads as they come. `current_key` is asked before
         every call, so that a key can be changed. With a `name`, an endpoint that cannot be reached is warned about."""
         self.base_url = checked_base(base_url)
         self._limits = dispatch
@@ -125,7 +125,7 @@ class HttpProcessor:
         )
 
     async def forward(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """The answer to somebody else's request, as it came; of an error, without our secrets. Or TransportError."""
+        """The answer to a request passed through, as it came; an error without our secrets. Raises TransportError."""
         answer = await self._client.request("POST", self._known_url(path), self._headers(path, headers), body)
         return answer if answer.status < 400 else msgspec.structs.replace(answer, body=self.redacted(answer.body))
 
