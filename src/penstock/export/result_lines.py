@@ -1,7 +1,8 @@
 """Result lines: outcomes as JSONL, as OpenAI's and Anthropic's clients expect them, and the length of each line.
 
-The length is counted when an outcome is settled, so that a result file's size is known without reading it: the counted
-and the written length must be the same to the byte.
+The length is counted when an outcome is settled (`settle/write.py`), so that a result file's size is known without
+reading it, and when it is run again (`batches/run_again.py`): the counted and the written length must be the same to
+the byte.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ async def _pool(config: Config, conninfo: str) -> AsyncIterator[Pool]:
 
 
 async def _reopen(database: Pool, config: Config, providers: tuple[Provider, ...]) -> None:
-    """Open the halted routes of the providers: to start a server is to say that the reason is mended."""
+    """Open the halted routes of the providers: to start a server is to say that the reason is gone."""
     async with borrowed(database) as connection:
         for provider in providers:
             for pool in (provider.pool, provider.session_pool):
