@@ -127,13 +127,7 @@ class Api:
         path = self._mounted(scope)
         dialect: Dialect = "anthropic" if path.startswith("/v1/messages") else "openai"
         request_id = f"req_{getrandbits(96):024x}"  # it names a request and guards nothing
-        guard = Guard(
-            receive,
-            send,
-            self._server.config.serve,
-            _constant_headers(dialect, request_id),
-            bodiless=scope["method"] == "HEAD",
-        )
+        guard = Guard(receive, send, self._server.config.serve, _constant_headers(dialect, request_id))
         who = _UNKNOWN
         try:
             response: Response

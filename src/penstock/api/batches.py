@@ -207,7 +207,6 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
                 owner=call.caller.owner,
                 dialect="openai",
                 after=cursor("batch", query.after),
-                before=None,
                 limit=query.limit + 1,
                 states=states,
                 metadata=query.metadata,

@@ -137,12 +137,12 @@ class Call(Generic[Q, B]):
         found: dict[str, str] = self.request.path_params
         return found
 
-    def id(self, kind: str, name: str, param: str | None = "id") -> UUID:
+    def id(self, kind: str, name: str) -> UUID:
         """The id in the path. One that cannot be an id answers like one that does not exist."""
         text = self.path[name]
         found = parse_id(kind, text)
         if found is None:
-            raise not_found(KIND_WORDS[kind], text, param)
+            raise not_found(KIND_WORDS[kind], text)
         return found
 
     def link(self, path: str) -> str:

@@ -22,20 +22,13 @@ class Guard:
     """Guard between the server and the handler of one request."""
 
     def __init__(
-        self,
-        receive: Receive,
-        send: Send,
-        limits: ServeLimits,
-        headers: Iterable[tuple[bytes, bytes]],
-        *,
-        bodiless: bool,
+        self, receive: Receive, send: Send, limits: ServeLimits, headers: Iterable[tuple[bytes, bytes]]
     ) -> None:
         self._receive = receive
         self._send = send
         self._limits = limits
         self._headers = list(headers)
         self._names = {name for name, _ in self._headers}
-        self._bodiless = bodiless
         self._whole = False
         self._waited_s = 0.0
         self._received = 0
@@ -76,10 +69,6 @@ class Guard:
             kept = [entry for entry in message.get("headers", ()) if entry[0] not in self._names]
             message = {**message, "headers": kept + self._headers}
         elif message["type"] == "http.response.body":
-            if self._bodiless:
-                if self.complete:
-                    return
-                message = {"type": "http.response.body", "body": b"", "more_body": False}
             self.sent_bytes += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
         try:

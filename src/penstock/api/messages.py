@@ -221,10 +221,6 @@ async def list_message_batches(call: Call[MessageBatchesQuery, None]) -> Message
             after=cursor("msgbatch", query.after_id, "after_id"),
             before=before,
             limit=query.limit + 1,
-            states=None,
-            metadata=None,
-            created_after=None,
-            created_before=None,
         )
     # One more than the page was asked for: it lies at the far end, which going back is the first.
     page = rows[: query.limit] if before is None else rows[-query.limit :]

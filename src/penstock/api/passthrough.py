@@ -318,21 +318,13 @@ def _error_event(call: Call[Any, Any], error: ApiError) -> bytes:
     return b"event: error\ndata: %b\n\n" % body
 
 
-_SUMMARIES = {
-    "/v1/chat/completions": "Chat completions",
-    "/v1/completions": "Completions",
-    "/v1/embeddings": "Embeddings",
-    "/v1/responses": "Responses",
-    "/v1/moderations": "Moderations",
-    "/v1/messages": "Messages",
-}
-
 ENDPOINTS = tuple(
     Endpoint(
         "POST",
         path,
         partial(pass_on, path),
-        f"{_SUMMARIES[path]}, passed on to the model's provider; with `X-Session-Id` in that session's order.",
+        f"{path.removeprefix('/v1/').replace('/', ' ').capitalize()}, passed on to the model's provider;"
+        " with `X-Session-Id` in that session's order.",
         query=SubmitQuery,
         stream=_JSON,
         dialect="anthropic" if path == "/v1/messages" else "openai",
