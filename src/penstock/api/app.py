@@ -46,7 +46,7 @@ from penstock.api import (
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
 from penstock.api.errors import ApiError, Dialect, busy, disk_full, render
-from penstock.api.guard import Guard, SlowReaderError
+from penstock.api.guard import Guard, SlowReaderError, read_body
 from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
 from penstock.config import Config, DatabaseLimits
@@ -134,7 +134,7 @@ class Api:
             try:
                 request = Request(scope, guard.receive)
                 route, who = await self._admit(request, path)
-                response = await self._answer(route, who, request, guard, request_id)
+                response = await self._answer(route, who, request, request_id)
             except (ClientDisconnect, SlowReaderError):
                 raise
             except Exception as error:
@@ -192,16 +192,14 @@ class Api:
             raise ApiError(403, "This needs an admin's key.", type="permission_error", code="forbidden")
         return route, who
 
-    async def _answer(
-        self, reader: _Reader | Response, who: Caller, request: Request, guard: Guard, request_id: str
-    ) -> Response:
+    async def _answer(self, reader: _Reader | Response, who: Caller, request: Request, request_id: str) -> Response:
         if isinstance(reader, Response):
             return reader
         endpoint = reader.endpoint
         query = reader.query.read(request.scope["query_string"]) if reader.query else None
         body = None
         if reader.body is not None:
-            content = await guard.read(self._server.config.serve.max_json_bytes)
+            content = await read_body(request, self._server.config.serve.max_json_bytes)
             body = reader.body.read(content, request.headers.get("content-type"))
         answer = await endpoint.handle(Call(self._server, who, request, request_id, query, body))
         if isinstance(answer, Response):

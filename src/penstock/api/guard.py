@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable
 from time import monotonic
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
 from starlette.types import Message, Receive, Send
 
 from penstock.api.errors import ApiError
@@ -77,18 +77,6 @@ class Guard:
         except TimeoutError:
             raise SlowReaderError from None
 
-    async def read(self, max_bytes: int) -> bytes:
-        """Read the whole body. Raises if it is longer than that."""
-        pieces: list[bytes] = []
-        while not self._whole:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            pieces.append(message.get("body", b""))
-            if self._received > max_bytes:
-                raise too_large(max_bytes)
-        return b"".join(pieces)
-
     async def linger(self) -> None:
         """Read and drop for a while what the client is still sending: many clients read no answer before they have sent
         everything, and would lose it if they were cut off."""
@@ -98,6 +86,14 @@ class Guard:
                     await self.receive()
 
 
-def too_large(max_bytes: int) -> ApiError:
-    message = f"The request's body is larger than {max_bytes:,} bytes."
-    return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the whole body. Raises ApiError if it is longer than that."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        pieces.append(piece)
+        size += len(piece)
+        if size > max_bytes:
+            message = f"The request's body is larger than {max_bytes:,} bytes."
+            raise ApiError(413, message, code="request_too_large", headers={"connection": "close"})
+    return b"".join(pieces)
