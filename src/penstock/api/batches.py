@@ -14,7 +14,7 @@ import msgspec
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
-from penstock.api.files import cursor, ends
+from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.batches import read, run_again
 from penstock.batches import steer as batch_steer
@@ -214,8 +214,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
                 created_before=_moment(query.created_before),
             )
     data = [objects.batch_object(row) for row in rows[: query.limit]]
-    first, last = ends(batch.id for batch in data)
-    return objects.BatchList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return objects.BatchList.of(data, has_more=len(rows) > query.limit)
 
 
 def _states(wanted: Sequence[str] | None) -> list[str] | None:

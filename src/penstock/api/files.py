@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -181,8 +181,7 @@ async def list_files(call: Call[FilesQuery, None]) -> objects.FileList:
             ascending=query.order == "asc",
         )
     data = [objects.file_object(row) for row in rows[: query.limit]]
-    first, last = ends(file.id for file in data)
-    return objects.FileList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return objects.FileList.of(data, has_more=len(rows) > query.limit)
 
 
 def cursor(kind: str, after: str | None, name: str = "after") -> Any:
@@ -193,12 +192,6 @@ def cursor(kind: str, after: str | None, name: str = "after") -> Any:
     if found is None:
         raise invalid(name, "it is the 'last_id' of the page before.")
     return found
-
-
-def ends(ids: Iterable[str]) -> tuple[str | None, str | None]:
-    """The first and last id of a page."""
-    listed = list(ids)
-    return (listed[0], listed[-1]) if listed else (None, None)
 
 
 async def retrieve_file(call: Call[None, None]) -> objects.File:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from penstock.api.batches import steer
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
-from penstock.api.files import cursor, download, ends, refusals
+from penstock.api.files import cursor, download, refusals
 from penstock.api.multipart import Feeder, idempotency_key, in_thread
 from penstock.batches.read import Batch, get_batch, list_batches
 from penstock.batches.steer import cancel_batch
@@ -225,7 +225,7 @@ async def list_message_batches(call: Call[MessageBatchesQuery, None]) -> Message
     # One more than the page was asked for: it lies at the far end, which going back is the first.
     page = rows[: query.limit] if before is None else rows[-query.limit :]
     data = [_object(call, row) for row in page]
-    first, last = ends(batch.id for batch in data)
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
     return MessageBatchList(data=data, has_more=len(rows) > query.limit, first_id=first, last_id=last)
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import not_found
+from penstock.api.objects import seconds_or_none
 from penstock.batches.unserved import list_unserved
 from penstock.claim import gates
 from penstock.db.notify import WORK, notify
@@ -58,7 +59,7 @@ async def _read_provider(connection: Connection, provider: Provider) -> Provider
         GateObject(
             model=gate.route,
             state="halted" if gate.halted_at else "waiting",
-            until=int(gate.not_before.timestamp()) if gate.not_before and not gate.halted_at else None,
+            until=seconds_or_none(gate.not_before) if not gate.halted_at else None,
             code=gate.code,
             message=gate.message,
         )

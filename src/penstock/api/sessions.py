@@ -18,7 +18,7 @@ from starlette.responses import Response
 from penstock.api.answer_wait import AnswerWait
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import OpenAIErrorDetail, conflict, not_found
-from penstock.api.files import cursor, ends
+from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.api.session_objects import (
     OnDeadHead,
@@ -226,8 +226,7 @@ async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionReque
             connection, call.caller.owner, key, after_sequence=after, limit=query.limit + 1, status=query.status
         )
     data = [request_object(row) for row in rows[: query.limit]]
-    first, last = ends(entry.id for entry in data)
-    return SessionRequestList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return SessionRequestList.of(data, has_more=len(rows) > query.limit)
 
 
 async def _find(call: Call[Any, Any], text: str) -> RequestRow:
@@ -248,8 +247,7 @@ async def list_sessions(call: Call[SessionsQuery, None]) -> SessionList:
     async with borrowed(call.server.database) as connection:
         rows = await sessions.list_sessions(connection, call.caller.owner, after=after, limit=query.limit + 1)
     data = [session_object(row) for row in rows[: query.limit]]
-    first, last = ends(entry.id for entry in data)
-    return SessionList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return SessionList.of(data, has_more=len(rows) > query.limit)
 
 
 async def retrieve_session(call: Call[None, None]) -> Session:
