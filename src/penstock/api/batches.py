@@ -20,7 +20,7 @@ from penstock.batches import read, run_again
 from penstock.batches import steer as batch_steer
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
-from penstock.batches.run_again import NotFailed, NotRetryable, worn_out_message
+from penstock.batches.run_again import NotFailed, worn_out_message
 from penstock.batches.validate import request_batch, validate_batch
 from penstock.db.pool import Connection, borrowed
 from penstock.erase import erase
@@ -293,8 +293,6 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
         except NotFailed as error:
             name = "request_ids" if body.custom_ids is None else "custom_ids"
             raise invalid(name, f"no failed requests of this batch: {_named(batch_id, error)}.") from None
-        except NotRetryable as error:
-            raise conflict(error.message) from None
         if not retried.requests and retried.worn_out:
             raise conflict(worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
         if not retried.requests:
@@ -321,10 +319,7 @@ async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
     batch_id = call.id("batch", "batch_id")
     async with borrowed(call.server.database) as connection:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
-        try:
-            gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
-        except erase.NotErasable as error:
-            raise conflict(error.message) from None
+        gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
     if not gone:
         raise not_found("Batch", call.path["batch_id"])
     call.server.background.wake("purge")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from penstock.api.batches import steer
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
-from penstock.api.files import cursor, download, refusals
+from penstock.api.files import cursor, download
 from penstock.api.multipart import Feeder, idempotency_key, in_thread
 from penstock.batches.read import Batch, get_batch, list_batches
 from penstock.batches.steer import cancel_batch
@@ -84,21 +84,20 @@ async def create_message_batch(call: Call[None, None]) -> MessageBatch:
 async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
     """The requests of the body, stored like the lines of a file."""
     server = call.server
-    with refusals():
-        intake = MessageBatchIntake(
-            server.conninfo,
-            owner=call.caller.owner,
-            worker_id=server.worker_id,
-            limits=server.config.intake,
-            serves=lambda model: server.providers.pool_of(model) is not None,
-            idempotency_key=key,
-            expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
-        )
-        async with Feeder(intake) as feeder:
-            async for data in call.request.stream():
-                await feeder.put(data)
-            await feeder.flush()
-            return (await in_thread(intake.finish)).file
+    intake = MessageBatchIntake(
+        server.conninfo,
+        owner=call.caller.owner,
+        worker_id=server.worker_id,
+        limits=server.config.intake,
+        serves=lambda model: server.providers.pool_of(model) is not None,
+        idempotency_key=key,
+        expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
+    )
+    async with Feeder(intake) as feeder:
+        async for data in call.request.stream():
+            await feeder.put(data)
+        await feeder.flush()
+        return (await in_thread(intake.finish)).file
 
 
 async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:
@@ -264,10 +263,7 @@ async def delete_message_batch(call: Call[None, None]) -> MessageBatchDeleted:
         batch = _known(call, await get_batch(connection, batch_id, scope))
         if not batch.state.terminal:
             raise ApiError(400, f"{name} has not ended: cancel it, and delete it when it has.")
-        try:
-            gone = await erase.delete_batch(connection, batch_id, scope)
-        except erase.NotErasable as error:
-            raise conflict(error.message) from None
+        gone = await erase.delete_batch(connection, batch_id, scope)
     if not gone:
         raise not_found("MessageBatch", name)
     call.server.background.wake("purge")
