@@ -70,21 +70,12 @@ def _report(row: Erasure) -> objects.Erasure:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "GET",
-        "/v1/erasures",
-        list_erasures,
-        "Erasure reports, newest first.",
-        query=ErasuresQuery,
-        answer=objects.ErasureList,
-        errors=(400,),
-    ),
+    Endpoint("GET", "/v1/erasures", list_erasures, "Erasure reports, newest first."),
     Endpoint(
         "GET",
         "/v1/erasures/{erasure_id}",
         retrieve_erasure,
         "One erasure: what is gone, and since when.",
-        answer=objects.Erasure,
         errors=(404,),
     ),
 )

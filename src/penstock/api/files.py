@@ -310,33 +310,22 @@ def _attachment(filename: str) -> str:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/files",
-        create_file,
-        "Upload a file.",
-        answer=objects.File,
-        form=_FORM,
-        errors=(400, 408, 409, 413, 422),
-    ),
+    Endpoint("POST", "/v1/files", create_file, "Upload a file.", form=_FORM, errors=(400, 408, 409, 413, 422)),
     Endpoint(
         "PUT",
         "/v1/files",
         put_file,
         "Upload a file as the whole body, as `curl -T` does.",
-        query=PutQuery,
-        answer=objects.File,
         stream="application/octet-stream",
-        errors=(400, 408, 409, 413, 415),
+        errors=(408, 409, 413, 415),
     ),
-    Endpoint("GET", "/v1/files", list_files, "List files.", query=FilesQuery, answer=objects.FileList, errors=(400,)),
-    Endpoint("GET", "/v1/files/{file_id}", retrieve_file, "One file.", answer=objects.File, errors=(404,)),
+    Endpoint("GET", "/v1/files", list_files, "List files."),
+    Endpoint("GET", "/v1/files/{file_id}", retrieve_file, "One file.", errors=(404,)),
     Endpoint(
         "DELETE",
         "/v1/files/{file_id}",
         delete_file,
         "Delete a file. Batches that still run over it are cancelled.",
-        answer=objects.FileDeleted,
         errors=(404, 409),
     ),
     Endpoint(
@@ -344,8 +333,7 @@ ENDPOINTS = (
         "/v1/files/{file_id}/content",
         file_content,
         "A file's bytes. Of a running batch: the results so far.",
-        query=ContentQuery,
         media="application/octet-stream",
-        errors=(400, 404),
+        errors=(404,),
     ),
 )

@@ -402,8 +402,7 @@ ENDPOINTS = (
         "/v1/batches/{batch_id}/events",
         batch_events,
         "Follow a batch as server-sent events: progress, result, done.",
-        query=EventsQuery,
         media="text/event-stream",
-        errors=(400, 404),
+        errors=(404,),
     ),
 )

@@ -313,10 +313,9 @@ ENDPOINTS = tuple(
         partial(pass_on, path),
         f"{path.removeprefix('/v1/').replace('/', ' ').capitalize()}, passed on to the model's provider;"
         " with `X-Session-Id` in that session's order.",
-        query=SubmitQuery,
         stream=_JSON,
         dialect="anthropic" if path == "/v1/messages" else "openai",
-        errors=(400, 409, 413, 429, 502, 503, 504),
+        errors=(409, 413, 429, 502, 504),
         name=f"pass_on_{path.removeprefix('/v1/').replace('/', '_')}",
     )
     for path in ENDPOINTS_OF_SESSIONS

@@ -102,9 +102,7 @@ ENDPOINTS = (
         "/v1/providers",
         _list,
         "The providers, which of their models wait or are halted, and work that belongs to none of them.",
-        answer=ProviderList,
         role="admin",
-        errors=(403,),
         name="list_providers",
     ),
     Endpoint(
@@ -112,10 +110,8 @@ ENDPOINTS = (
         "/v1/providers/{name}/resume",
         _resume,
         "Call this provider again: the cause of its halt is fixed.",
-        body=Nothing | None,
-        answer=ProviderObject,
         role="admin",
-        errors=(403, 404),
+        errors=(404,),
         name="resume_provider",
     ),
 )

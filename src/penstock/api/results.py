@@ -136,17 +136,9 @@ ENDPOINTS = (
         "/v1/batches/{batch_id}/results",
         list_results,
         "The requests of a batch with their answers.",
-        query=ResultsQuery,
-        answer=objects.RequestList,
-        errors=(400, 404),
+        errors=(404,),
     ),
     Endpoint(
-        "GET",
-        "/v1/batches/{batch_id}/attempts",
-        list_attempts,
-        "The attempts of a batch that failed.",
-        query=AttemptsQuery,
-        answer=objects.AttemptList,
-        errors=(400, 404),
+        "GET", "/v1/batches/{batch_id}/attempts", list_attempts, "The attempts of a batch that failed.", errors=(404,)
     ),
 )

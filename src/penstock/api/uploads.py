@@ -135,40 +135,17 @@ def _upload(row: UploadRow, file: FileRow | None = None) -> objects.Upload:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/uploads",
-        create_upload,
-        "Open an upload in parts.",
-        body=UploadBody,
-        answer=objects.Upload,
-        errors=(400, 409, 413, 422),
-    ),
+    Endpoint("POST", "/v1/uploads", create_upload, "Open an upload in parts.", errors=(409,)),
     Endpoint(
         "POST",
         "/v1/uploads/{upload_id}/parts",
         create_part,
         "Add a part.",
-        answer=objects.UploadPart,
         form=_FORM,
         errors=(400, 404, 408, 409, 413, 422),
     ),
     Endpoint(
-        "POST",
-        "/v1/uploads/{upload_id}/complete",
-        complete_upload,
-        "Make a file of the parts.",
-        body=CompleteBody,
-        answer=objects.Upload,
-        errors=(400, 404, 409, 413, 422),
+        "POST", "/v1/uploads/{upload_id}/complete", complete_upload, "Make a file of the parts.", errors=(404, 409)
     ),
-    Endpoint(
-        "POST",
-        "/v1/uploads/{upload_id}/cancel",
-        cancel_upload,
-        "Give an upload up.",
-        body=Nothing | None,
-        answer=objects.Upload,
-        errors=(404, 409, 422),
-    ),
+    Endpoint("POST", "/v1/uploads/{upload_id}/cancel", cancel_upload, "Give an upload up.", errors=(404, 409)),
 )
