@@ -13,9 +13,10 @@ from pathlib import Path
 from uuid import UUID
 
 import psycopg
+from starlette.types import ASGIApp
 
 from penstock.api.app import create_app, make_server
-from penstock.cli.asgi import Application, AsgiTransport
+from penstock.cli.asgi import AsgiTransport
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.pool import Pool, borrowed, open_pool
@@ -32,7 +33,7 @@ _SQL = sql.load("penstock.cli", "local.sql")
 class LocalTransport(AsgiTransport):
     """Transport to the application on one database."""
 
-    def __init__(self, application: Application, place: str, database: Pool, grace_s: float) -> None:
+    def __init__(self, application: ASGIApp, place: str, database: Pool, grace_s: float) -> None:
         super().__init__(application, place)
         self._database = database
         self._grace_s = grace_s

@@ -8,7 +8,7 @@ become files that were given up, and the purge deletes them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -274,13 +274,13 @@ def complete_upload(
     part_ids: Sequence[UUID],
     limits: IntakeLimits,
     md5: str | None = None,
-    expires_after_s: float | None = None,
+    lifetime_s: Callable[[str, int | None], float | None] = lambda _, asked_s: asked_s,
 ) -> CompletedUpload:
     """Make one file of the parts, in the order given. Blocks, as long as storing the file once more takes:
     lines cross the borders of parts, which come in any order, so they are read now, from the pieces that were kept.
 
-    An upload that is completed already is answered as it is, so that a client may ask again. `expires_after_s` is the
-    file's if the upload named none.
+    An upload that is completed already is answered as it is, so that a client may ask again. `lifetime_s` gives
+    the seconds that the file is kept, for the upload's purpose and the seconds it asked for.
     """
     with sweep.connected(conninfo) as connection:
         upload = _read(connection, upload_id, owner)
@@ -304,7 +304,7 @@ def complete_upload(
             filename=upload.filename,
             limits=limits,
             purpose=upload.purpose,
-            expires_after_s=upload.expires_after_s if upload.expires_after_s is not None else expires_after_s,
+            expires_after_s=lifetime_s(upload.purpose, upload.expires_after_s),
         ) as taking:
             try:
                 for piece in _pieces(connection, parts):
@@ -312,7 +312,7 @@ def complete_upload(
                         sums.update(piece)
                     taking.feed(piece)
                 if md5 is not None and md5.lower() != sums.hexdigest():
-                    raise IntakeRefused(f"md5: the parts have {sums.hexdigest()}; expected {md5}")
+                    raise IntakeRefused(f"md5: the parts have {sums.hexdigest()}; expected {md5}", param="md5")
                 taking.finish(end)
             except _EndedMeanwhile:
                 pass
@@ -348,12 +348,13 @@ def _in_order(connection: psycopg.Connection, upload: UploadRow, part_ids: Seque
     known = {row[0]: row[1:] for row in rows}
     for part_id in part_ids:
         if part_id not in known:
-            raise IntakeRefused(f"part_ids: the upload has no part {public_id('part', part_id)}")
+            raise IntakeRefused(f"part_ids: the upload has no part {public_id('part', part_id)}", param="part_ids")
     if len(set(part_ids)) < len(part_ids):
-        raise IntakeRefused("part_ids: a part is named twice")
+        raise IntakeRefused("part_ids: a part is named twice", param="part_ids")
     found = sum(known[part_id][1] for part_id in part_ids)
     if found != upload.bytes:
-        raise IntakeRefused(f"part_ids: the parts have {found:,} bytes together; expected {upload.bytes:,}")
+        message = f"part_ids: the parts have {found:,} bytes together; expected {upload.bytes:,}"
+        raise IntakeRefused(message, param="part_ids")
     return [(known[part_id][0], known[part_id][2]) for part_id in part_ids]
 
 
