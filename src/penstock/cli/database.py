@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.client import print_json
 from penstock.cli.options import database_options, load_config
 from penstock.db.start import start_database
 from penstock.errors import ExitCode, PenstockError
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group(short_help="Migrate or inspect the database, share out its work.")
@@ -51,7 +48,7 @@ def migrate_command(
         )
         left = [migration.name for migration in read_standing(conninfo).missing]
     if as_json:
-        _print_json({"applied": [migration.name for migration in applied], "left": left})
+        print_json({"applied": [migration.name for migration in applied], "left": left})
         return
     if not applied:
         click.echo("up to date")
@@ -81,7 +78,7 @@ def status_command(
     with start_database(config) as conninfo, _plain_errors():
         found = read_standing(conninfo)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "applied": [migration.name for migration in found.applied],
                 "missing": [migration.name for migration in found.missing],
@@ -134,7 +131,7 @@ def share_command(
     with start_database(config) as conninfo, _plain_errors():
         found = asyncio.run(share(conninfo))
     if as_json:
-        _print_json({"shares": [{"owner": name, "weight": round(each, 4)} for name, each in found]})
+        print_json({"shares": [{"owner": name, "weight": round(each, 4)} for name, each in found]})
         return
     for name, each in found:
         click.echo(f"{each:8.4g}  {name}")
@@ -155,9 +152,3 @@ def _plain_errors() -> Iterator[None]:
             f"the database answered: {str(error).strip().splitlines()[0]}",
             hint="Check --database-url (or PENSTOCK_DATABASE_URL), the user's rights, and that the server runs.",
         ) from error
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    import json
-
-    click.echo(json.dumps(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ async def submit(
     if not context.as_json:
         print_end(context, batch, output=None if output is None else str(output))
     if output is not None and has_ended(batch) and batch["status"] != "failed":
-        shown["results"] = (await export_results(context, batch, output)).as_dict()
+        shown["results"] = asdict(await export_results(context, batch, output))
     if context.as_json and str(output) != "-":
         print_json(shown)
     return ExitCode(shown["exit_code"])
