@@ -56,9 +56,9 @@ def problem_lines(batch: Json) -> list[str]:
     return lines
 
 
-def age(since: float, now: float | None = None) -> str:
+def age(since: float) -> str:
     """Time since a moment, in short: 12s, 5m, 3h, 2d."""
-    seconds = max(0, int((time.time() if now is None else now) - since))
+    seconds = max(0, int(time.time() - since))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= 2 * size or (unit != "d" and seconds >= size):
             return f"{seconds // size}{unit}"

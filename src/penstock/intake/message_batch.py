@@ -329,10 +329,6 @@ class MessageBatchIntake:
             idempotency_key=idempotency_key,
         )
 
-    @property
-    def requests(self) -> int:
-        return self._splitter.requests
-
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""
         if lines := self._splitter.feed(data):

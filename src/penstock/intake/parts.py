@@ -31,6 +31,7 @@ from penstock.model import new_id, public_id
 
 _COMPLETION_GRACE_S = 600.0
 """An upload that is being completed as it expires keeps its parts for this long."""
+_EXPIRED_AT_ONCE = 100
 _SPARE = 2
 """Parts may hold this many times what the upload asks for: some are sent again after a lost answer."""
 _SQL = sql.load("penstock.intake", "intake.sql")
@@ -135,9 +136,9 @@ async def cancel_upload(connection: Connection, upload_id: UUID, owner: str | No
     return upload
 
 
-async def expire_uploads(connection: Connection, *, limit: int = 100, now: Now = None) -> int:
+async def expire_uploads(connection: Connection, *, now: Now = None) -> int:
     """Give up the parts of uploads that were not completed in time; returns how many uploads."""
-    parameters = {"limit": limit, "grace_s": _COMPLETION_GRACE_S, "now": now}
+    parameters = {"limit": _EXPIRED_AT_ONCE, "grace_s": _COMPLETION_GRACE_S, "now": now}
     expired = await (await connection.execute(_SQL["list_expired_uploads"], parameters)).fetchall()
     for (upload_id,) in expired:
         await _end(connection, "expire_upload", upload_id, now)
