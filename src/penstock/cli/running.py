@@ -200,7 +200,7 @@ class _Run:
                     worker_id=worker_id,
                     filename=os.fsencode(self._plan.input.name).decode("utf-8", "replace"),
                     limits=self._config.intake,
-                    on_progress=lambda seen: self._display.amount("storing", seen.bytes_read, size, "bytes"),
+                    on_progress=lambda read: self._display.amount("storing", read, size, "bytes"),
                     should_stop=self._interrupted.is_set,
                 )
             except refusal.IntakeInterrupted as error:

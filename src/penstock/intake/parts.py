@@ -23,7 +23,7 @@ from penstock.db.pool import Connection, Now
 from penstock.errors import UsageError
 from penstock.intake import sweep
 from penstock.intake.files import FileRow
-from penstock.intake.intake import open_upload
+from penstock.intake.intake import FileIntake
 from penstock.intake.pieces import unpack_piece
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.writer import FileWriter, IdempotencyConflict, given_up
@@ -298,13 +298,15 @@ def complete_upload(
             sealing.execute(_SQL["give_up_parts"], {"id": upload_id})
 
         sums = hashlib.md5(usedforsecurity=False)
-        with open_upload(
+        with FileIntake(
             conninfo,
             owner=upload.owner,
             worker_id=worker_id,
             filename=upload.filename,
             limits=limits,
             purpose=upload.purpose,
+            keep_bytes=True,
+            keep_problems=True,
             expires_after_s=upload.expires_after_s if upload.expires_after_s is not None else expires_after_s,
         ) as taking:
             try:
