@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
 from penstock.cli.client import print_json
-from penstock.cli.options import database_options, load_config
+from penstock.cli.options import DatabaseOptions, database_options, load_config
 from penstock.db.start import start_database
 from penstock.errors import ExitCode, PenstockError
 
@@ -23,14 +22,7 @@ def db() -> None:
 @database_options
 @click.option("--post", is_flag=True, help="Also remove what only older versions need; no such process may run.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
-def migrate_command(
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
-    post: bool,
-    as_json: bool,
-) -> None:
+def migrate_command(database: DatabaseOptions, post: bool, as_json: bool) -> None:
     """Apply the migrations this version brings. Safe to repeat, and from several machines at once.
 
     Processes of the version before go on working meanwhile and afterwards. Once none is left, --post removes what only
@@ -38,7 +30,7 @@ def migrate_command(
     """
     from penstock.db.migrate import migrate, read_standing
 
-    config = load_config(database_url, data_dir, toml_path, settings)
+    config = load_config(database)
     with start_database(config) as conninfo, _plain_errors():
         applied = migrate(
             conninfo,
@@ -59,17 +51,11 @@ def migrate_command(
 @db.command("status")
 @database_options
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
-def status_command(
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def status_command(database: DatabaseOptions, as_json: bool) -> None:
     """Show which migrations the database has. Changes nothing; exit code 1 if this version cannot work on it."""
     from penstock.db.migrate import read_standing
 
-    config = load_config(database_url, data_dir, toml_path, settings)
+    config = load_config(database)
     if config.database_url is None and not (config.data_dir / "pg").is_dir():
         raise PenstockError(
             f"{config.data_dir} holds no database yet",
@@ -101,15 +87,7 @@ def status_command(
 @click.argument("weight", type=click.FloatRange(0.01, 100), required=False)
 @database_options
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
-def share_command(
-    owner: str | None,
-    weight: float | None,
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def share_command(owner: str | None, weight: float | None, database: DatabaseOptions, as_json: bool) -> None:
     """Give OWNER's batches WEIGHT times the work of an owner without a weight, while both have work waiting.
 
     Holds for OWNER's waiting batches, and for those to come. Without a WEIGHT, shows the shares.
@@ -120,7 +98,7 @@ def share_command(
 
     from penstock.batches.owners import list_weights, set_weight
 
-    config = load_config(database_url, data_dir, toml_path, settings)
+    config = load_config(database)
 
     async def share(conninfo: str) -> list[tuple[str, float]]:
         async with await AsyncConnection.connect(conninfo, autocommit=True) as connection:

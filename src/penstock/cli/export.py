@@ -7,11 +7,11 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from penstock.cli.progress import Display
     from penstock.export.jsonl import _Draft as Draft
 
-Json = dict[str, Any]
 
 _STDOUT = "-"
 _TRIES = 4

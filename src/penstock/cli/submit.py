@@ -6,17 +6,15 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
     from penstock.cli.upload import Source
-
-Json = dict[str, Any]
 
 
 def parse_pairs(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -397,8 +397,8 @@ class TestNothingIsLeft:
             name = CANARY.decode()
             line = f'{{"custom_id": "1", "url": "{ENDPOINT}", "body": {{"model": "{name}"}}}}\n'
             about: dict[str, Any] = {"owner": "local", "worker_id": uuid4(), "filename": "f"}
-            kept = {"keep_bytes": True, "keep_problems": True}
-            with FileIntake(database, limits=IntakeLimits(), **kept, **about) as upload:
+            about |= {"limits": IntakeLimits(), "keep_bytes": True, "keep_problems": True}
+            with FileIntake(database, **about) as upload:
                 upload.feed(line.encode() if wrong == "model" else f"{{{name}\n".encode())
                 file = upload.finish().file
             batch_id = await ask_for(connection, file.id, validated=False)
