@@ -21,7 +21,7 @@ from penstock.erase import erase
 from penstock.export import follow, read
 from penstock.intake import files as stored
 from penstock.intake.files import ContentGone, FileRow
-from penstock.intake.intake import FileIntake, open_upload
+from penstock.intake.intake import FileIntake
 from penstock.model import parse_id, public_id
 
 _TEXT_FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
@@ -107,13 +107,15 @@ def _refuse_too_large(call: Call[Any, Any]) -> None:
 
 def _open(call: Call[Any, Any], filename: str, purpose: str | None) -> FileIntake:
     server = call.server
-    return open_upload(
+    return FileIntake(
         server.conninfo,
         owner=call.caller.owner,
         worker_id=server.worker_id,
         filename=filename,
         limits=server.config.intake,
         purpose=purpose,
+        keep_bytes=True,
+        keep_problems=True,
         idempotency_key=idempotency_key(call.request.headers),
     )
 

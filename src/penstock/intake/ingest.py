@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -13,20 +12,12 @@ import psycopg
 
 from penstock.config import IntakeLimits
 from penstock.errors import PenstockError
-from penstock.intake import reader
 from penstock.intake.intake import FileIntake
 from penstock.intake.refusal import IntakeInterrupted
 from penstock.intake.source import Source
 from penstock.intake.writer import SealUnheardError, StoredFile
 
 _PROGRESS_INTERVAL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class IntakeProgress:
-    bytes_read: int
-    lines: int
-    """Requests parsed so far."""
 
 
 def ingest_file(
@@ -37,41 +28,33 @@ def ingest_file(
     worker_id: UUID,
     filename: str | None = None,
     limits: IntakeLimits | None = None,
-    on_progress: Callable[[IntakeProgress], None] | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> StoredFile:
     """Store a JSONL file (plain, gzip or zstd; `-` is standard input), whole or not at all.
 
     Blocks; an event loop runs it in a thread. `worker_id` must be registered and stay alive
-    meanwhile, or a sweep gives the file up.
+    meanwhile, or a sweep gives the file up. `on_progress` is told the bytes that were read.
     """
     limits = limits or IntakeLimits()
     with closing(Source(path)) as source:
         name = filename or source.name
         with (
             _database_errors(name),
-            FileIntake(
-                conninfo,
-                owner=owner,
-                worker_id=worker_id,
-                filename=name,
-                limits=limits,
-                open_reader=reader.jsonl(name, limits),
-            ) as intake,
+            FileIntake(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits) as intake,
         ):
             _pump(source, intake, on_progress, should_stop)
             if should_stop():
                 raise IntakeInterrupted(f"{source.name}: interrupted; nothing was stored")
             stored = intake.finish()
-            if on_progress:
-                on_progress(IntakeProgress(intake.bytes_taken, intake.requests))
+            on_progress(intake.bytes_taken)
             return stored
 
 
 def _pump(
     source: Source,
     intake: FileIntake,
-    on_progress: Callable[[IntakeProgress], None] | None,
+    on_progress: Callable[[int], None],
     should_stop: Callable[[], bool],
 ) -> None:
     reported_at = 0.0
@@ -82,9 +65,9 @@ def _pump(
             intake.flush()
             continue
         intake.feed(chunk)
-        if on_progress and time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
+        if time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            on_progress(IntakeProgress(intake.bytes_taken, intake.requests))
+            on_progress(intake.bytes_taken)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from penstock.db.pool import Connection, Now
 from penstock.errors import UsageError
 from penstock.intake import sweep
 from penstock.intake.files import FileRow
-from penstock.intake.intake import open_upload
+from penstock.intake.intake import FileIntake
 from penstock.intake.pieces import unpack_piece
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.writer import FileWriter, IdempotencyConflict, given_up
@@ -31,6 +31,7 @@ from penstock.model import new_id, public_id
 
 _COMPLETION_GRACE_S = 600.0
 """An upload that is being completed as it expires keeps its parts for this long."""
+_EXPIRED_AT_ONCE = 100
 _SPARE = 2
 """Parts may hold this many times what the upload asks for: some are sent again after a lost answer."""
 _SQL = sql.load("penstock.intake", "intake.sql")
@@ -135,9 +136,9 @@ async def cancel_upload(connection: Connection, upload_id: UUID, owner: str | No
     return upload
 
 
-async def expire_uploads(connection: Connection, *, limit: int = 100, now: Now = None) -> int:
+async def expire_uploads(connection: Connection, *, now: Now = None) -> int:
     """Give up the parts of uploads that were not completed in time; returns how many uploads."""
-    parameters = {"limit": limit, "grace_s": _COMPLETION_GRACE_S, "now": now}
+    parameters = {"limit": _EXPIRED_AT_ONCE, "grace_s": _COMPLETION_GRACE_S, "now": now}
     expired = await (await connection.execute(_SQL["list_expired_uploads"], parameters)).fetchall()
     for (upload_id,) in expired:
         await _end(connection, "expire_upload", upload_id, now)
@@ -297,13 +298,15 @@ def complete_upload(
             sealing.execute(_SQL["give_up_parts"], {"id": upload_id})
 
         sums = hashlib.md5(usedforsecurity=False)
-        with open_upload(
+        with FileIntake(
             conninfo,
             owner=upload.owner,
             worker_id=worker_id,
             filename=upload.filename,
             limits=limits,
             purpose=upload.purpose,
+            keep_bytes=True,
+            keep_problems=True,
             expires_after_s=lifetime_s(upload.purpose, upload.expires_after_s),
         ) as taking:
             try:
