@@ -13,6 +13,10 @@ from uuid import UUID
 import msgspec
 
 
+ROWS = "rows"
+"""The endpoint of lanes whose inputs are rows of a table: a job's."""
+
+
 class OutcomeState(StrEnum):
     """The terminal states of one (lane, ordinal). The schema admits no others."""
 

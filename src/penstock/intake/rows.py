@@ -78,6 +78,30 @@ class _RowStarts(dict[int, Callable[..., bytes]]):
 _row_starts = _RowStarts()
 
 
+_LINE = Struct("!ii")
+_LENGTH = Struct("!i")
+
+
+def pack_row(lane: Lane, line: int, custom_id: bytes, summary: bytes, body: bytes) -> bytes:
+    """Pack one row with a summary, at the end of its lane."""
+    length = _LENGTH.pack
+    packed = b"".join(
+        (
+            lane.row_start,
+            length(lane.total),
+            _LINE.pack(4, line),
+            length(len(custom_id)),
+            custom_id,
+            length(len(summary)),
+            summary,
+            length(len(body)),
+            body,
+        )
+    )
+    lane.total += 1
+    return packed
+
+
 def pack_rows(rows: list[bytes], line: int, ids: list[bytes], bodies: list[bytes], lanes: list[Lane]) -> None:
     """Add the rows of the lines after `line`, each at the end of its lane, as PIECES_PER_ROW pieces."""
     for custom_id, body, lane in zip(ids, bodies, lanes, strict=True):
