@@ -12,7 +12,6 @@ from uuid import UUID
 
 import msgspec
 
-
 ROWS = "rows"
 """The endpoint of lanes whose inputs are rows of a table: a job's."""
 

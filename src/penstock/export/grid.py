@@ -92,9 +92,7 @@ async def read_grid(connection: Connection, lane: Lane, live: LiveRows, start: i
     ]
 
 
-def _grid_row(
-    line: int, custom_id: str, body: bytes, outcome: tuple[Any, ...] | None, live: _Live | None
-) -> GridRow:
+def _grid_row(line: int, custom_id: str, body: bytes, outcome: tuple[Any, ...] | None, live: _Live | None) -> GridRow:
     state, attempts, code, error, result, updated_at = outcome or (None, 0, None, None, None, None)
     worker_id = None
     status = STATUS_OF.get(state, PENDING)
