@@ -61,22 +61,22 @@ class ZipStream:
         header = _LOCAL_HEADER.pack(
             b"PK\3\4", _VERSION, _SIZES_FOLLOW, _DEFLATED, 0, _1980_01_01, 0, 0, 0, len(self._name), 0
         )
-        return self._sent(header + self._name)
+        return self._count(header + self._name)
 
     def write(self, content: bytes) -> bytes:
         """Write into the open part."""
         self._crc = zlib.crc32(content, self._crc)
         self.part_bytes += len(content)
-        return self._sent_deflated(self._deflate.compress(content))
+        return self._count_deflated(self._deflate.compress(content))
 
     def close(self) -> bytes:
         """End the open part."""
-        rest = self._sent_deflated(self._deflate.flush())
+        rest = self._count_deflated(self._deflate.flush())
         if max(self.part_bytes, self._deflated_bytes) > MAX_PART_BYTES:
             raise AssertionError(f"{self._name.decode()} has {self.part_bytes} bytes, more than {MAX_PART_BYTES}")
         part = _Part(self._name, self._start, self._crc, self._deflated_bytes, self.part_bytes)
         self._parts.append(part)
-        return rest + self._sent(_DESCRIPTOR.pack(b"PK\7\x08", part.crc, part.deflated_bytes, part.plain_bytes))
+        return rest + self._count(_DESCRIPTOR.pack(b"PK\7\x08", part.crc, part.deflated_bytes, part.plain_bytes))
 
     def end(self) -> bytes:
         """Write the directory, which ends the archive."""
@@ -90,7 +90,7 @@ class ZipStream:
                 b"PK\6\6", _END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0, count, count, size, start
             ) + _LOCATOR_64.pack(b"PK\6\7", 0, start + size, 1)
         ends += _END.pack(b"PK\5\6", 0, 0, count, count, size, shown_start, 0)
-        return self._sent(directory + ends)
+        return self._count(directory + ends)
 
     def _directory_entry(self, part: _Part) -> bytes:
         version, offset, extra = _VERSION, part.offset, b""
@@ -102,10 +102,10 @@ class ZipStream:
         )
         return header + part.name + extra
 
-    def _sent_deflated(self, content: bytes) -> bytes:
+    def _count_deflated(self, content: bytes) -> bytes:
         self._deflated_bytes += len(content)
-        return self._sent(content)
+        return self._count(content)
 
-    def _sent(self, content: bytes) -> bytes:
+    def _count(self, content: bytes) -> bytes:
         self._offset += len(content)
         return content

@@ -47,8 +47,10 @@ def test_another_format_is_refused() -> None:
 @formats
 @pytest.mark.parametrize("value", ["\ud800", ["\udfff"], {"\ud83d": 1}])
 def test_text_that_is_not_unicode_is_refused(format_: str, value: Value) -> None:
+    writer = sheet_writer(format_, COLUMNS, gzip=False, title="x")
+    writer.begin()
     with pytest.raises(UnicodeEncodeError):
-        sheet_writer(format_, COLUMNS, gzip=False, title="x").write([[1, value]])
+        writer.write([[1, value]])
 
 
 @formats
