@@ -66,7 +66,7 @@ class ClaimLimits:
     claim_max: int = _knob(2_000, 1, 100_000, "largest claim")
     claim_slice_s: float = _knob(5.0, 0.1, 60, "work a claim should last for")
     claim_safety: float = _knob(0.7, 0.1, 1, "share of the slice that is really claimed")
-    claim_poll_s: float = _knob(0.25, 0.01, 60, "wait between claims that found nothing; 5 s if notices tell of work")
+    claim_poll_s: float = _knob(0.25, 0.01, 60, "wait between claims that found nothing; 5 s while notices work")
     ready_max_bytes: int = _knob(32 * MIB, 64 * KIB, 4 * GIB, "input bodies a worker holds in memory")
 
 
@@ -100,11 +100,11 @@ class RetryLimits:
 
     max_attempts: int = _knob(5, 1, 100, "attempts charged to an input before it fails for good")
     max_attempts_lifetime: int = _knob(50, 1, 10_000, "attempts charged to an input, however often it is run again")
-    max_attempts_not_found: int = _knob(2, 1, 100, "attempts of an input whose answer is 'not found'")
-    retry_base_s: float = _knob(1, 0.001, 60, "first backoff; doubled each attempt, full jitter")
+    max_attempts_not_found: int = _knob(2, 1, 100, "attempts of an input of which a processor says NotFound")
+    retry_base_s: float = _knob(1, 0.001, 60, "first backoff of a charged attempt; doubled each time, full jitter")
     retry_cap_s: float = _knob(60, 0.01, 3_600, "longest backoff")
     refusal_rest_s: float = _knob(0.1, 0, 60, "shortest rest of a route that did not admit a call")
-    retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest Retry-After that is obeyed as given")
+    retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest wait that an upstream can ask for")
 
     def after(self, spent: int) -> RetryLimits:
         """Limits for an input that has had `spent` attempts before it was run again."""
@@ -124,7 +124,7 @@ class LivenessLimits:
     )
     stuck_buffer_s: float = _knob(30, 0.1, 3_600, "added to attempt_timeout_s before an idle lease is reclaimed")
     reclaim_action: str = _choice("requeue", ("requeue", "fail"), "what becomes of items whose worker was lost")
-    max_reclaims: int = _knob(5, 1, 100, "worker losses before an input fails as worker_lost; the last one alone")
+    max_reclaims: int = _knob(5, 1, 100, "worker losses before an input fails as worker_lost")
     drain_timeout_s: float = _knob(30, 0.1, 3_600, "how long a stopping worker waits for calls in flight")
 
 
@@ -163,7 +163,7 @@ class ServeLimits:
     body_min_bytes_per_s: int = _knob(1_024, 1, 1_000_000_000, "slower bodies are cut off, after body_idle_timeout_s")
     send_timeout_s: float = _knob(120, 0.1, 3_600, "longest a client may leave an answer unread")
     keep_alive_s: float = _knob(15, 0.1, 3_600, "how long an idle connection is kept")
-    key_cache_s: float = _knob(5, 0, 300, "how long a key's state is remembered: a revoked one works no longer")
+    key_cache_s: float = _knob(5, 0, 300, "how long a key's state is remembered, and so a revoked key still works")
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ class Again(msgspec.Struct, frozen=True, gc=False):
     status_code: int | None = None
     duration_ms: int = 0
     gate_s: float = 0.0
-    """Seconds that the whole route should wait: the upstream said so (Retry-After)."""
+    """Seconds that the whole route should wait: the upstream asked for it (Retry-After), or refused the call."""
 
 
 class Halt(msgspec.Struct, frozen=True, gc=False):

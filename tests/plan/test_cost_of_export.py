@@ -158,7 +158,7 @@ async def keys_written(at: Journalled, connection: Connection) -> None:
 async def lines(at: Journalled, connection: Connection) -> None:
     middle = at.subject.lines // 4
     values = {"batch": at.subject.batch, "after_line": middle, "last_line": middle + _PAGE}
-    await rows_of(connection, "find_lines", values)
+    await rows_of(connection, "find_lanes_between", values)
 
 
 async def merged(at: Journalled, connection: Connection) -> None:

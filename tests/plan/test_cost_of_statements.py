@@ -67,7 +67,7 @@ async def line_up_due(_: World, connection: Connection) -> None:
     await claims.line_up(connection, pool=POOL, routes=[DEFERRED_ROUTE], limit=10, now=tomorrow)
 
 
-async def keep_line(_: World, connection: Connection) -> None:
+async def refresh_places(_: World, connection: Connection) -> None:
     await connection.execute(_UPKEEP["line_up_lanes"], {"limit": _PAGE, "now": None})
 
 
@@ -329,7 +329,7 @@ _HOT: list[Operation] = [
         claim_due,
         line_up_nothing,
         line_up_due,
-        keep_line,
+        refresh_places,
         weigh_near,
         routes_with_work,
         reclaimed_routes,

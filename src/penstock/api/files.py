@@ -102,7 +102,7 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
 
 
 def _refuse_too_large(call: Call[Any, Any]) -> None:
-    """What says that it is too large is not read."""
+    """Refuse by its Content-Length, before anything is read."""
     most = call.server.config.intake.max_upload_bytes
     length = call.request.headers.get("content-length", "")
     if length.isdigit() and int(length) > most + _FORM_BYTES:
@@ -130,7 +130,7 @@ async def _finish(upload: FileIntake, purpose: str, lifetime_s: int | None) -> o
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What intake does not take, as clients are told it."""
+    """Turn refusals of the intake into answers."""
     try:
         yield
     except IntakeRefused as refused:

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from penstock.api.attention import Attention
+from penstock.api.answer_wait import AnswerWait
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, render
 from penstock.api.guard import too_large
@@ -74,7 +74,7 @@ class Upstreams:
         except TimeoutError:
             raise ApiError(
                 429,
-                "The provider of this model has as many calls at a time as are allowed.",
+                "The provider of this model is at its limit of concurrent calls. Try again.",
                 code="provider_busy",
                 headers={"retry-after": str(_COME_AGAIN_S)},
             ) from None
@@ -249,9 +249,9 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
     waiting = waiters.waiting(submission.request_id, submission.lane_id, since=submission.since, follows=True)
     waiter = waiting.__enter__()
     try:
-        with Attention(waiters, waiter, call.request.receive) as attention:
+        with AnswerWait(waiters, waiter, call.request.receive) as awaited:
             try:
-                begun = await attention.wait_for_change(until)
+                begun = await awaited.wait_for_change(until)
             except ClientDisconnect:
                 await give_up(call, submission)
                 raise

@@ -34,7 +34,7 @@ class ProviderObject(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
 
 
 class UnservedObject(msgspec.Struct, kw_only=True):
-    """Work that waits for a provider that no process has."""
+    """Work of a provider that is not configured here and has no live worker."""
 
     pool: str
     models: list[str]
@@ -100,7 +100,7 @@ ENDPOINTS = (
         "GET",
         "/v1/providers",
         _list,
-        "The providers, which of their models wait or are halted, and work that none of them has.",
+        "The providers, which of their models wait or are halted, and work that belongs to none of them.",
         answer=ProviderList,
         role="admin",
         errors=(403,),
@@ -110,7 +110,7 @@ ENDPOINTS = (
         "POST",
         "/v1/providers/{name}/resume",
         _resume,
-        "Call this provider again: the cause of its halt is mended.",
+        "Call this provider again: the cause of its halt is fixed.",
         body=Nothing | None,
         answer=ProviderObject,
         role="admin",

@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from penstock.api.attention import Attention
+from penstock.api.answer_wait import AnswerWait
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import OpenAIErrorDetail, conflict, not_found
 from penstock.api.files import cursor, ends
@@ -125,10 +125,10 @@ async def wait(call: Call[Any, Any], submission: Submission, wait_s: float | Non
         waiters.waiting(
             submission.request_id, submission.lane_id, since=submission.since, stored=submission.stored
         ) as waiter,
-        Attention(waiters, waiter, call.request.receive) as attention,
+        AnswerWait(waiters, waiter, call.request.receive) as awaited,
     ):
         try:
-            return await attention.wait_for_answer(until)
+            return await awaited.wait_for_answer(until)
         except ClientDisconnect:
             await give_up(call, submission)
             raise
@@ -202,9 +202,9 @@ async def retrieve_session_request(call: Call[RequestQuery, None]) -> SessionReq
         waiters = call.server.waiters
         with (
             waiters.waiting(row.id, None) as waiter,
-            Attention(waiters, waiter, call.request.receive) as attention,
+            AnswerWait(waiters, waiter, call.request.receive) as awaited,
         ):
-            await attention.wait_for_answer(monotonic() + call.query.wait)
+            await awaited.wait_for_answer(monotonic() + call.query.wait)
         row = await _find(call, text)
     return request_object(row)
 

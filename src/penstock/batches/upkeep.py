@@ -50,7 +50,7 @@ async def fold_progress(connection: Connection, batches: Collection[UUID]) -> No
         behind = [batch_id for (batch_id,) in await cursor.fetchall() if batch_id is not None]
 
 
-async def keep_line(connection: Connection, *, limit: int, now: Now = None) -> None:
+async def refresh_places(connection: Connection, *, limit: int, now: Now = None) -> None:
     """Give lanes without a place in line one, and batches near their deadline a greater share."""
     await connection.execute(_SQL["line_up_lanes"], {"limit": limit, "now": now})
     await connection.execute(_SQL["weigh_near"], {"limit": limit, "now": now})

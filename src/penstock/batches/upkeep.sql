@@ -1,7 +1,7 @@
 -- name: hold_strays
 -- Holds deferrals that were written while their batch was being paused or cancelled, and releases those that were held
--- while it was being resumed: this very statement may do that, since it waits for no lock and goes by its snapshot.
--- Deferrals that a statement holds are left for the next round.
+-- while it was being resumed. This statement may itself hold some wrongly, by a snapshot older than a resume: the next
+-- round releases them. Locked deferrals are left for the next round.
 UPDATE penstock.deferrals SET held = NOT held, tag = NULL
  WHERE id = ANY (ARRAY(
    SELECT id FROM penstock.deferrals

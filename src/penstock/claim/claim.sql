@@ -2,7 +2,7 @@
 
 -- name: claim_open
 -- Leases up to wants[i] ordinals of routes[i], by turns: lanes, and deferrals that are due, stand in one line by band
--- and tag. A claim is shared by several of one band; lanes of which the worker has enough are passed over. Each lane
+-- (priority) and tag (virtual time, ADR 11). A claim is shared by several of one band; lanes of which the worker has enough are passed over. Each lane
 -- that was served goes back in line behind its owner's last, as much farther as it was given work for its weight;
 -- sessions keep their place. Suspects come first.
 -- The line is looked at from a place on. Rows before it were served already: dead versions, which a snapshot held
@@ -586,7 +586,7 @@ SELECT c.id, c.nonce, c.lane_id, c.batch_id, c.route, l.endpoint, l.source_id, l
   JOIN penstock.lanes l ON l.id = c.lane_id
  WHERE c.worker_id = %(worker)s AND c.nonce <> ALL (%(known)s::int8[])
 
--- name: forget_the_future
+-- name: clamp_future_times
 -- Corrects times in the future, after the database's clock was set back: they count from now. A live worker checks in
 -- again within its interval; without this, a dead one would be noticed only when the clock has caught up. Deferrals wait
 -- for as long as they were to, from now.
@@ -637,8 +637,8 @@ DELETE FROM penstock.workers
       AND NOT EXISTS (SELECT FROM penstock.leases l WHERE l.worker_id = w.id)
       FOR UPDATE SKIP LOCKED))
 
--- name: raise_gate
--- Makes a whole route wait, as the upstream asked. A gate only moves later.
+-- name: close_gate
+-- Closes a route to claims for a time: the upstream asked for it, or refused calls. A gate only moves later.
 INSERT INTO penstock.gates AS g (pool, route, not_before, code, message)
 VALUES (%(pool)s, %(route)s, @now + make_interval(secs => %(wait_s)s), %(code)s, %(message)s)
 ON CONFLICT (pool, route) DO UPDATE
@@ -663,7 +663,7 @@ SELECT route, not_before, halted_at, code, message
 -- Opens the halted gates of a pool: a person says the reason is gone.
 DELETE FROM penstock.gates WHERE pool = %(pool)s AND halted_at IS NOT NULL
 
--- name: lower_gates
+-- name: shorten_gates
 -- Shortens the waits of a pool to `wait_s`.
 UPDATE penstock.gates
    SET not_before = least(not_before, @now + make_interval(secs => %(wait_s)s))

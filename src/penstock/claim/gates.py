@@ -1,4 +1,4 @@
-"""Gates: an upstream asked a whole route to wait, or a person has to act; stored in the database for every worker."""
+"""Gates: a whole route has to wait, after a refusal or until a person acts; stored in the database for every worker."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Gate:
     message: str
 
 
-async def hold(
+async def close(
     connection: Connection, pool: str, route: str, wait_s: float, code: str, message: str, *, now: Now = None
 ) -> None:
     """Close the route to every worker's claims for `wait_s`."""
     await connection.execute(
-        _SQL["raise_gate"],
+        _SQL["close_gate"],
         {"pool": pool, "route": route, "wait_s": wait_s, "code": code, "message": message, "now": now},
     )
 
@@ -45,4 +45,4 @@ async def list_closed(connection: Connection, pool: str, *, now: Now = None) -> 
 async def reopen(connection: Connection, pool: str, *, wait_max_s: float = 86_400, now: Now = None) -> None:
     """Open the halted routes of a pool, as a person asked, and shorten waits to `wait_max_s`."""
     await connection.execute(_SQL["open_gates"], {"pool": pool})
-    await connection.execute(_SQL["lower_gates"], {"pool": pool, "wait_s": wait_max_s, "now": now})
+    await connection.execute(_SQL["shorten_gates"], {"pool": pool, "wait_s": wait_max_s, "now": now})

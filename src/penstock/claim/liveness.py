@@ -93,10 +93,10 @@ async def reclaim(
 ) -> Reclaimed:
     """Take back the leases of lost workers. Items that are given up come back on leases of `worker_id`, to be failed.
 
-    Looking for stuck leases, which make no progress, means to read all leases.
+    Looking for stuck leases, which make no progress, takes reading all leases.
     """
     future = {"look_for_stuck": look_for_stuck, "limit": _RECLAIM_LIMIT, "now": now}
-    await connection.execute(_SQL["forget_the_future"], future)
+    await connection.execute(_SQL["clamp_future_times"], future)
     silent = {"grace_s": limits.heartbeat_grace_s, "gone": list(gone), "now": now}
     cursor = await connection.execute(
         _SQL["reclaim_if_lost"],

@@ -48,7 +48,7 @@ async def list_(context: CommandContext) -> None:
 @click.argument("name")
 @client_command()
 async def resume(context: CommandContext, name: str) -> None:
-    """Let the workers of the halted provider NAME go on, once the cause is mended."""
+    """Let the workers of the halted provider NAME go on, once the cause is fixed."""
     from urllib.parse import quote
 
     resumed = await context.api.post(f"/v1/providers/{quote(name, safe='')}/resume")

@@ -173,7 +173,7 @@ class _Run:
             else:
                 self._display.say(f"going on with {name}")
                 await self._plan.target.check(self._config)
-                # Running the command again says that the cause of the pause is mended.
+                # Running the command again says that the cause of the pause is gone.
                 await gates.reopen(connection, known.pool, wait_max_s=self._config.retry.retry_after_max_s)
                 await resume_batch(connection, known.id)
         return known.id

@@ -22,7 +22,7 @@ import psycopg
 from penstock.backoff import Backoff
 from penstock.db.pool import Connection, Pool, borrowed
 
-_log = logging.getLogger("penstock.settle")
+_log = logging.getLogger("penstock.coalesce")
 
 _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 5.0

@@ -57,3 +57,14 @@ def migrate_database(conninfo: str) -> None:
             f"the database cannot be brought up to date: {str(error).strip().splitlines()[0]}",
             hint="Penstock needs PostgreSQL 15 or later, writable, and a user who owns the schema 'penstock'.",
         ) from error
+
+
+@contextlib.contextmanager
+def explain_database_errors(hint: str) -> Iterator[None]:
+    """Turn the driver's errors into Penstock's, with what to do next."""
+    import psycopg
+
+    try:
+        yield
+    except psycopg.Error as error:
+        raise PenstockError(f"the database failed: {str(error).strip().splitlines()[0]}", hint=hint) from error

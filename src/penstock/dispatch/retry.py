@@ -89,6 +89,7 @@ def route_rest_s(lasting_s: float, limits: RetryLimits) -> float:
 
 
 def _window_s(lasting_s: float, limits: RetryLimits) -> float:
+    """Longest backoff of a call to a route that has been refusing for so long."""
     return max(limits.retry_base_s, min(limits.retry_cap_s, 2 * (limits.retry_base_s + lasting_s)))
 
 

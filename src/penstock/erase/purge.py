@@ -1,4 +1,4 @@
-"""Purge: rows of deleted objects leave the tables, some at a time, on every replica at once, until none is left."""
+"""Purge: rows of deleted objects leave the tables, some at a time, by every server at once, until none is left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def purge_step(connection: Connection, rows: int, *, now: Now = None) -> i
     """Delete about `rows` rows of deleted objects, each stretch in a transaction of its own.
 
     Returns how many were deleted, at least 1 if there may be more to do; 0 if nothing is left but stretches that other
-    replicas are deleting.
+    processes are deleting.
     """
     left, moved, after = rows, False, 0
     for _ in range(_STRETCHES_PER_STEP):
@@ -90,7 +90,7 @@ class _Taken:
 
 
 async def _take_stretch(connection: Connection, after: int, rows: int, now: Now) -> _Taken | None:
-    """Delete the next rows of a stretch that no other replica holds; None if there is no such stretch."""
+    """Delete the next rows of a stretch that no other process holds; None if there is no such stretch."""
     async with connection.transaction():
         row = await (await connection.execute(_SQL["take_piece"], {"after": after})).fetchone()
         if row is None:

@@ -175,8 +175,8 @@ SELECT w.n, o.ordinal, o.size
     GROUP BY lane_id, ordinal) AS o
  ORDER BY w.n, o.ordinal
 
--- name: find_lines
--- Lanes of a batch: the cursor of each, and the ordinals of the lines after one and up to another. Lanes whose file was
+-- name: find_lanes_between
+-- Finds the lanes of a batch: the cursor of each, and the ordinals of the lines after one and up to another. Lanes whose file was
 -- deleted are left out: the merged view shows inputs.
 SELECT l.id, l.source_id, l.source_lane, l.route, l.endpoint, l.next, l.total,
        penstock.ordinal_after_line(l.source_id, l.source_lane, l.total, %(after_line)s) AS start,

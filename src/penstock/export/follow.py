@@ -1,7 +1,8 @@
 """Results of a running batch in the order in which they were decided, from any number on.
 
-A line's number in that order is counted from 0 and never changes. Results that were run again since keep their numbers
-and are passed over.
+Commits overtake each other: an entry of the journal may become visible behind one that a reader has passed, and would
+be skipped. So a reader gives numbers to committed entries, behind all that have one, under a lock, and goes by these. A
+line's number is counted from 0 and never changes. Results that were run again since keep theirs and are passed over.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ async def _read_state(connection: Connection, batch_id: UUID) -> BatchState | No
 
 async def _find_lanes(connection: Connection, batch_id: UUID, after_line: int, last_line: int) -> list[_Lane]:
     cursor = await connection.execute(
-        _SQL["find_lines"], {"batch": batch_id, "after_line": after_line, "last_line": last_line}
+        _SQL["find_lanes_between"], {"batch": batch_id, "after_line": after_line, "last_line": last_line}
     )
     return [_Lane._make(row) for row in await cursor.fetchall()]
 

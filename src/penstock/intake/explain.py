@@ -1,4 +1,4 @@
-"""Says what is wrong with a line that the fast path did not take.
+"""Checks of lines that the fast path did not take, and what is wrong with them.
 
 Runs once per bad line, so it looks at the line again, field by field, and spends what a good
 message needs.

@@ -1,4 +1,4 @@
-"""Files that are there: one, a page of them, and the bytes as they were uploaded."""
+"""Sealed files: one, a page of them, and the bytes as they were uploaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.intake.pieces import unpack_piece
 
 MESSAGE_BATCH: Final = "message_batch"
-"""The purpose of what a message batch was asked for with. It goes with its batch, and is no file for anybody."""
+"""Purpose of the file behind a message batch: deleted with its batch, never listed."""
 
 _NEWEST, _OLDEST = UUID(int=2**128 - 1), UUID(int=0)
 _SQL = sql.load("penstock.intake", "intake.sql")

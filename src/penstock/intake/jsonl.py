@@ -195,7 +195,8 @@ class JsonlParser:
     def _take_alike(self, block: bytes, ids: list[bytes], rows: list[bytes]) -> bool:
         """Take the block if all its lines have the expected shape and nothing about them is unusual.
 
-        Nearly all lines come this way: what is done here is what intake costs.
+        Nearly all lines come this way: what is done here is what intake costs. A check that `_look_closely` makes must
+        be made here too, or leave the block to it.
         """
         shape, lanes, decode_body = self._shape, self._lanes, self._decode_body
         if not block.startswith(shape.before_id):

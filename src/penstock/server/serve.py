@@ -22,7 +22,7 @@ from penstock.api.keys import has_any_key
 from penstock.claim import gates
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed, open_pool
-from penstock.db.start import migrate_database, start_database
+from penstock.db.start import explain_database_errors, migrate_database, start_database
 from penstock.dispatch.providers import Provider, Providers
 from penstock.errors import ExitCode
 from penstock.observe.logs import log_to_stderr
@@ -32,6 +32,7 @@ from penstock.worker.processes import ServerWorkers
 
 # The signal at which the process exits without cleaning up.
 _EXIT_SIGNAL = 3
+_START_AGAIN = "What was stored is safe: once the database works again, start this again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def serve(plan: ServePlan) -> None:
     """Serve until a signal."""
     log_to_stderr(plan.log_level)
     _raise_file_limit()
-    with start_database(plan.config) as conninfo:
+    with start_database(plan.config) as conninfo, explain_database_errors(_START_AGAIN):
         migrate_database(conninfo)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(plan, conninfo))
@@ -60,7 +61,7 @@ def serve(plan: ServePlan) -> None:
 def work(config: Config, providers: tuple[Provider, ...], workers: int, *, log_level: int) -> None:
     """Run workers alone until a signal."""
     log_to_stderr(log_level)
-    with start_database(config) as conninfo:
+    with start_database(config) as conninfo, explain_database_errors(_START_AGAIN):
         migrate_database(conninfo)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_work(config, providers, workers, conninfo, log_level))
@@ -114,7 +115,7 @@ async def _pool(config: Config, conninfo: str) -> AsyncIterator[Pool]:
 
 
 async def _reopen(database: Pool, config: Config, providers: tuple[Provider, ...]) -> None:
-    """Open the halted routes of the providers: to start a server is to say that the reason is mended."""
+    """Open the halted routes of the providers: to start a server is to say that the reason is gone."""
     async with borrowed(database) as connection:
         for provider in providers:
             for pool in (provider.pool, provider.session_pool):

@@ -81,7 +81,7 @@ class SettleWrite:
         self._columns = ResultColumns()
         self.tally = Tally()
         self.suspects: set[Hashable] = set()
-        """Keys of unwritten items that may not be lost again: one more loss fails them as `worker_lost`."""
+        """Keys of unwritten items of suspect leases: one more loss may fail them as `worker_lost`."""
 
     def key(self, entry: SettleEntry) -> Hashable:
         if isinstance(entry, Decided):
@@ -199,7 +199,7 @@ class SettleBuffer(Coalescer[SettleEntry]):
 
     @property
     def holds_suspect(self) -> bool:
-        """Whether results of a suspect lease wait to be written: a second suspect could kill the worker before."""
+        """Whether results of a suspect lease wait to be written: a second could kill the worker before."""
         return bool(self._write_kind.suspects)
 
     @property

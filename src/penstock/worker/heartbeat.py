@@ -19,8 +19,8 @@ from penstock.db.pool import BACKEND_PID, KEEPALIVE, SERVER_KEEPALIVE, is_pooled
 _log = logging.getLogger("penstock.heartbeat")
 _SQL = sql.load("penstock.worker", "heartbeat.sql")
 
-# Of the grace, the part a worker may use: the rest is for clocks that run at different rates, and for the time
-# between this process noticing and its last call having ended.
+# A worker stops itself after this part of the grace. The rest is for clocks that run at different rates, and for the
+# time until its last call has ended.
 _USABLE_GRACE = 0.8
 _RETRY_S = 0.5
 
@@ -28,9 +28,9 @@ _RETRY_S = 0.5
 class Heartbeat:
     """Checks a worker in, and says until when it may consider itself alive.
 
-    Other workers judge by the database's clock: they wait the whole grace after the last check-in they see. This worker
-    counts from before it sent that check-in, and for less than the grace. So it has stopped before another worker takes
-    its leases, whatever the two clocks say.
+    Other workers judge by the database's clock (`reclaim_if_lost`): they wait the whole grace after its last check-in.
+    This worker counts from before it sent that check-in, and for less than the grace. So it has stopped before another
+    worker takes its leases, whatever the two clocks say.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class _HeartbeatThread:
                 ) as connection:
                     if not is_pooled(connection, connection.execute(BACKEND_PID).fetchone()):
                         connection.execute("SELECT" + SERVER_KEEPALIVE)
-                    self._beat_while(connection)
+                    self._beat_until_ended(connection)
             except (psycopg.Error, OSError) as error:
                 _log.warning("heartbeat failed, trying again: %s", error)
             self.ended.wait(jittered(_RETRY_S))
 
-    def _beat_while(self, connection: psycopg.Connection) -> None:
+    def _beat_until_ended(self, connection: psycopg.Connection) -> None:
         while not self.ended.is_set():
             began = monotonic()
             with _threads_lock:

@@ -240,7 +240,7 @@ class WorkerLoop:
         self._dispatcher.low_water = self._low_water()
 
     def _low_water(self) -> int:
-        """Waiting items below which it is time to claim; for reclaimed or new work, more than ever wait."""
+        """Waiting items below which it is time to claim; with reclaimed or new work, so many that it is time now."""
         ahead = self._pace.ahead(self._dispatcher.concurrency)
         # A claim takes `2 * ahead` when fewer than `ahead` wait: up to three times `ahead` wait.
         if self._reclaimed:

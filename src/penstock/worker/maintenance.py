@@ -12,11 +12,11 @@ from penstock.batches.finish import finish_batches
 from penstock.batches.upkeep import (
     fold_progress,
     hold_strays,
-    keep_line,
     list_changed,
     list_closing,
     list_steered,
     list_unfinished,
+    refresh_places,
 )
 from penstock.claim import liveness
 from penstock.config import Config
@@ -90,7 +90,7 @@ class BatchMaintenance:
             steered = await list_steered(connection, _STEERED_WITHIN_S, limit=_BATCHES_AT_ONCE)
             if steered:
                 await hold_strays(connection, steered)
-            await keep_line(connection, limit=_BATCHES_AT_ONCE)
+            await refresh_places(connection, limit=_BATCHES_AT_ONCE)
             closing = await list_closing(connection, limit=_BATCHES_AT_ONCE)
             walked = await list_unfinished(connection, after=self._walked_to, limit=_WALK_AT_ONCE)
             self._walked_to = walked[-1] if len(walked) == _WALK_AT_ONCE else None

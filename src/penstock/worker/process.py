@@ -1,5 +1,5 @@
-"""Worker process of `penstock run`, `serve` or `worker`. Its order comes on standard input, whose end, also by the
-parent's death, stops the process.
+"""Worker process of `penstock run`, `serve` or `worker`. It reads its order from
+standard input and stops at the end of it, so also when the parent dies.
 
 For a server there are two workers per provider, one for sessions and one for batches. They share the provider's
 concurrent calls, and sessions go first: a caller waits for each of their answers.
@@ -39,7 +39,7 @@ async def _work(order: RunOrder | ServeOrder) -> None:
     settings = [(name, str(value)) for name, value in order.settings.items()]
     data_dir = Path(order.data_dir)
     config = configuration.load(environ={}, overrides=settings, database_url=order.database_url, data_dir=data_dir)
-    # A hold of its own on the embedded database: if the parent is killed, it runs until these workers have settled.
+    # Its own reference to the embedded server: if the parent is killed, that runs until these workers have settled.
     with start_database(config) as conninfo:
         if isinstance(order, RunOrder):
             workers = _run_workers(order, config, conninfo)

@@ -47,14 +47,17 @@ class RouteGates:
         return frozenset((*self._halts, *(route for route, until in self._gated_until.items() if until > now)))
 
     def hold(self, route: str, again: Again) -> bool:
-        """Make the whole route wait, as the upstream asked. True if that is too long to keep its items here."""
+        """Make the whole route wait. True if that is too long to keep its items here.
+
+        Other workers are told by the gate in the database. If it cannot be written, each is refused itself.
+        """
         self._dispatcher.hold(route, again.gate_s)
         until = monotonic() + again.gate_s
         if until <= self._gated_until.get(route, 0) + _GATE_STEP_S:
             return False
         self._gated_until[route] = until
         self._in_background(
-            lambda connection: gates.hold(
+            lambda connection: gates.close(
                 connection, self._pool, route, again.gate_s, again.error_code, again.error_message
             )
         )
@@ -69,7 +72,7 @@ class RouteGates:
         what = f"route {route} is halted: HTTP {halt.status_code} {halt.error_code}"
         if (provider := name_in(self._pool)) is not None:
             _log.error(
-                "provider %s (%s): %s; once that is mended: `penstock providers resume %s`"
+                "provider %s (%s): %s; once that is fixed: `penstock providers resume %s`"
                 " or POST /v1/providers/%s/resume",
                 *(provider, self._pool, what, provider, provider),
             )

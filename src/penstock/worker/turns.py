@@ -13,8 +13,8 @@ from penstock.claim.claim import LinePlace
 from penstock.db.pool import Connection
 from penstock.model import Lease
 
-# What a worker knows of the lines is used for so long, and after news of work for so long. Nothing is lost by it: a
-# lane that lined up meanwhile, before the place at which the claim begins to look, is found the next time.
+# Cached places in line are valid for so long, and for so long after a notice of work. Nothing is lost by it: a lane
+# that lined up meanwhile, before the place at which the claim begins to look, is found the next time.
 _FRESH_S = 1.0
 _FRESH_AFTER_NEWS_S = 0.1
 # Commits overtake each other: a deferral that was due a little before the last claim may have been written since. And

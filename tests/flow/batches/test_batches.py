@@ -157,11 +157,11 @@ def test_a_closed_gate_stops_one_route_for_every_worker(database: str) -> None:
     async def body(connection: Connection) -> None:
         now = datetime.now(UTC)
         await make_batch(connection, [2, 2])
-        await gates.hold(connection, "test", "model-0", 60, "rate_limit_exceeded", "slow down", now=now)
+        await gates.close(connection, "test", "model-0", 60, "rate_limit_exceeded", "slow down", now=now)
         both = ("model-0", "model-1")
         leases = await take(connection, 5, *both, now=now)
         assert [lease.route for lease in leases] == ["model-1"]
-        await gates.hold(connection, "test", "model-0", 1, "rate_limit_exceeded", "slow down", now=now)
+        await gates.close(connection, "test", "model-0", 1, "rate_limit_exceeded", "slow down", now=now)
         soon = now + timedelta(seconds=30)
         assert await take(connection, 5, *both, now=soon) == []
         after = now + timedelta(seconds=61)

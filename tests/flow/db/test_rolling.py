@@ -16,7 +16,7 @@ from penstock.batches import create
 from penstock.batches.create import create_batch
 from penstock.batches.finish import finish_batches
 from penstock.batches.read import get_batch
-from penstock.batches.upkeep import keep_line
+from penstock.batches.upkeep import refresh_places
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
@@ -88,7 +88,7 @@ def test_old_and_new_workers_share_the_work(upgraded: str, monkeypatch: pytest.M
                 ids.append(await create_batch(connection, file_id=file_id, owner="local", pool=_POOL))
         worker, called = uuid4(), 0
         while True:
-            await keep_line(connection, limit=10)
+            await refresh_places(connection, limit=10)
             leases = await _claim(connection, worker, chance.randint(1, 40), old=chance.random() < 0.5)
             leases = leases or await _claim(connection, worker, 10, old=False)
             if not leases:

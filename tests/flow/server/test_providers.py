@@ -91,10 +91,10 @@ def test_a_mended_key_is_used_once_the_provider_is_resumed(tmp_path: Path, datab
 
 def test_what_needs_a_person_is_shown_before_what_waits(tmp_path: Path, database_18: str) -> None:
     async def close(connection: Connection) -> None:
-        await gates.hold(connection, "serve:default", "a", 1_000, "rate_limit", "slower")
+        await gates.close(connection, "serve:default", "a", 1_000, "rate_limit", "slower")
         await gates.halt(connection, "session:default", "a", "invalid_api_key", "no")
         await gates.halt(connection, "serve:default", "b", "invalid_api_key", "no")
-        await gates.hold(connection, "session:default", "b", 1_000, "rate_limit", "slower")
+        await gates.close(connection, "session:default", "b", 1_000, "rate_limit", "slower")
 
     with served(tmp_path, "--base-url", "http://127.0.0.1:9/v1", database=database_18, workers=0) as server:
         with_connection(database_18, close)

@@ -123,6 +123,15 @@ def test_a_bad_provider_is_named_with_its_place(tmp_path: Path, database_18: str
     refused.refuses(2, "provider 'a': penstock.toml holds no certificate (ca_file)", "PEM")
 
 
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_a_database_that_fails_at_the_start_is_said(tmp_path: Path, database_18: str, command: str) -> None:
+    with psycopg.connect(database_18, autocommit=True) as connection:
+        connection.execute("DROP TABLE penstock.gates")
+    where = ("--port", "0") if command == "serve" else ()
+    failed = run_cli(command, *where, *NOWHERE, "--database-url", database_18, cwd=tmp_path)
+    failed.refuses(1, "the database failed", "once the database works again")
+
+
 def test_a_taken_port_is_said(tmp_path: Path, idle: ServerProcess, database_18: str) -> None:
     again = run_cli("serve", *NOWHERE, "--port", str(idle.port), "--database-url", database_18, cwd=tmp_path)
     again.refuses(1, "cannot listen", "in use")

@@ -87,7 +87,7 @@ def test_it_is_a_claim_like_any_other(database: str) -> None:
         await end(connection, WORKER, [item(dead)], DEAD)
         assert [each.lease for each in await hand_in(connection, "blocks")] == [None]
 
-        await gates.hold(connection, POOL, ROUTE, 60, "busy", "later")
+        await gates.close(connection, POOL, ROUTE, 60, "busy", "later")
         assert [each.lease for each in await hand_in(connection, "gated")] == [None]
         (open_route,) = await hand_in(connection, "another-route", route="model-1")
         assert open_route.lease is not None

@@ -14,7 +14,7 @@ import pytest
 from penstock.batches.create import create_batch
 from penstock.batches.owners import set_weight
 from penstock.batches.steer import pause_batch, resume_batch
-from penstock.batches.upkeep import keep_line
+from penstock.batches.upkeep import refresh_places
 from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
@@ -267,7 +267,7 @@ def test_a_deadline_that_nears_raises_the_share(database: str) -> None:
             "UPDATE penstock.batches SET deadline = %(d)s WHERE id = %(id)s",
             {"d": now + timedelta(minutes=5), "id": near},
         )
-        await keep_line(connection, limit=100)
+        await refresh_places(connection, limit=100)
         before = line.served.copy()
         await line.claim(100, times=40)
         since = line.served - before
@@ -298,7 +298,7 @@ def test_a_lane_of_older_code_finds_its_place(database: str) -> None:
         await line.claim(100, times=50)
         old = await make(connection, "two")
         await connection.execute("UPDATE penstock.lanes SET tag = NULL WHERE batch_id = %s", [old])
-        await keep_line(connection, limit=100)
+        await refresh_places(connection, limit=100)
         before = line.served.copy()
         line.look()
         await line.claim(100, times=40)

@@ -16,7 +16,7 @@ from penstock.server.waiters import Waiter, Waiters
 from penstock.sessions.answers import RequestRow
 
 
-class Attention:
+class AnswerWait:
     """Wait of a handler for a request: ends when its waiter has news, its caller leaves, or the server stops."""
 
     def __init__(self, waiters: Waiters, waiter: Waiter, receive: Receive) -> None:
