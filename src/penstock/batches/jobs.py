@@ -66,9 +66,3 @@ async def read_jobs(connection: Connection, batches: Sequence[UUID]) -> dict[UUI
     """Read the jobs among some batches."""
     cursor = await connection.execute(_SQL["read_jobs"], {"batches": list(batches)})
     return {row[0]: Job(*row) for row in await cursor.fetchall()}
-
-
-async def list_columns(connection: Connection, batch_id: UUID) -> list[str]:
-    """List a job's result columns, in the order in which they were first seen."""
-    cursor = await connection.execute(_SQL["list_columns"], {"batch_id": batch_id})
-    return [name for (name,) in await cursor.fetchall()]

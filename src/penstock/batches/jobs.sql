@@ -9,7 +9,3 @@ VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::jsonb, %(parts)s::jsonb
 SELECT batch_id, owner, job_type, spec, parts, client, created_at, ingested_at, columns
   FROM penstock.jobs
  WHERE batch_id = ANY (%(batches)s::uuid[])
-
--- name: list_columns
--- Lists a job's result columns, in the order in which they were first seen.
-SELECT name FROM penstock.job_columns WHERE batch_id = %(batch_id)s ORDER BY id

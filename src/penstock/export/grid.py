@@ -68,6 +68,20 @@ class LiveRows:
         return self.ranges[place] if place >= 0 and ordinal < self.ranges[place].stop else None
 
 
+class JobColumns(NamedTuple):
+    """Columns of a job, by where they come from."""
+
+    job_type: str
+    input: list[str]
+    result: list[str]
+
+
+async def read_columns(connection: Connection, batch_id: UUID) -> JobColumns | None:
+    """Read a job's columns; None if the batch is no job."""
+    row = await (await connection.execute(_SQL["read_columns"], {"batch": batch_id})).fetchone()
+    return JobColumns(*row) if row else None
+
+
 async def find_grid(connection: Connection, batch_id: UUID) -> Lane | None:
     """Find the lane that a job's rows are in; None while there are none."""
     row = await (await connection.execute(_SQL["find_grid"], {"batch": batch_id})).fetchone()

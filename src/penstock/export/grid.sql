@@ -1,3 +1,10 @@
+-- name: read_columns
+-- Reads a job's columns: the input's, and the result's in the order in which they were first seen.
+SELECT j.job_type, j.columns,
+       ARRAY(SELECT name FROM penstock.job_columns WHERE batch_id = j.batch_id ORDER BY id) AS result_columns
+  FROM penstock.jobs j
+ WHERE j.batch_id = %(batch)s
+
 -- name: find_grid
 -- Finds the one lane of a job, if it has rows yet, and how many there are.
 SELECT id, source_id, source_lane, total FROM penstock.lanes WHERE batch_id = %(batch)s ORDER BY id LIMIT 1
