@@ -43,6 +43,11 @@ class Lane:
     total: int = 0
 
 
+def table_lane(source_id: int) -> Lane:
+    """The one lane of a table's rows."""
+    return Lane(_LANE_START.pack(_FIELDS, 8, source_id, 4, 0, 4))
+
+
 class FileLanes(dict[tuple[str, str], Lane]):
     """The lanes of one file by (url, model), in the order in which they were met."""
 
