@@ -16,7 +16,7 @@ from penstock.intake.tables.cells import CONVERSIONS, Cell, type_cell
 from penstock.intake.tables.table import ColumnType, RowFault, TableSpec
 
 MAX_SUMMARY_CHARS = 120
-_TELLING = frozenset(("title", "brand", "sku"))
+_TELLING = dict.fromkeys(("title", "brand", "sku")).keys()
 _LISTED = 20
 _encode = msgspec.json.Encoder().encode
 
@@ -137,7 +137,7 @@ def kept_columns(name: str, spec: TableSpec) -> list[str] | None:
 
 def summarise(row: Mapping[str, Any]) -> str:
     """What a row is about, in one short line: its title, brand and sku, else its first columns."""
-    line = "" if _TELLING.isdisjoint(row) else _join(map(row.get, ("title", "brand", "sku")))
+    line = "" if _TELLING.isdisjoint(row) else _join(map(row.get, _TELLING))
     line = line or _join(islice(row.values(), 3))
     if line.isprintable():
         return line

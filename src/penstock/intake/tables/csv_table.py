@@ -60,13 +60,14 @@ class CsvTable:
         try:
             for cells in reader:
                 begins, self._line = self._line + 1, reader.line_num
-                if len(cells) != width or not cells[0].strip():
-                    if all(map(is_blank, cells)):
-                        continue
-                    self._check_width(cells)
+                ragged = len(cells) != width
+                if (ragged or not cells[0].strip()) and all(map(is_blank, cells)):
+                    continue
                 number += 1
                 if number > max_rows:
                     raise too_many_rows(self._name, max_rows)
+                if ragged:
+                    raise self._ragged(len(cells))
                 body, summary = build(cells)
                 yield TableRow(body, summary, str(number), None)
         except csv.Error as error:
@@ -98,16 +99,14 @@ class CsvTable:
             raise fault.placed(self._name, f"the header (line {begins:,})", begins) from None
         raise no_rows(self._name, "The file is empty: expected a header and a row for each item below it.")
 
-    def _check_width(self, cells: list[str]) -> None:
-        width = self._columns.width
-        if len(cells) != width:
-            noun = "cell" if len(cells) == 1 else "cells"
-            raise RowFault(
-                "",
-                f"{len(cells):,} {noun}; the header has {width:,}",
-                "Give every row as many cells as the header, and put cells that hold a delimiter or a line break "
-                f"in quotes. If {self._reader.dialect.delimiter!r} is not what separates cells, state the `delimiter`.",
-            )
+    def _ragged(self, count: int) -> RowFault:
+        noun = "cell" if count == 1 else "cells"
+        return RowFault(
+            "",
+            f"{count:,} {noun}; the header has {self._columns.width:,}",
+            "Give every row as many cells as the header, and put cells that hold a delimiter or a line break in quotes. "
+            f"If {self._reader.dialect.delimiter!r} is not what separates cells, state the `delimiter`.",
+        )
 
     def _blocks(self, pieces: Iterable[bytes]) -> Iterator[io.StringIO]:
         """The text in blocks of whole lines, which the reader takes one by one.

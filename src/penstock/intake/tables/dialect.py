@@ -37,7 +37,7 @@ def find_encoding(sample: bytes, stated: str | None, name: str) -> tuple[str, in
 def _check_encoding(stated: str, name: str) -> str:
     try:
         encoding = codecs.lookup(stated).name
-        b"".decode(encoding)
+        io.TextIOWrapper(io.BytesIO(), encoding)  # base64 and the like are codecs, and not of text
     except (LookupError, ValueError):
         encoding = "undefined"
     if encoding in _NO_CHARSETS:
@@ -84,7 +84,7 @@ def _score(sample: str, delimiter: str, whole: bool) -> tuple[bool, float, int]:
         return False, 0, 0
     if not whole and 1 < len(records) < _SAMPLE_RECORDS:
         records.pop()
-    widths = [len(record) for record in records if record]
+    widths = [len(record) for record in records if "".join(record).strip()]
     if not widths:
         return False, 0, 0
     return widths[0] > 1, widths.count(widths[0]) / len(widths), widths[0]
