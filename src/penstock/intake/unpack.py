@@ -81,6 +81,7 @@ class Unpacker:
                 raise IntakeRefused(
                     f"{self._name}: looks like {kind}; expected JSON Lines in UTF-8, plain, gzip or zstd",
                     code="unsupported_format",
+                    hint="Save it as text in UTF-8, one JSON object per line.",
                 )
         if start.startswith(_GZIP):
             return _Gzip()

@@ -104,7 +104,7 @@ class CsvTable:
         return RowFault(
             "",
             f"{count:,} {noun}; the header has {self._columns.width:,}",
-            "Give every row as many cells as the header, and put cells that hold a delimiter or a line break in quotes. "
+            "Give every row as many cells as the header; put cells that hold a delimiter or a line break in quotes. "
             f"If {self._reader.dialect.delimiter!r} is not what separates cells, state the `delimiter`.",
         )
 

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import tracemalloc
+from contextlib import suppress
 from typing import BinaryIO, Literal, cast
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config import MIB, IntakeLimits, TableLimits
+from penstock.intake.refusal import IntakeRefused
 from penstock.intake.tables.formats import open_table
 from penstock.intake.tables.table import TableSpec
 from tests.support.tables import raw, read_rows, refused, typed
@@ -35,7 +37,9 @@ def tables(draw: st.DrawFn) -> list[list[str]]:
     tables(),
     st.sampled_from(",;\t|"),
     # Python 3.11 writes a \r without quotes unless lines end in it.
-    st.sampled_from([("\n", csv.QUOTE_ALL), ("\r", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_MINIMAL)]),
+    st.sampled_from(
+        [("\n", csv.QUOTE_ALL), ("\r", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_ALL), ("\r\n", csv.QUOTE_MINIMAL)]
+    ),
     st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
 )
 def test_cells_come_back_as_they_were_written(
@@ -266,7 +270,5 @@ def test_many_rows_take_no_memory() -> None:
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    try:
+    with suppress(IntakeRefused):
         read_rows(b"a,b\n" + data, "in.csv")
-    except Exception as error:
-        assert type(error).__name__ == "IntakeRefused", error
