@@ -13,7 +13,7 @@ _ENTRY = b"PK\x01\x02"
 _MAX_ENTRY_BYTES = 1024
 """Bytes of the directory that an entry may take on average: its name, and what some tools add."""
 _END_BYTES = 64 * 1024 + 64
-"""No other read than that of the directory is larger than the end record with its comment."""
+"""The end record with its comment takes no more: a larger read, while an archive is opened, is of its directory."""
 _RATIO_FROM_BYTES = MIB
 """A ratio says nothing about a small file."""
 
@@ -25,6 +25,7 @@ class _BoundedDirectory:
         self._file = file
         self._name = name
         self._max_entries = max_entries
+        self.opened = False
         self.seek = file.seek
         self.tell = file.tell
 
@@ -32,7 +33,7 @@ class _BoundedDirectory:
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        if size <= _END_BYTES:
+        if self.opened or size <= _END_BYTES:
             return self._file.read(size)
         if size > self._max_entries * _MAX_ENTRY_BYTES:
             raise _too_many(self._name, self._max_entries)
@@ -44,8 +45,10 @@ class _BoundedDirectory:
 
 def open_archive(file: BinaryIO, name: str, limits: TableLimits) -> zipfile.ZipFile:
     """The archive. Raises IntakeRefused if it is damaged, or holds more than the limits allow."""
+    bounded = _BoundedDirectory(file, name, limits.max_zip_entries)
     try:
-        archive = zipfile.ZipFile(_BoundedDirectory(file, name, limits.max_zip_entries))
+        archive = zipfile.ZipFile(bounded)
+        bounded.opened = True
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
         raise IntakeRefused(
             f"{name}: the zip archive is damaged: {error}",

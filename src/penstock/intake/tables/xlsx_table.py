@@ -39,7 +39,7 @@ class XlsxTable:
                 stdin=source,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                process_group=0,  # an interrupt at the terminal is for the parent, which closes the child
+                start_new_session=True,  # an interrupt at the terminal is for the parent, which closes the child
             )
         self._out = cast(IO[bytes], self._child.stdout)
         self._sheet = ""
@@ -105,7 +105,7 @@ class XlsxTable:
     def _read_other(self, line: bytes) -> Head | End:
         if not line.endswith(b"\n"):
             raise self._crashed()
-        found = _decode_other(line)
+        found: Head | Refusal | End = _decode_other(line)
         if isinstance(found, Refusal):
             raise IntakeRefused(f"{self._name}: {found.reason}", hint=found.hint)
         return found

@@ -197,6 +197,17 @@ def test_a_cell_of_another_type_is_refused(kind: ColumnType, cell: str, words: s
     assert caught.value.column == "b"
 
 
+def test_a_spec_is_read_from_json() -> None:
+    decode = msgspec.json.Decoder(TableSpec).decode
+    spec = decode(
+        '{"rename":{"a":"b"},"keep":["b"],"types":{"b":"text"},"sheet":2,"delimiter":"\\t","encoding":"cp1252"}'
+    )
+    assert spec == TableSpec({"a": "b"}, ["b"], {"b": "text"}, 2, "\t", "cp1252")
+    for wrong in ('{"colour":1}', '{"types":{"a":"date"}}', '{"delimiter":";;"}', '{"delimiter":"\\""}'):
+        with pytest.raises(msgspec.ValidationError):
+            decode(wrong)
+
+
 def test_a_summary_says_what_a_row_is_about() -> None:
     assert summarise({"id": 7, "sku": "A-1", "title": "Lamp", "brand": None}) == "Lamp · A-1"
     assert summarise({"id": 7, "on": True, "c": None, "d": "x"}) == "7 · true"

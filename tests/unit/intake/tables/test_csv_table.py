@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.config import MIB, IntakeLimits, TableLimits
 from penstock.intake.refusal import IntakeRefused
+from penstock.intake.tables.dialect import SAMPLE_BYTES
 from penstock.intake.tables.formats import open_table
 from penstock.intake.tables.table import TableSpec
 from tests.support.tables import raw, read_rows, refused, typed
@@ -54,6 +55,28 @@ def test_cells_come_back_as_they_were_written(
     assert columns == tuple(header)
     assert raw(rows) == table
     assert [row.custom_id for row in rows] == [str(number) for number in range(1, len(table) + 1)]
+
+
+class Cut(io.BytesIO):
+    """A file that is read in small pieces from behind the sample on."""
+
+    def __init__(self, data: bytes, piece_bytes: int) -> None:
+        super().__init__(data)
+        self._piece_bytes = piece_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        assert size is not None
+        return super().read(min(size, max(SAMPLE_BYTES - self.tell(), self._piece_bytes)))
+
+
+@given(tables(), st.integers(1, 5), st.sampled_from(["utf-8", "utf-16"]), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_pieces_may_be_cut_anywhere(table: list[list[str]], piece_bytes: int, encoding: str, line_end: str) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator=line_end, quoting=csv.QUOTE_ALL)
+    fills_the_sample = "x" * (SAMPLE_BYTES // (2 if encoding == "utf-16" else 1) - 30)
+    writer.writerows([["h"] * len(table[0]), [fills_the_sample] + ["y"] * (len(table[0]) - 1), *table])
+    file = Cut(text.getvalue().encode(encoding), piece_bytes)
+    assert raw(read_rows(file, "in.csv", TableSpec(delimiter=","))[1])[1:] == table
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])

@@ -179,6 +179,11 @@ def test_two_images_of_one_path_are_refused() -> None:
     assert 'in.zip: "a.png": 2 images have this path' in refused(data, "in.zip").message
 
 
+def test_a_large_image_is_no_large_directory() -> None:
+    limits = TableLimits(max_zip_entries=1)
+    assert typed(read_rows(stored(200_000), "in.zip", limits=limits)[1])[0]["bytes"] > 200_000
+
+
 def stored(size: int) -> bytes:
     return archive(("big.png", png(1, 1, bytes(size))), method=zipfile.ZIP_STORED)
 
