@@ -6,6 +6,7 @@ import datetime as dt
 import io
 import unicodedata
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import openpyxl
@@ -23,7 +24,7 @@ from tests.support.tables import raw, read_rows, refused, typed
 Value = str | int | float | bool | dt.date | dt.time | None
 
 
-def workbook(*rows: list[Value], at: tuple[int, int] = (1, 1)) -> bytes:
+def workbook(*rows: Sequence[Value], at: tuple[int, int] = (1, 1)) -> bytes:
     """A workbook whose only sheet, "Data", holds the rows, its first cell at that row and column."""
     book = openpyxl.Workbook()
     sheet = book.worksheets[0]
