@@ -59,6 +59,23 @@ class IntakeLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class TableLimits:
+    """Limits of tables and images, and of how they are read."""
+
+    max_rows: int = _knob(10_000_000, 1, 2_000_000_000, "most rows of one table")
+    max_row_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "largest row as it is stored, cells as they came and typed")
+    max_cell_bytes: int = _knob(MIB, 64, 64 * MIB, "largest cell of a CSV or XLSX file")
+    max_columns: int = _knob(2_000, 1, 16_384, "most columns of one table")
+    max_column_name_chars: int = _knob(256, 8, 4_096, "longest name of a column")
+    max_xlsx_memory_bytes: int = _knob(2 * GIB, 256 * MIB, 1024 * GIB, "memory of the process that reads an XLSX file")
+    max_unpacked_bytes: int = _knob(8 * GIB, KIB, 1024 * GIB, "largest content of an XLSX file or a zip of images")
+    max_zip_ratio: int = _knob(200, 2, 100_000, "largest expansion of a file in a zip, from 1 MiB on")
+    max_zip_entries: int = _knob(100_000, 1, 1_000_000, "most files in an XLSX file or a zip")
+    max_images: int = _knob(100_000, 1, 1_000_000, "most images of one job")
+    max_image_bytes: int = _knob(32 * MIB, KIB, GIB, "largest image")
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimLimits:
     """Sizes and intervals of claims."""
 
@@ -191,6 +208,7 @@ class EraseLimits:
 @dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
+    tables: TableLimits = field(default_factory=TableLimits)
     claim: ClaimLimits = field(default_factory=ClaimLimits)
     settle: SettleLimits = field(default_factory=SettleLimits)
     dispatch: DispatchLimits = field(default_factory=DispatchLimits)
@@ -239,6 +257,7 @@ class Knob:
 
 _GROUPS: dict[str, type[Any]] = {
     "intake": IntakeLimits,
+    "tables": TableLimits,
     "claim": ClaimLimits,
     "settle": SettleLimits,
     "dispatch": DispatchLimits,
