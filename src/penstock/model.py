@@ -153,6 +153,10 @@ class _ItemLog(logging.LoggerAdapter[logging.Logger]):
         return f"{(self.extra or {})['prefix']}: {msg}", kwargs
 
 
+MAX_STRATEGIES = 20
+"""Strategies of one processor."""
+
+
 def strategy_of(strategies: Sequence[_S], attempt: int) -> _S | None:
     """The strategy of an attempt: each in turn, from the first again after the last. None if there are none."""
     return strategies[(attempt - 1) % len(strategies)] if strategies else None

@@ -68,6 +68,8 @@ class PythonProcessor:
     ) -> None:
         """`strategies` are rotated through by the item's attempts; `chunk` is the size of a chunk function's chunks."""
         self._fn = fn
+        self._instance: Any = None
+        """What the processor's class made, if it is one."""
         self._strategies = strategies
         self._limits = dispatch
         self._retry = retry
@@ -88,7 +90,7 @@ class PythonProcessor:
         """Set the processor up, if it is a class."""
         try:
             if inspect.isclass(self._fn):
-                self._fn = self._fn()
+                self._fn = self._instance = self._fn()
             await self._run_hook("setup")
         except (Exception, SystemExit) as error:
             raise PenstockError(
@@ -107,7 +109,7 @@ class PythonProcessor:
 
     async def _run_hook(self, name: str) -> None:
         """Call a method of the processor's class, if it has it."""
-        hook = None if inspect.isroutine(self._fn) else getattr(self._fn, name, None)
+        hook = getattr(self._instance, name, None)
         result = hook() if callable(hook) else None
         if inspect.isawaitable(result):
             await result

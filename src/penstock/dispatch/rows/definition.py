@@ -17,15 +17,15 @@ from typing import Any, Literal, Self
 from urllib.parse import unquote
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.dispatch.rows.answer_path import parse_path
 from penstock.dispatch.rows.schema import MAX_PROPERTIES, check_schema
 from penstock.dispatch.rows.template import as_path_segment, compiled, compiled_value
 from penstock.errors import UsageError
-from penstock.model import strategy_of
+from penstock.model import MAX_STRATEGIES, strategy_of
 from penstock.validators import checked_headers
 
-MAX_STRATEGIES = 20
 MAX_RULES = 50
 _MAX_NESTING = 32
 _MAX_NAME_CHARS = 200
@@ -47,7 +47,7 @@ Method = Literal["GET", "POST", "PUT", "PATCH"]
 RuleOutcome = Literal["done", "not_found", "skipped", "retry", "fail"]
 
 
-class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"):
     """Part of a job's spec."""
 
 
@@ -55,20 +55,20 @@ class ChatStrategy(_Spec, frozen=True, kw_only=True):
     """Chat strategy: what one attempt in turn asks instead."""
 
     name: str
-    prompt: str | None = None
-    system: str | None = None
-    parameters: dict[str, Any] | None = None
+    prompt: str | UnsetType = UNSET
+    system: str | UnsetType = UNSET
+    parameters: dict[str, Any] | UnsetType = UNSET
 
 
 class HttpStrategy(_Spec, frozen=True, kw_only=True):
     """HTTP strategy: what one attempt in turn sends, or reads from the answer, instead."""
 
     name: str
-    path: str | None = None
-    query: dict[str, str] | None = None
-    headers: dict[str, str] | None = None
-    body: Any = msgspec.UNSET
-    columns: dict[str, str] | None = None
+    path: str | UnsetType = UNSET
+    query: dict[str, str] | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    body: Any = UNSET
+    columns: dict[str, str] | UnsetType = UNSET
 
 
 class Rule(_Spec, frozen=True, kw_only=True):
@@ -79,8 +79,8 @@ class Rule(_Spec, frozen=True, kw_only=True):
     """A status, a class of them ("4xx"), or several."""
     path: str | None = None
     """Path into the answer, for one of the four conditions below."""
-    equals: Any = msgspec.UNSET
-    contains: Any = msgspec.UNSET
+    equals: Any = UNSET
+    contains: Any = UNSET
     """Part of the text, or element of the list, at the path."""
     exists: bool = False
     missing: bool = False
@@ -109,8 +109,8 @@ class _Definition(_Spec, frozen=True, kw_only=True, tag_field="type"):
         chosen = strategy_of(self.strategies, attempt)
         if chosen is None:
             return self
-        named = {name: getattr(chosen, name) for name in chosen.__struct_fields__ if name != "name"}
-        given = {name: value for name, value in named.items() if value is not None and value is not msgspec.UNSET}
+        fields = ((name, getattr(chosen, name)) for name in chosen.__struct_fields__ if name != "name")
+        given = {name: value for name, value in fields if value is not UNSET}
         return msgspec.structs.replace(self, **given)
 
 
@@ -136,7 +136,7 @@ class HttpDefinition(_Definition, frozen=True, kw_only=True, tag="http"):
     path: str
     query: dict[str, str] = {}
     headers: dict[str, str] = {}
-    body: Any = msgspec.UNSET
+    body: Any = UNSET
     """JSON whose texts are templates. A text that is one `{{ expression }}` keeps the value's JSON type."""
     columns: dict[str, str] = msgspec.field(default_factory=lambda: {"answer": ""})
     rules: tuple[Rule, ...] = ()
@@ -239,7 +239,7 @@ def _check_http(http: HttpDefinition) -> None:
             _check_header(name)
             compiled(text)
     with _inside("body"):
-        if http.body is not msgspec.UNSET:
+        if http.body is not UNSET:
             if http.method == "GET":
                 raise UsageError("a GET has none", hint="Use query, or POST.")
             _check_body(http.body, 1)
@@ -287,7 +287,7 @@ def _check_body(value: Any, depth: int) -> None:
 
 
 def _check_rule(rule: Rule) -> None:
-    conditions = [name for name in ("equals", "contains") if getattr(rule, name) is not msgspec.UNSET]
+    conditions = [name for name in ("equals", "contains") if getattr(rule, name) is not UNSET]
     conditions += [name for name in ("exists", "missing") if getattr(rule, name)]
     if rule.status is None and rule.path is None:
         raise UsageError("has no condition", hint='Give a status, or a path and one of equals, contains, exists, missing.')

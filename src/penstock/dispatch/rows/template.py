@@ -1,8 +1,8 @@
 """Templates: text with the row's columns in it, written as Jinja (`{{ title | upper }}`, `{% if %}`, `{% for %}`).
 
 The language is kept small, because whoever makes a job writes its templates and all jobs share the workers. There are no
-includes, no functions, no variables and no `*` operator (which repeats text): without them a short template cannot grow
-its output faster than its row. Loops are bounded by fuel, and what is written by `MAX_RENDERED_BYTES`.
+includes, no functions, no variables, and no operators that repeat (`*`) or join (`~`) text: without them a short template
+cannot make a text that is huge beside its row. Loops are bounded by fuel, and what is written by `MAX_RENDERED_BYTES`.
 
 A null is written as nothing; true, false, numbers, lists and objects are written as JSON.
 """
@@ -137,8 +137,10 @@ class Template:
             rendered: str = self._engine.render_template(_NAME, **context)
         except minijinja.TemplateError as error:
             raise RenderError(self._explain(error, context)) from None
-        except (TypeError, ValueError) as error:  # of a filter of ours, or half of a surrogate pair
-            raise RenderError(str(error)) from None
+        except RenderError:
+            raise
+        except Exception as error:  # of a filter that was called wrongly, or of a method of Python's containers
+            raise RenderError(f"{type(error).__name__}: {error}") from None
         return rendered
 
     def _explain(self, error: minijinja.TemplateError, context: Mapping[str, Any]) -> str:
@@ -150,9 +152,10 @@ class Template:
         missing = sorted(self.names - set(context))
         if missing and "row" in context:
             return f"{line}there is no column '{missing[0]}'; the columns are {_listed(context['row'])}"
-        start, end = error.range or (0, 0)
-        what = self._source.encode()[start:end].decode("utf-8", "replace")
-        return f"{line}'{what}' is not there"
+        start, _ = error.range or (0, 0)
+        chars = len(self._source.encode()[:start].decode("utf-8", "replace"))
+        block = next((found[0] for found in _BLOCK.finditer(self._source) if found.end() > chars), "")
+        return f"{line}a value in {block} is not there"
 
 
 @lru_cache(_COMPILED_MAX)
@@ -215,8 +218,10 @@ def _check_block(block: _Block) -> None:
     if block.is_statement:
         found = _STATEMENT.match(block.code)
         _check_word("statement", found[1] if found else "", _STATEMENTS, block.line)
-    if "*" in block.code:
-        raise UsageError(f"line {block.line}: the operator * is not available", hint="Compute it before, as a column.")
+    for operator in "*~":
+        if operator in block.code:
+            hint = "Write texts one after the other, as {{ a }}{{ b }}, and products as a column of the table."
+            raise UsageError(f"line {block.line}: the operator {operator} is not available", hint=hint)
     for name in _FILTER.findall(block.code):
         _check_word("filter", name, _FILTERS, block.line)
     for name in _TEST.findall(block.code):
@@ -234,7 +239,7 @@ def _engine(write: Write, source_chars: int) -> minijinja.Environment:
     # Text of the template itself is not counted when written: the fewer rounds of a loop, the more of it there is.
     fuel = min(_MAX_FUEL, max(_MIN_FUEL + source_chars, 4 * MAX_RENDERED_BYTES // max(1, source_chars)))
     engine = minijinja.Environment(
-        filters={"join": _join, "replace": _replace, "tojson": _tojson},
+        filters={"join": _join, "replace": _replace, "string": as_text, "tojson": _tojson},
         fuel=fuel,
         undefined_behavior="strict",
         auto_escape_callback=lambda _: False,
