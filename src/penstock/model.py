@@ -14,7 +14,6 @@ from uuid import UUID
 
 import msgspec
 
-
 ROWS = "rows"
 """Endpoint of a lane whose inputs are the rows of a job."""
 
@@ -123,12 +122,12 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallCancelled(BaseException):
-    """Raised by `item.cancel.raise_if_requested()`. Not an Exception, so that a function's own `except` lets it pass."""
+    """Raised by `item.cancel.raise_if_requested()`. No Exception, so that `except Exception` lets it pass."""
 
 
 class CancelToken:
-    """Whether the call was given up: its time ran out, or its worker stops. Its result is dropped then, so that a function
-    that runs on a thread, where nothing can stop it, should look here now and then."""
+    """Whether the call was given up: its time ran out, or its worker stops. Its result is dropped then. Nothing can
+    stop a function that runs on a thread, so it should look here now and then."""
 
     __slots__ = ("_item",)
 
@@ -151,6 +150,13 @@ class CancelToken:
 class _ItemLog(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         return f"{(self.extra or {})['prefix']}: {msg}", kwargs
+
+
+def _check_new_row(key: object, row: object) -> None:
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_ROW_KEY_CHARS:
+        raise ValueError(f"add(key=...) takes a text of 1 to {MAX_ROW_KEY_CHARS} characters, not {key!r:.100}")
+    if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+        raise TypeError(f"add(row=...) takes a mapping of column names to values, not {row!r:.100}")
 
 
 MAX_STRATEGIES = 20
@@ -225,13 +231,10 @@ class Item:
         return _ItemLog(_log, {"prefix": f"{public_id(kind, self.lease.batch_id)} line {self.line}"})
 
     def add(self, key: str, row: Mapping[str, Any]) -> None:
-        """Add a row to the item's own job, if it has none of this key yet. Rows are taken over when this item is done."""
+        """Add a row to the item's own job, if that has none of this key. It is taken over when the item is done."""
         if not self.is_row:
             raise TypeError("add() is for the rows of a job")
-        if not isinstance(key, str) or not 1 <= len(key) <= MAX_ROW_KEY_CHARS:
-            raise ValueError(f"add(key=...) takes a text of 1 to {MAX_ROW_KEY_CHARS} characters, not {key!r:.100}")
-        if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-            raise TypeError(f"add(row=...) takes a mapping of column names to values, not {row!r:.100}")
+        _check_new_row(key, row)
         added = self.added
         if len(added) >= MAX_DISCOVERED_ROWS:
             raise ValueError(f"an item can add {MAX_DISCOVERED_ROWS:,} rows")

@@ -1,4 +1,4 @@
-"""Processors named as `module:function`, or by an entry point: found and loaded, with an error text for every failure."""
+"""Processors named as `module:function`, or by an entry point: found and loaded, an error text for every failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from penstock.errors import UsageError
-
 
 ENTRY_POINTS = "penstock.processors"
 """Group of entry points by which an installed package offers processors."""

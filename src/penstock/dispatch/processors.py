@@ -31,7 +31,7 @@ _FIELDS = ("name", "function", "concurrency", "attempt_timeout_s", "chunk", "str
 
 @dataclass(frozen=True, slots=True)
 class ProcessorConfig:
-    """Processor by its name, which is the route of its jobs' lanes. Plain values, so that worker processes can be told."""
+    """Processor by its name, which is the route of its jobs' lanes. Plain values: worker processes can be told."""
 
     name: str
     function: str
@@ -48,7 +48,7 @@ class ProcessorConfig:
 
     def limits(self, dispatch: DispatchLimits) -> DispatchLimits:
         """The bounds of its calls in one worker process."""
-        told = {"concurrency": self.concurrency, "attempt_timeout_s": self.attempt_timeout_s}
+        told: dict[str, Any] = {"concurrency": self.concurrency, "attempt_timeout_s": self.attempt_timeout_s}
         return dataclasses.replace(dispatch, **{name: value for name, value in told.items() if value is not None})
 
     def processor(self, dispatch: DispatchLimits, retry: RetryLimits) -> PythonProcessor:
@@ -73,7 +73,7 @@ def parse(entries: Any, file: str) -> tuple[ProcessorConfig, ...]:
 class _Entry(TableEntry):
     kind = "processors"
     fields = _FIELDS
-    hint = "A processor has a name and a function, such as name = \"clean\" and function = \"rows:clean\"."
+    hint = 'A processor has a name and a function, such as name = "clean" and function = "rows:clean".'
 
     def parse(self) -> ProcessorConfig:
         known = {entry.name: entry.metadata for entry in dataclasses.fields(DispatchLimits)}
@@ -81,9 +81,9 @@ class _Entry(TableEntry):
         return ProcessorConfig(
             self.name(),
             self.text("function", required=True),
-            self.whole("concurrency", concurrency["low"], concurrency["high"]),
-            self.number("attempt_timeout_s", timeout["low"], timeout["high"]),
-            self.whole("chunk", 1, MAX_CHUNK),
+            self.whole_number("concurrency", concurrency["low"], concurrency["high"]),
+            self.any_number("attempt_timeout_s", timeout["low"], timeout["high"]),
+            self.whole_number("chunk", 1, MAX_CHUNK),
             self._strategies(),
         )
 

@@ -263,7 +263,7 @@ class _Entry(TableEntry):
             self._models(),
             env or None,
             file or None,
-            self.whole("max_concurrency", 1, _MAX_CONCURRENCY),
+            self.whole_number("max_concurrency", 1, _MAX_CONCURRENCY),
             self._headers(),
             self._timeouts(),
             self._options(base_url),
@@ -307,7 +307,7 @@ class _Entry(TableEntry):
 
     def _timeouts(self) -> dict[str, float]:
         known = {entry.name: entry.metadata for entry in dataclasses.fields(DispatchLimits)}
-        told = {name: self.number(name, known[name]["low"], known[name]["high"]) for name in _TIMEOUTS}
+        told = {name: self.any_number(name, known[name]["low"], known[name]["high"]) for name in _TIMEOUTS}
         return {name: value for name, value in told.items() if value is not None}
 
 

@@ -90,7 +90,8 @@ class PythonProcessor:
         """Set the processor up, if it is a class."""
         try:
             if inspect.isclass(self._fn):
-                self._fn = self._instance = self._fn()
+                self._instance = self._fn()
+                self._fn = self._instance
             await self._run_hook("setup")
         except (Exception, SystemExit) as error:
             raise PenstockError(
@@ -105,7 +106,7 @@ class PythonProcessor:
         try:
             await self._run_hook("close")
         except (Exception, SystemExit) as closing:
-            _log.error("%s could not be closed: %s", self.name, describe(closing))  # noqa: TRY400 -- its line is named
+            _log.error("%s could not be closed: %s", self.name, describe(closing))
 
     async def _run_hook(self, name: str) -> None:
         """Call a method of the processor's class, if it has it."""
@@ -221,8 +222,8 @@ class PythonProcessor:
 def chunk_size_of(fn: Callable[..., Any]) -> int | None:
     """Items that a chunk function takes at most; None for a function of one item.
 
-    A chunk function is marked by `@chunk(size)`, or its first parameter is annotated as `list[Item]`. Of a class and its
-    instances, that is its `__call__`.
+    A chunk function is marked by `@chunk(size)`, or its first parameter is annotated as `list[Item]`. Of a class and
+    its instances, that is its `__call__`.
     """
     if not inspect.isroutine(fn) and not isinstance(fn, partial):
         call = (fn if inspect.isclass(fn) else type(fn)).__call__

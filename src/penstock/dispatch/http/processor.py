@@ -127,7 +127,7 @@ class HttpProcessor:
             message = f"'{path[:200]}' is not a path below {self.base_url}"
             return judge_failure(Failure("invalid_request", message), attempt, limits, self._rng)
         own = {name: value for name, value in headers.items() if name.lower() not in self._operators_names}
-        headers = self._headers(path, {**own, "Idempotency-Key": item.idempotency_key})
+        headers = self._headers(path, {"Idempotency-Key": item.idempotency_key, **own})
         try:
             if item.stream and self._streams is not None:
                 answer = await streamed(self._client, url, headers, item, self._streams)

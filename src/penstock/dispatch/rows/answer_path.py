@@ -1,5 +1,5 @@
-"""Paths into a JSON answer: `a.b[0].c`, `a[-1]`, `a["odd name"]`; `a[*].b` is the list of every element's b, and an empty
-path the whole answer."""
+"""Paths into a JSON answer: `a.b[0].c`, `a[-1]`, `a["odd name"]`; `a[*].b` is the list of every element's b, and an
+empty path the whole answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from penstock.errors import UsageError
 
 _MAX_STEPS = 32
 _STEP = re.compile(
-    r"""(?P<dot>\.?)(?P<name>[^.\[\]"'\s]+) | \[(?P<index>-?[0-9]{1,9})\] | \[(?P<each>\*)\] | \[(?P<text>"(?:[^"\\]|\\.)*")\]""",
+    r"""(?P<dot>\.?)(?P<name>[^.\[\]"'\s]+)
+    | \[(?P<index>-?[0-9]{1,9})\]
+    | \[(?P<each>\*)\]
+    | \[(?P<text>"(?:[^"\\]|\\.)*")\]""",
     re.VERBOSE,
 )
 

@@ -26,5 +26,9 @@ async def call_row(http: HttpProcessor, definition: Definition, item: Item) -> V
     except RenderError as error:
         # No other attempt would have another row.
         return Outcome(OutcomeState.FAILED, error_code="template_error", error_message=short(str(error)))
+    headers = dict(request.headers)
+    if definition.strategies:
+        # Another strategy is another request: under the same key an upstream would repeat its old answer.
+        headers["Idempotency-Key"] = f"{item.idempotency_key}-{(item.attempt - 1) % len(definition.strategies)}"
     judge = partial(judge_row, definition)
-    return await http.send(item, request.method, request.path, request.headers, request.body, judge)
+    return await http.send(item, request.method, request.path, headers, request.body, judge)

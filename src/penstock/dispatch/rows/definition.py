@@ -1,11 +1,11 @@
 """Definitions: what a job does with each of its rows, as it is written in the job's spec.
 
-`{"type": "chat", "provider": "openai", "model": "gpt-5-mini", "prompt": "Which category is {{ title }}?", "schema": {…}}`
+`{"type": "chat", "provider": "openai", "model": "gpt-5-mini", "prompt": "Which category is {{ title }}?"}`
 
 `{"type": "http", "provider": "shop", "method": "GET", "path": "/items/{{ sku }}", "columns": {"price": "offer.price"}}`
 
-A provider is named, never a host or a key. Texts are templates over the row's columns (see `template`). Attempt n of a row
-uses strategy n, from the first again after the last; what a strategy names takes the definition's place, whole.
+A provider is named, never a host or a key. Texts are templates over the row's columns (see `template`). Attempt n of a
+row uses strategy n, from the first again after the last; a field that a strategy has replaces the definition's, whole.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class _Definition(_Spec, frozen=True, kw_only=True, tag_field="type"):
 
 
 class ChatDefinition(_Definition, frozen=True, kw_only=True, tag="chat"):
-    """Chat definition: one chat completion per row. The properties of `schema` become columns; without one, the answer's
-    text is the column `column`. An image's row carries the image after the prompt."""
+    """Chat definition: one chat completion per row. The properties of `schema` become columns; without one, the text of
+    the answer is the column `column`. An image's row carries the image after the prompt."""
 
     model: str
     prompt: str
@@ -129,8 +129,9 @@ class ChatDefinition(_Definition, frozen=True, kw_only=True, tag="chat"):
 
 
 class HttpDefinition(_Definition, frozen=True, kw_only=True, tag="http"):
-    """HTTP definition: one request per row. `columns` says where in the answer each column is; `rules` say what an answer
-    means, the first that matches."""
+    """HTTP definition: one request per row. `columns` says where in the answer each column is. The first of the `rules`
+    that matches says what the answer means. If none does, it means what it means in a batch (see `retry`), except that
+    a GET that is answered 404 or 410 has not found the row."""
 
     method: Method
     path: str
@@ -153,14 +154,14 @@ def parse_definition(obj: object) -> Definition:
     except msgspec.ValidationError as error:
         found = _WHERE.search(str(error))
         place = _PLACE + (found["path"].replace("[...]", "") if found else "")
-        raise _Misplaced(place, _WHERE.sub("", str(error)), _HINT) from None
+        raise _PlacedError(place, _WHERE.sub("", str(error)), _HINT) from None
     with _inside(_PLACE):
         _check(definition)
         _check_strategies(definition)
     return definition
 
 
-class _Misplaced(UsageError):
+class _PlacedError(UsageError):
     """Error that names the place inside the spec."""
 
     def __init__(self, place: str, reason: str, hint: str | None) -> None:
@@ -174,22 +175,22 @@ def _inside(place: str) -> Iterator[None]:
     """Errors of the block name this place, and the place inside it if they know one."""
     try:
         yield
-    except _Misplaced as error:
+    except _PlacedError as error:
         dot = "" if error.place.startswith("[") else "."
-        raise _Misplaced(f"{place}{dot}{error.place}", error.reason, error.hint) from None
+        raise _PlacedError(f"{place}{dot}{error.place}", error.reason, error.hint) from None
     except UsageError as error:
-        raise _Misplaced(place, error.message, error.hint) from None
+        raise _PlacedError(place, error.message, error.hint) from None
 
 
 def _check_strategies(definition: Definition) -> None:
     names = [strategy.name for strategy in definition.strategies]
     if len(names) > MAX_STRATEGIES:
-        raise _Misplaced("strategies", f"there are {len(names)}", f"There may be {MAX_STRATEGIES}.")
+        raise _PlacedError("strategies", f"there are {len(names)}", f"There may be {MAX_STRATEGIES}.")
     for at, name in enumerate(names):
         with _inside(f"strategies[{at}]"):
             _check_name("name", name)
             if name in names[:at]:
-                raise _Misplaced("name", f"'{name}' is taken by strategies[{names.index(name)}]", "Choose another.")
+                raise _PlacedError("name", f"'{name}' is taken by strategies[{names.index(name)}]", "Choose another.")
             # The rest is checked already: what is wrong now, the strategy has brought.
             _check(definition.for_attempt(at + 1))
 
@@ -204,7 +205,7 @@ def _check(definition: Definition) -> None:
 
 def _check_name(field: str, name: str) -> None:
     if not name.strip() or len(name) > _MAX_NAME_CHARS or not name.isprintable():
-        raise _Misplaced(field, f"{name[:_MAX_NAME_CHARS]!r} is not a name", f"1 to {_MAX_NAME_CHARS} characters.")
+        raise _PlacedError(field, f"{name[:_MAX_NAME_CHARS]!r} is not a name", f"1 to {_MAX_NAME_CHARS} characters.")
 
 
 def _check_chat(chat: ChatDefinition) -> None:
@@ -222,7 +223,7 @@ def _check_chat(chat: ChatDefinition) -> None:
     for name in _SET_BY_PENSTOCK:
         if name in chat.parameters:
             hint = "The definition's own fields and the row say it."
-            raise _Misplaced(f"parameters.{name}", "cannot be set here", hint)
+            raise _PlacedError(f"parameters.{name}", "cannot be set here", hint)
 
 
 def _check_http(http: HttpDefinition) -> None:
@@ -251,7 +252,7 @@ def _check_http(http: HttpDefinition) -> None:
             with _inside(name):
                 parse_path(where)
     if len(http.rules) > MAX_RULES:
-        raise _Misplaced("rules", f"there are {len(http.rules)}", f"There may be {MAX_RULES}.")
+        raise _PlacedError("rules", f"there are {len(http.rules)}", f"There may be {MAX_RULES}.")
     for at, rule in enumerate(http.rules):
         with _inside(f"rules[{at}]"):
             _check_rule(rule)
@@ -260,7 +261,9 @@ def _check_http(http: HttpDefinition) -> None:
 def check_path(path: str) -> None:
     """Refuse a path that is none below the provider's URL. Raises UsageError."""
     if path.startswith("//") or _UNSAFE_IN_PATH.search(path):
-        raise UsageError(f"'{path[:200]}' is not a path", hint="It has no host, blank, '?', '#' or backslash; see query.")
+        raise UsageError(
+            f"'{path[:200]}' is not a path", hint="It has no host, blank, '?', '#' or backslash; see query."
+        )
     if any(unquote(segment) in (".", "..") for segment in path.split("/")):
         raise UsageError(f"'{path[:200]}' has a segment . or ..", hint="Every segment must name something.")
 
@@ -290,10 +293,14 @@ def _check_rule(rule: Rule) -> None:
     conditions = [name for name in ("equals", "contains") if getattr(rule, name) is not UNSET]
     conditions += [name for name in ("exists", "missing") if getattr(rule, name)]
     if rule.status is None and rule.path is None:
-        raise UsageError("has no condition", hint='Give a status, or a path and one of equals, contains, exists, missing.')
+        raise UsageError(
+            "has no condition", hint="Give a status, or a path and one of equals, contains, exists, missing."
+        )
     if len(conditions) != (rule.path is not None):
         found = " and ".join(conditions) or "nothing"
-        raise _Misplaced("path", f"{found} is asked of it", "A path goes with one of equals, contains, exists, missing.")
+        raise _PlacedError(
+            "path", f"{found} is asked of it", "A path goes with one of equals, contains, exists, missing."
+        )
     with _inside("status"):
         _check_statuses(rule)
     with _inside("path"):
@@ -301,7 +308,9 @@ def _check_rule(rule: Rule) -> None:
     with _inside("after"):
         _check_after(rule)
     if rule.code is not None and (rule.outcome != "fail" or not _CODE.fullmatch(rule.code)):
-        raise _Misplaced("code", f"'{rule.code}' cannot be used", "A code is a word such as sold_out, of outcome fail.")
+        raise _PlacedError(
+            "code", f"'{rule.code}' cannot be used", "A code is a word such as sold_out, of outcome fail."
+        )
     with _inside("message"):
         if rule.message is not None:
             if rule.outcome == "done":

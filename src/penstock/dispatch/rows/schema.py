@@ -1,7 +1,7 @@
 """JSON schemas: a check of a model's answer against the part of JSON Schema that matters for columns.
 
-Checked are `type`, `properties`, `required`, `enum`, `items`, `additionalProperties`, `minimum`, `maximum`, `minLength` and
-`maxLength`. Every other keyword (`pattern`, `format`, `$ref`, `anyOf` …) is sent to the model and not checked here.
+Checked are `type`, `properties`, `required`, `enum`, `items`, `additionalProperties`, `minimum`, `maximum`, `minLength`
+and `maxLength`. Every other keyword (`pattern`, `format`, `$ref`, `anyOf` …) is sent to the model and not checked here.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 _KEYWORDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "properties": (lambda value: isinstance(value, dict), "an object of schemas"),
-    "required": (lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value), "a list of names"),
+    "required": (
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+        "a list of names",
+    ),
     "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
     "minimum": (_is_number, "a number"),
     "maximum": (_is_number, "a number"),

@@ -1,8 +1,8 @@
 """Templates: text with the row's columns in it, written as Jinja (`{{ title | upper }}`, `{% if %}`, `{% for %}`).
 
-The language is kept small, because whoever makes a job writes its templates and all jobs share the workers. There are no
-includes, no functions, no variables, and no operators that repeat (`*`) or join (`~`) text: without them a short template
-cannot make a text that is huge beside its row. Loops are bounded by fuel, and what is written by `MAX_RENDERED_BYTES`.
+The language is kept small, because whoever makes a job writes its templates and all jobs share the workers. There are
+no includes, no functions, no variables, and no operators that repeat (`*`) or join (`~`) text: without them a short
+template cannot make a text that is huge beside its row. Fuel bounds loops, and `MAX_RENDERED_BYTES` what is written.
 
 A null is written as nothing; true, false, numbers, lists and objects are written as JSON.
 """
@@ -26,7 +26,7 @@ MAX_TEMPLATE_CHARS = 64 * KIB
 MAX_RENDERED_BYTES = 4 * MIB
 """Bytes that a row's values may take in what is rendered; a row's image is not counted."""
 
-_MIN_FUEL = 5_000
+_MIN_FUEL = 1_000
 _MAX_FUEL = 100_000
 _COLUMNS_SHOWN = 20
 _COMPILED_MAX = 1_000
@@ -111,15 +111,20 @@ class Template:
         self.is_json = write is as_json
         if len(source) > MAX_TEMPLATE_CHARS:
             raise UsageError(f"has {len(source):,} characters", hint=f"A template has at most {MAX_TEMPLATE_CHARS:,}.")
-        self._engine = _engine(write, len(source))
+        self._engine = _engine(write)
         try:
             self._engine.add_template(_NAME, source)
         except minijinja.TemplateError as error:
             raise UsageError(f"line {error.line}: {error.detail or error.message}", hint=_HINT) from None
         except UnicodeEncodeError:
             raise UsageError("has half of a surrogate pair", hint="Write the whole character.") from None
+        code_chars = 0
         for block in _blocks(source):
             _check_block(block)
+            code_chars += len(block.code)
+        # The text between blocks is not counted when it is written: the more there is of it, the fewer steps.
+        steps = _MIN_FUEL + code_chars + 4 * MAX_RENDERED_BYTES // max(1, len(source))
+        self._engine.fuel = min(steps, _MAX_FUEL)
 
     @property
     def sample(self) -> str:
@@ -166,7 +171,7 @@ def compiled(source: str, write: Write = as_text) -> Template:
 
 @lru_cache(_COMPILED_MAX)
 def compiled_value(source: str) -> Template:
-    """Template of a text inside JSON. One that is `{{ … }}` and nothing else is rendered as JSON, with the value's type."""
+    """Template of a text inside JSON. One that is a single `{{ … }}` is rendered as JSON, with the value's type."""
     found = _BLOCK.fullmatch(source)
     return compiled(source, as_json if found is not None and found["expression"] is not None else as_text)
 
@@ -187,7 +192,9 @@ def _frozen(value: Any) -> Any:
 
 # -- what a template may contain
 
-_HINT = "Templates are written as Jinja: {{ column }}, {% if … %}, {% for … %}, and filters such as {{ column | upper }}."
+_HINT = (
+    "Templates are written as Jinja: {{ column }}, {% if … %}, {% for … %}, and filters such as {{ column | upper }}."
+)
 
 
 class _Block(NamedTuple):
@@ -235,12 +242,10 @@ def _check_word(kind: str, word: str, known: frozenset[str], line: int) -> None:
 
 # -- the engine
 
-def _engine(write: Write, source_chars: int) -> minijinja.Environment:
-    # Text of the template itself is not counted when written: the fewer rounds of a loop, the more of it there is.
-    fuel = min(_MAX_FUEL, max(_MIN_FUEL + source_chars, 4 * MAX_RENDERED_BYTES // max(1, source_chars)))
+
+def _engine(write: Write) -> minijinja.Environment:
     engine = minijinja.Environment(
         filters={"join": _join, "replace": _replace, "string": as_text, "tojson": _tojson},
-        fuel=fuel,
         undefined_behavior="strict",
         auto_escape_callback=lambda _: False,
         finalizer=_counting(write),
@@ -255,7 +260,7 @@ def _engine(write: Write, source_chars: int) -> minijinja.Environment:
     return engine
 
 
-def _counting(write: Write) -> Callable[[Any, Any], str]:
+def _counting(write: Write) -> Any:
     @minijinja.pass_state
     def finalize(state: Any, value: Any) -> str:
         text = write(value)

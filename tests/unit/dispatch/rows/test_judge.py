@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -64,7 +64,10 @@ def completion(content: Any, finish_reason: str = "stop", **message: Any) -> dic
 
 
 class TestChat:
-    TYPED = {**CHAT, "schema": {**SCHEMA, "properties": {"category": {"type": "string"}, "score": {"type": "number"}}}}
+    TYPED: ClassVar[dict[str, Any]] = {
+        **CHAT,
+        "schema": {**SCHEMA, "properties": {"category": {"type": "string"}, "score": {"type": "number"}}},
+    }
 
     def test_the_text_is_a_column(self) -> None:
         verdict = judge(CHAT, body=completion("a boot"))
@@ -144,7 +147,7 @@ class TestChat:
 
 
 class TestHttp:
-    SPEC = {**HTTP, "columns": {"price": "offer.price", "tags": "tags[*].name"}}
+    SPEC: ClassVar[dict[str, Any]] = {**HTTP, "columns": {"price": "offer.price", "tags": "tags[*].name"}}
 
     def test_columns_are_found_in_the_answer(self) -> None:
         body = {"offer": {"price": 3}, "tags": [{"name": "x"}, {}], "usage": {"prompt_tokens": 1}}
@@ -193,7 +196,10 @@ class TestHttp:
         ],
     )
     def test_conditions(self, condition: dict[str, Any], status: int, body: Any, matches: bool) -> None:
-        rules = [{"outcome": "skipped", **condition}, {"outcome": "fail", "status": ["1xx", "2xx", "3xx", "4xx", "5xx"]}]
+        rules = [
+            {"outcome": "skipped", **condition},
+            {"outcome": "fail", "status": ["1xx", "2xx", "3xx", "4xx", "5xx"]},
+        ]
         state = ended(judge({**HTTP, "rules": rules}, status, body))[0]
         assert state is (OutcomeState.SKIPPED if matches else OutcomeState.FAILED)
 
@@ -275,7 +281,11 @@ class TestHttp:
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
@@ -297,7 +307,12 @@ class TestDecoding:
 
     @given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
     def test_every_answer_gets_a_verdict(self, body: bytes) -> None:
-        for spec in (CHAT, TestChat.TYPED, TestHttp.SPEC, {**HTTP, "rules": [{"path": "", "exists": True, "outcome": "done"}]}):
+        for spec in (
+            CHAT,
+            TestChat.TYPED,
+            TestHttp.SPEC,
+            {**HTTP, "rules": [{"path": "", "exists": True, "outcome": "done"}]},
+        ):
             verdict = judge(spec, raw=body)
             if isinstance(verdict, Outcome) and verdict.state is OutcomeState.COMPLETED:
                 assert isinstance(msgspec.json.decode(verdict.body or b""), dict)

@@ -23,7 +23,9 @@ PIXEL = Image("image/png", b"\x89PNG\x00")
 PIXEL_URL = "data:image/png;base64," + base64.b64encode(PIXEL.data).decode()
 
 
-def request(spec: dict[str, Any], row: dict[str, Any] = ROW, attempt: int = 1, image: Image | None = None) -> RenderedRequest:
+def request(
+    spec: dict[str, Any], row: dict[str, Any] = ROW, attempt: int = 1, image: Image | None = None
+) -> RenderedRequest:
     return render(parse_definition(spec), row, attempt=attempt, image=image)
 
 
@@ -39,7 +41,9 @@ class TestChat:
         assert body_of(rendered) == {"model": "m", "messages": [{"role": "user", "content": "What is Boot?"}]}
 
     def test_a_schema_a_system_message_and_parameters(self) -> None:
-        body = body_of(request({**CHAT, "system": "[{{ brand }}]", "schema": SCHEMA, "parameters": {"temperature": 0.5}}))
+        body = body_of(
+            request({**CHAT, "system": "[{{ brand }}]", "schema": SCHEMA, "parameters": {"temperature": 0.5}})
+        )
         assert body["messages"][0] == {"role": "system", "content": "[]"}
         assert body["temperature"] == 0.5
         assert body["response_format"] == {
@@ -104,13 +108,19 @@ class TestHttp:
     def test_the_image_is_a_data_url(self) -> None:
         spec = {**HTTP, "path": "/scan", "method": "POST", "body": {"image": "{{ image }}", "text": "[{{ image }}]"}}
         assert body_of(request(spec, image=PIXEL)) == {"image": PIXEL_URL, "text": f"[{PIXEL_URL}]"}
-        with pytest.raises(RenderError, match=r"^body\.image: line 1: there is no column 'image'; the columns are title, sku"):
+        with pytest.raises(
+            RenderError, match=r"^body\.image: line 1: there is no column 'image'; the columns are title, sku"
+        ):
             request(spec)
         assert body_of(request(spec, {"image": "of the table"})) == {"image": "of the table", "text": "[of the table]"}
 
     def test_each_attempt_has_its_strategy(self) -> None:
         spec = {**HTTP, "strategies": [{"name": "a"}, {"name": "b", "path": "/{{ strategy }}/{{ title }}"}]}
-        assert [request(spec, attempt=attempt).path for attempt in (1, 2, 3)] == ["/items/a%2Fb%3Fc", "/b/Boot", "/items/a%2Fb%3Fc"]
+        assert [request(spec, attempt=attempt).path for attempt in (1, 2, 3)] == [
+            "/items/a%2Fb%3Fc",
+            "/b/Boot",
+            "/items/a%2Fb%3Fc",
+        ]
 
     @pytest.mark.parametrize(
         ("spec", "row", "message"),
@@ -148,7 +158,9 @@ class TestHttp:
     @given(TEXTS)
     def test_no_value_leaves_its_segment(self, value: str) -> None:
         try:
-            path = request({**HTTP, "path": "/v1/items/{{ sku }}/price", "query": {"q": "{{ sku }}"}}, {"sku": value}).path
+            path = request(
+                {**HTTP, "path": "/v1/items/{{ sku }}/price", "query": {"q": "{{ sku }}"}}, {"sku": value}
+            ).path
         except RenderError:
             assert value in ("", ".", "..")
             return

@@ -77,8 +77,14 @@ def test_other_keywords_are_not_checked() -> None:
     [
         ({}, "is not the schema of an object with properties, which become the columns"),
         ({"type": "object"}, "is not the schema of an object with properties, which become the columns"),
-        ({"type": "object", "properties": {}}, "is not the schema of an object with properties, which become the columns"),
-        ({"type": "array", "properties": {"a": {}}}, "is not the schema of an object with properties, which become the columns"),
+        (
+            {"type": "object", "properties": {}},
+            "is not the schema of an object with properties, which become the columns",
+        ),
+        (
+            {"type": "array", "properties": {"a": {}}},
+            "is not the schema of an object with properties, which become the columns",
+        ),
         ({"properties": dict.fromkeys(map(str, range(MAX_PROPERTIES + 1)), True)}, "has 201 properties"),
         ({"properties": {"": {}}}, "has a property without a name"),
         ({"properties": {"a": 3}}, "properties.a: is not a schema"),

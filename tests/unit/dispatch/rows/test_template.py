@@ -36,7 +36,11 @@ ROW: dict[str, Any] = {
 }
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=10,
 )
@@ -107,7 +111,10 @@ def test_what_cannot_be_a_template(source: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("a\n{{ colour }}", "line 2: there is no column 'colour'; the columns are title, price, stock, new, brand, tags, odd name"),
+        (
+            "a\n{{ colour }}",
+            "line 2: there is no column 'colour'; the columns are title, price, stock, new, brand, tags, odd name",
+        ),
         ("é {{ tags[1].z }}", "line 1: a value in {{ tags[1].z }} is not there"),
         ("{{ title.__class__ }}", "line 1: a value in {{ title.__class__ }} is not there"),
         ("{{ 1 / 0 }}", "line 1: unable to calculate 1 / 0"),
@@ -144,7 +151,9 @@ class TestBounds:
         with pytest.raises(RenderError, match="its values take"):
             rendered("{{ image }}{{ image }}", image=image)
 
-    @pytest.mark.parametrize("source", ["{{ t | replace('', 'xxxx') }}", "{{ t | list | join(t) }}", "{{ t | tojson }}"])
+    @pytest.mark.parametrize(
+        "source", ["{{ t | replace('', 'xxxx') }}", "{{ t | list | join(t) }}", "{{ t | tojson }}"]
+    )
     def test_what_a_filter_makes(self, source: str) -> None:
         with pytest.raises(RenderError, match="a text in it has more than 4,194,304 characters"):
             rendered(source, {"t": '"' * (3 * MAX_RENDERED_BYTES // 4)})
@@ -186,7 +195,9 @@ def test_one_expression_keeps_the_json_type(value: Any) -> None:
     assert json.loads(compiled_value('{{ row["cell"] }}').render(context_of({"cell": value}))) == value
 
 
-@pytest.mark.parametrize("source", ["{{ stock }} ", "x{{ stock }}", "{{ stock }}{{ stock }}", "{% if new %}1{% endif %}", "1"])
+@pytest.mark.parametrize(
+    "source", ["{{ stock }} ", "x{{ stock }}", "{{ stock }}{{ stock }}", "{% if new %}1{% endif %}", "1"]
+)
 def test_anything_else_is_text(source: str) -> None:
     assert not compiled_value(source).is_json
 
