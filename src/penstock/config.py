@@ -21,6 +21,7 @@ from penstock.validators import checked_public_url
 
 if TYPE_CHECKING:
     from penstock.deliver.sink_config import Sink
+    from penstock.dispatch.processors import ProcessorConfig
     from penstock.dispatch.providers import Provider
 
 KIB = 1024
@@ -220,6 +221,7 @@ class Config:
     sessions: SessionLimits = field(default_factory=SessionLimits)
     erase: EraseLimits = field(default_factory=EraseLimits)
     providers: tuple[Provider, ...] = ()
+    processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
     public_url: str | None = None
     """URL by which clients reach the server, if that is not where it listens."""
@@ -303,7 +305,7 @@ def load(
 
     if toml_path is not None:
         for name, value in _read_toml(toml_path).items():
-            if name in ("providers", "sinks"):
+            if name in ("providers", "processors", "sinks"):
                 tables[name] = _parse_tables(name, value, str(toml_path))
                 continue
             if name not in known and name not in _OTHER_SETTINGS:
@@ -333,6 +335,7 @@ def load(
     config = Config(
         **groups,
         providers=tables.get("providers", ()),
+        processors=tables.get("processors", ()),
         sinks=tables.get("sinks", ()),
         public_url=checked_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
         root_path=_root_path(*chosen["root_path"]) if "root_path" in chosen else "",
@@ -358,6 +361,10 @@ def _parse_tables(name: str, value: Any, file: str) -> tuple[Any, ...]:
         from penstock.dispatch.providers import parse
 
         return parse(value, file)
+    if name == "processors":
+        from penstock.dispatch import processors
+
+        return processors.parse(value, file)
     from penstock.deliver import sink_config
 
     return sink_config.parse(value, file)

@@ -107,6 +107,9 @@ class CoroutineDispatcher(CallQueue):
         if self._clock is not None:
             self._clock.cancel()
         ending = self._runners | self._replaced
+        for items, _ in self._flights.values():
+            for item in items:
+                item.cancel.request()
         for runner in ending:
             runner.cancel()
         if ending:
@@ -215,7 +218,10 @@ class CoroutineDispatcher(CallQueue):
             self._fail(error)
 
     def _replace(self, runner: asyncio.Task[Any]) -> None:
-        self._inside -= len(self._end_flight(runner) or ())
+        items = self._end_flight(runner) or []
+        self._inside -= len(items)
+        for item in items:
+            item.cancel.request()
         self._runners.discard(runner)
         self._replaced.add(runner)
         runner.add_done_callback(self._replaced.discard)

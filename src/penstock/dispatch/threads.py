@@ -274,7 +274,10 @@ class ThreadDispatcher(CallQueue):
         self._threads.discard(thread)
         self._lost.add(thread)
         self._awake -= 1
-        return self._flights.pop(thread)[0]
+        items = self._flights.pop(thread)[0]
+        for item in items:
+            item.cancel.request()
+        return items
 
     def _on_lost_return(self, thread: threading.Thread) -> None:
         with self._lock:

@@ -99,15 +99,13 @@ def ingest_table(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> StoredTable:
     """Store the rows of a table, whole or not at all; or its `first_rows` alone. All of them go to one route."""
-    writer = FileWriter(
-        conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=False
-    )
+    writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=False)
     with _database_errors(filename), path.open("rb") as file:
         try:
             while chunk := file.read(reader.CHUNK_BYTES):
                 writer.take(chunk)  # for its digest
             file.seek(0)
-            with open_table(file, filename, spec, table_limits) as table:
+            with open_table(file, filename, spec, table_limits, limits) as table:
                 lane = table_lane(writer.source_id)
                 rows = islice(table.rows(), first_rows)
                 while block := _packed(lane, islice(rows, _BLOCK_ROWS)):
@@ -127,10 +125,7 @@ def _packed(lane: Lane, rows: Iterator[TableRow]) -> tuple[bytes, int] | None:
     """Some rows packed for COPY, and how many they are; None if there is none left."""
     before = lane.total
     packed = b"".join(
-        [
-            pack_row(lane, lane.total + 1, row.custom_id.encode(), row.summary.encode(), row.body)
-            for row in rows
-        ]
+        [pack_row(lane, lane.total + 1, row.custom_id.encode(), row.summary.encode(), row.body) for row in rows]
     )
     return (packed, lane.total - before) if packed else None
 
