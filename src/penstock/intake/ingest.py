@@ -66,8 +66,7 @@ def ingest_file(
             ) as intake,
         ):
             _pump(source, intake, on_progress, should_stop)
-            if should_stop():
-                raise IntakeInterrupted(f"{source.name}: interrupted; nothing was stored")
+            _stop_if(should_stop, source.name)
             stored = intake.finish()
             if on_progress:
                 on_progress(IntakeProgress(intake.bytes_taken, intake.requests))
@@ -109,8 +108,7 @@ def ingest_table(
                 lane = table_lane(writer.source_id)
                 rows = islice(table.rows(), first_rows)
                 while block := _packed(lane, islice(rows, _BLOCK_ROWS)):
-                    if should_stop():
-                        raise IntakeInterrupted(f"{filename}: interrupted; nothing was stored")
+                    _stop_if(should_stop, filename)
                     writer.write(*block)
                     on_progress(IntakeProgress(file.tell(), lane.total))
                 writer.flush()
@@ -119,6 +117,11 @@ def ingest_table(
         except BaseException:
             writer.abandon()
             raise
+
+
+def _stop_if(should_stop: Callable[[], bool], name: str) -> None:
+    if should_stop():
+        raise IntakeInterrupted(f"{name}: interrupted; nothing was stored")
 
 
 def _packed(lane: Lane, rows: Iterator[TableRow]) -> tuple[bytes, int] | None:
