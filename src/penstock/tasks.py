@@ -1,9 +1,11 @@
-"""Tasks of asyncio: how they are ended."""
+"""Tasks of asyncio: how they are ended, and how signals reach them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _CANCEL_AGAIN_S = 1.0
@@ -27,3 +29,16 @@ def ignore_result(task: asyncio.Task[Any]) -> None:
     """Ignore how a task ended: asyncio would log the error of a task that nothing waits for any more."""
     if not task.cancelled():
         task.exception()
+
+
+@contextmanager
+def handle_signals(handler: Callable[[], None]) -> Iterator[None]:
+    """Call the handler at every interrupt and every request to terminate."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

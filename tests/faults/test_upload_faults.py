@@ -69,13 +69,14 @@ def proxy(server: str) -> Iterator[PostgresProxy]:
 
 
 def upload(conninfo: str, key: str | None = "key") -> StoredFile:
-    with intake.open_upload(
+    with intake.FileIntake(
         conninfo,
         owner="me",
         worker_id=WORKER,
         filename="f",
         limits=LIMITS,
-        purpose="batch",
+        keep_bytes=True,
+        keep_problems=True,
         idempotency_key=key,
     ) as taking:
         for at in range(0, len(DATA), 100_000):
@@ -271,10 +272,10 @@ _UPLOADER = """
 import sys
 from uuid import UUID
 from penstock.config import IntakeLimits
-from penstock.intake.intake import open_upload
+from penstock.intake.intake import FileIntake
 
-taking = open_upload(sys.argv[1], owner="me", worker_id=UUID(sys.argv[2]), filename="f", limits=IntakeLimits(),
-                     purpose="batch", idempotency_key="key")
+taking = FileIntake(sys.argv[1], owner="me", worker_id=UUID(sys.argv[2]), filename="f", limits=IntakeLimits(),
+                    keep_bytes=True, keep_problems=True, idempotency_key="key")
 while data := sys.stdin.buffer.read(100_000):
     taking.feed(data)
     print(taking.bytes_taken, flush=True)

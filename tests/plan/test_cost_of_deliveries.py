@@ -68,7 +68,7 @@ def sizes(request: pytest.FixtureRequest, built: tuple[Crowded, Crowded]) -> tup
 
 
 async def take(_: Crowded, connection: Connection) -> None:
-    values = {"limit": _PAGE, "hold_s": 60.0, "now": None}
+    values = {"limit": _PAGE, "hold_s": 60.0}
     cursor = await connection.execute(_SQL["take_deliveries_if_due"], values)
     assert len(await cursor.fetchall()) == _PAGE
 
@@ -83,19 +83,18 @@ async def record(_: Crowded, connection: Connection) -> None:
         "error": None,
         "wait_s": 1.0,
         "give_up_s": 3600.0,
-        "now": None,
     }
     assert len(await (await connection.execute(_SQL["record_delivery_if_held"], values)).fetchall()) == 1
 
 
 async def put_back(_: Crowded, connection: Connection) -> None:
     ids = list(range(1, _PAGE + 1))
-    values = {"ids": ids, "attempts": [1] * _PAGE, "wait_s": 1.0, "now": None}
+    values = {"ids": ids, "attempts": [1] * _PAGE, "wait_s": 1.0}
     assert (await connection.execute(_SQL["put_back_deliveries_if_held"], values)).rowcount == _PAGE
 
 
 async def forget(_: Crowded, connection: Connection) -> None:
-    await connection.execute(_SQL["forget_deliveries_if_old"], {"limit": 100, "keep_s": 3600.0, "now": None})
+    await connection.execute(_SQL["forget_deliveries_if_old"], {"limit": 100, "keep_s": 3600.0})
 
 
 async def deliveries(at: Crowded, connection: Connection) -> None:

@@ -80,11 +80,11 @@ async def announce(connection: Connection) -> None:
         await connection.execute(_DELIVER["list_to_announce"], {"after": 0, "lanes": 1_000, "most": _PAGE})
     ).fetchall()
     assert len(found) == 5 * _PAGE
-    assert await announce_answered(connection, found, sinks, None) == 5 * _PAGE
+    assert await announce_answered(connection, found, sinks) == 5 * _PAGE
 
 
 async def take(connection: Connection) -> None:
-    values = {"sinks": ["a", "b", "unknown"], "most": _PAGE, "hold_s": 60.0, "now": None}
+    values = {"sinks": ["a", "b", "unknown"], "most": _PAGE, "hold_s": 60.0}
     cursor = await connection.execute(_DELIVER["take_sink_deliveries_if_due"], values)
     assert len(await cursor.fetchall()) == 2 * _PAGE
 
@@ -99,28 +99,27 @@ async def record(connection: Connection) -> None:
         "error": None,
         "wait_s": 1.0,
         "give_up_s": 3600.0,
-        "now": None,
     }
     assert len(await (await connection.execute(_DELIVER["record_sink_delivery_if_held"], values)).fetchall()) == 1
 
 
 async def put_back(connection: Connection) -> None:
-    values = {"ids": list(range(1, _PAGE + 1)), "attempts": [1] * _PAGE, "wait_s": 1.0, "now": None}
+    values = {"ids": list(range(1, _PAGE + 1)), "attempts": [1] * _PAGE, "wait_s": 1.0}
     assert (await connection.execute(_DELIVER["put_back_sink_deliveries_if_held"], values)).rowcount == _PAGE
 
 
 async def forget(connection: Connection) -> None:
-    values = {"limit": 100, "keep_s": 3600.0, "now": None}
+    values = {"limit": 100, "keep_s": 3600.0}
     await connection.execute(_DELIVER["forget_sink_deliveries_if_old"], values)
 
 
 async def forget_events(connection: Connection) -> None:
-    values = {"limit": 100, "keep_s": 3600.0, "now": None}
+    values = {"limit": 100, "keep_s": 3600.0}
     await connection.execute(_DELIVER["forget_events_if_old"], values)
 
 
 async def forget_old_events(connection: Connection) -> None:
-    values = {"limit": _PAGE, "keep_s": 0.0, "now": None}
+    values = {"limit": _PAGE, "keep_s": 0.0}
     assert (await connection.execute(_DELIVER["forget_events_if_old"], values)).rowcount == _PAGE
 
 

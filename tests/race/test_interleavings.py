@@ -15,7 +15,7 @@ import pytest
 
 from penstock.batches.create import create_batch
 from penstock.batches.finish import finish_batch
-from penstock.batches.read import Status, read_status
+from penstock.batches.read import Batch, read_status
 from penstock.batches.run_again import NotRetryable, retry_batch
 from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.claim import claim as claims
@@ -323,7 +323,7 @@ def _each_ordinal_in_one_place(places: list[dict[str, Any]]) -> None:
             assert place["busy"] == len(place["leased"]) + len(place["deferred"]) <= place["width"], place
 
 
-def _figures_are_exact(status: Status, places: list[dict[str, Any]]) -> None:
+def _figures_are_exact(status: Batch, places: list[dict[str, Any]]) -> None:
     counts = status.counts
     assert counts.settled == sum(len(place["settled"]) for place in places)
     assert counts.completed == sum(place["completed"] for place in places)

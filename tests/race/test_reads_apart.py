@@ -122,7 +122,7 @@ def test_two_who_read_the_same_answer_announce_it_once(database_18: str) -> None
         found = await (await connection.execute(_DELIVER["list_to_announce"], where)).fetchall()
         found = [row for row in found if row[1] is not None]
         sinks = Jsonb([{"name": "s", "everything": True, "statuses": ["completed"], "owners": []}])
-        assert [await announce_answered(connection, found, sinks, None) for _ in range(2)] == [1, 0]
+        assert [await announce_answered(connection, found, sinks) for _ in range(2)] == [1, 0]
         assert await one(connection, "SELECT count(*) FROM penstock.sink_deliveries") == (1,)
 
     with_connection(database_18, body)

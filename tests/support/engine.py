@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID, uuid4
 
 from penstock.batches.create import create_batch
-from penstock.batches.read import Status, read_status
+from penstock.batches.read import Batch, read_status
 from penstock.batches.upkeep import fold_progress, hold_strays
 from penstock.claim import claim as claims
 from penstock.db.pool import Connection, Now, Pool
@@ -86,7 +86,7 @@ def count_leased(leases: Iterable[Lease]) -> int:
     return sum(stop - start for lease in leases for start, stop in lease.ranges)
 
 
-async def until(pool: Pool, batch_id: UUID, condition: Callable[[Status], bool]) -> Status:
+async def until(pool: Pool, batch_id: UUID, condition: Callable[[Batch], bool]) -> Batch:
     """The batch's status as soon as the condition holds."""
     async with asyncio.timeout(60):
         while True:

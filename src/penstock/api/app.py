@@ -45,13 +45,18 @@ from penstock.api import (
 )
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
-from penstock.api.errors import ApiError, Dialect, busy, disk_full, render
-from penstock.api.guard import Guard, SlowReaderError
+from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, render
+from penstock.api.guard import Guard, SlowReaderError, read_body
 from penstock.api.openapi import document
 from penstock.api.reading import BodyReader, QueryReader
+from penstock.batches.run_again import NotRetryable
 from penstock.config import Config, DatabaseLimits
 from penstock.db.pool import Pool, open_pool
 from penstock.dispatch.providers import POOL, Providers
+from penstock.erase.erase import NotErasable
+from penstock.intake.parts import UploadMissing, UploadNotPending
+from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
+from penstock.intake.writer import IdempotencyConflict
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.background import BackgroundDuties
 from penstock.server.halts import Halts
@@ -127,20 +132,14 @@ class Api:
         path = self._mounted(scope)
         dialect: Dialect = "anthropic" if path.startswith("/v1/messages") else "openai"
         request_id = f"req_{getrandbits(96):024x}"  # it names a request and guards nothing
-        guard = Guard(
-            receive,
-            send,
-            self._server.config.serve,
-            _constant_headers(dialect, request_id),
-            bodiless=scope["method"] == "HEAD",
-        )
+        guard = Guard(receive, send, self._server.config.serve, _constant_headers(dialect, request_id))
         who = _UNKNOWN
         try:
             response: Response
             try:
                 request = Request(scope, guard.receive)
                 route, who = await self._admit(request, path)
-                response = await self._answer(route, who, request, guard, request_id)
+                response = await self._answer(route, who, request, request_id)
             except (ClientDisconnect, SlowReaderError):
                 raise
             except Exception as error:
@@ -198,16 +197,14 @@ class Api:
             raise ApiError(403, "This needs an admin's key.", type="permission_error", code="forbidden")
         return route, who
 
-    async def _answer(
-        self, reader: _Reader | Response, who: Caller, request: Request, guard: Guard, request_id: str
-    ) -> Response:
+    async def _answer(self, reader: _Reader | Response, who: Caller, request: Request, request_id: str) -> Response:
         if isinstance(reader, Response):
             return reader
         endpoint = reader.endpoint
         query = reader.query.read(request.scope["query_string"]) if reader.query else None
         body = None
         if reader.body is not None:
-            content = await guard.read(self._server.config.serve.max_json_bytes)
+            content = await read_body(request, self._server.config.serve.max_json_bytes)
             body = reader.body.read(content, request.headers.get("content-type"))
         answer = await endpoint.handle(Call(self._server, who, request, request_id, query, body))
         if isinstance(answer, Response):
@@ -306,24 +303,32 @@ def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> Response:
 
 def _to_api_error(error: Exception, request_id: str) -> ApiError:
     """The answer to a client for any exception."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, TooManyWaitingError):
-        return busy(error.message)
-    if isinstance(error, psycopg.errors.DiskFull):
-        _log.error("%s: the database's disk is full", request_id)
-        return disk_full()
-    if isinstance(error, psycopg.errors.QueryCanceled):
-        _log.warning("%s: a statement took longer than statement_timeout_s", request_id)
-        return busy("The database is too slow at the moment.")
-    if isinstance(
-        error, psycopg.OperationalError | psycopg.InterfaceError | PoolTimeout | PoolClosed | TooManyRequests
-    ):
-        _log.warning("%s: the database is away: %s", request_id, type(error).__name__)
-        return busy()
-    if isinstance(error, psycopg.DataError):
-        # A NUL in a text, or a number past its column.
-        return ApiError(400, "The request contains a value that cannot be stored.", code="invalid_value")
+    match error:
+        case ApiError():
+            return error
+        case NotErasable() | NotRetryable() | UploadNotPending():
+            return conflict(error.message)
+        case IdempotencyConflict():
+            return conflict(error.message, param="Idempotency-Key", code="idempotency_conflict")
+        case UploadMissing():
+            return ApiError(404, error.message, param="id")
+        case IntakeRefused():
+            status = 413 if error.code == "file_too_large" else 400
+            return ApiError(status, error.message, param=error.param, code=error.code)
+        case IntakeGivenUp() | TooManyWaitingError():
+            return busy(error.message)
+        case psycopg.errors.DiskFull():
+            _log.error("%s: the database's disk is full", request_id)
+            return disk_full()
+        case psycopg.errors.QueryCanceled():
+            _log.warning("%s: a statement took longer than statement_timeout_s", request_id)
+            return busy("The database is too slow at the moment.")
+        case psycopg.OperationalError() | psycopg.InterfaceError() | PoolTimeout() | PoolClosed() | TooManyRequests():
+            _log.warning("%s: the database is away: %s", request_id, type(error).__name__)
+            return busy()
+        case psycopg.DataError():
+            # A NUL in a text, or a number past its column.
+            return ApiError(400, "The request contains a value that cannot be stored.", code="invalid_value")
     _log_error(error, request_id)
     return ApiError(500, f"Something went wrong here. Quote {request_id} to find it in the log.", type="server_error")
 

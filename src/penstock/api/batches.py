@@ -14,13 +14,13 @@ import msgspec
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
-from penstock.api.files import cursor, ends
+from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.batches import read, run_again
 from penstock.batches import steer as batch_steer
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
-from penstock.batches.run_again import NotFailed, NotRetryable, worn_out_message
+from penstock.batches.run_again import NotFailed, worn_out_message
 from penstock.batches.validate import request_batch, validate_batch
 from penstock.db.pool import Connection, borrowed
 from penstock.erase import erase
@@ -207,7 +207,6 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
                 owner=call.caller.owner,
                 dialect="openai",
                 after=cursor("batch", query.after),
-                before=None,
                 limit=query.limit + 1,
                 states=states,
                 metadata=query.metadata,
@@ -215,8 +214,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
                 created_before=_moment(query.created_before),
             )
     data = [objects.batch_object(row) for row in rows[: query.limit]]
-    first, last = ends(batch.id for batch in data)
-    return objects.BatchList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return objects.BatchList.of(data, has_more=len(rows) > query.limit)
 
 
 def _states(wanted: Sequence[str] | None) -> list[str] | None:
@@ -295,8 +293,6 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
         except NotFailed as error:
             name = "request_ids" if body.custom_ids is None else "custom_ids"
             raise invalid(name, f"no failed requests of this batch: {_named(batch_id, error)}.") from None
-        except NotRetryable as error:
-            raise conflict(error.message) from None
         if not retried.requests and retried.worn_out:
             raise conflict(worn_out_message(retried.worn_out, limits.max_attempts_lifetime))
         if not retried.requests:
@@ -323,10 +319,7 @@ async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
     batch_id = call.id("batch", "batch_id")
     async with borrowed(call.server.database) as connection:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
-        try:
-            gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
-        except erase.NotErasable as error:
-            raise conflict(error.message) from None
+        gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
     if not gone:
         raise not_found("Batch", call.path["batch_id"])
     call.server.background.wake("purge")
@@ -334,75 +327,26 @@ async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/batches",
-        create_batch,
-        "Run every request of a file.",
-        body=BatchBody,
-        answer=objects.Batch,
-        errors=(400, 404, 409, 422),
-    ),
-    Endpoint(
-        "GET",
-        "/v1/batches",
-        list_batches,
-        "List batches, newest first; `metadata[key]=value` narrows it.",
-        query=BatchesQuery,
-        answer=objects.BatchList,
-        errors=(400,),
-    ),
+    Endpoint("POST", "/v1/batches", create_batch, "Run every request of a file.", errors=(404, 409)),
+    Endpoint("GET", "/v1/batches", list_batches, "List batches, newest first; `metadata[key]=value` narrows it."),
     Endpoint(
         "GET",
         "/v1/batches/{batch_id}",
         retrieve_batch,
         "One batch, at once or, with `wait`, when it has ended.",
-        query=WaitQuery,
-        answer=objects.Batch,
-        errors=(400, 404),
+        errors=(404,),
     ),
+    Endpoint("DELETE", "/v1/batches/{batch_id}", delete_batch, "Erase a batch and its results.", errors=(404, 409)),
     Endpoint(
-        "DELETE",
-        "/v1/batches/{batch_id}",
-        delete_batch,
-        "Erase a batch and its results.",
-        answer=objects.BatchDeleted,
-        errors=(404, 409),
-    ),
-    Endpoint(
-        "POST",
-        "/v1/batches/{batch_id}/cancel",
-        cancel_batch,
-        "Start nothing more of a batch.",
-        body=Nothing | None,
-        answer=objects.Batch,
-        errors=(404, 409, 422),
+        "POST", "/v1/batches/{batch_id}/cancel", cancel_batch, "Start nothing more of a batch.", errors=(404, 409)
     ),
     Endpoint(
         "POST",
         "/v1/batches/{batch_id}/pause",
         pause_batch,
         "Start nothing of a batch until it is resumed.",
-        body=Nothing | None,
-        answer=objects.Batch,
-        errors=(404, 409, 422),
+        errors=(404, 409),
     ),
-    Endpoint(
-        "POST",
-        "/v1/batches/{batch_id}/resume",
-        resume_batch,
-        "Go on with a paused batch.",
-        body=Nothing | None,
-        answer=objects.Batch,
-        errors=(404, 409, 422),
-    ),
-    Endpoint(
-        "POST",
-        "/v1/batches/{batch_id}/retry",
-        retry_batch,
-        "Run failed requests again.",
-        body=RetryBody | None,
-        answer=objects.Batch,
-        errors=(400, 404, 409, 422),
-    ),
+    Endpoint("POST", "/v1/batches/{batch_id}/resume", resume_batch, "Go on with a paused batch.", errors=(404, 409)),
+    Endpoint("POST", "/v1/batches/{batch_id}/retry", retry_batch, "Run failed requests again.", errors=(404, 409)),
 )

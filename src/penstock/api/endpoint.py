@@ -2,11 +2,11 @@
 
     async def retrieve(call: Call[None, None]) -> FileObject: ...
 
-    ENDPOINTS = (Endpoint("GET", "/v1/files/{file_id}", retrieve, "One file.", answer=FileObject, errors=(404,)),)
+    ENDPOINTS = (Endpoint("GET", "/v1/files/{file_id}", retrieve, "One file.", errors=(404,)),)
 
-`app` serves what the modules declare and `openapi` documents it, both from the same tuples. A handler returns a
-Struct, which is encoded as JSON with the endpoint's status, or a starlette Response, which is sent as it is. It
-raises ApiError for every other answer.
+`app` serves what the modules declare and `openapi` documents it, both from the same tuples and the handlers' types. A
+handler returns a Struct, which is encoded as JSON with the endpoint's status, or a starlette Response, which is sent as
+it is. It raises ApiError for every other answer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import msgspec
+from starlette.responses import Response
 
 from penstock.api.errors import Dialect, not_found
 from penstock.model import parse_id
@@ -137,12 +139,12 @@ class Call(Generic[Q, B]):
         found: dict[str, str] = self.request.path_params
         return found
 
-    def id(self, kind: str, name: str, param: str | None = "id") -> UUID:
+    def id(self, kind: str, name: str) -> UUID:
         """The id in the path. One that cannot be an id answers like one that does not exist."""
         text = self.path[name]
         found = parse_id(kind, text)
         if found is None:
-            raise not_found(KIND_WORDS[kind], text, param)
+            raise not_found(KIND_WORDS[kind], text)
         return found
 
     def link(self, path: str) -> str:
@@ -156,7 +158,8 @@ Handler = Callable[[Call[Any, Any]], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One route. Its types are the checks and the documentation.
+    """One route. The types of its handler, which takes a `Call[query, body]` and returns the answer, are the checks and
+    the documentation.
 
     A `body` is decoded from JSON: unknown fields answer 422, wrong types 400, each naming the field. `Thing | None`
     may be absent. Without a `body` nothing is read: the handler streams `call.request` itself; say with `stream`
@@ -167,9 +170,8 @@ class Endpoint:
     path: str
     handle: Handler
     summary: str
-    query: type[Any] | None = None
-    body: Any = None
     answer: Any = None
+    """Type of the answer, where the handler returns it in a Response."""
     status: int = 200
     media: str = "application/json"
     """Of the answer, where it is not a Struct."""
@@ -178,5 +180,19 @@ class Endpoint:
     form: Mapping[str, Any] | None = None
     stream: str | None = None
     errors: tuple[int, ...] = ()
+    """Beyond those that follow from the role, the query and the body."""
     name: str = ""
     """`operationId`; the handler's name if empty."""
+    query: type[Any] | None = field(init=False)
+    body: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(getattr(self.handle, "func", self.handle))  # `func` of a partial
+        (call,) = (hint for hint in hints.values() if get_origin(hint) is Call)
+        query, body = (None if kind is NoneType else kind for kind in get_args(call))
+        object.__setattr__(self, "query", query)
+        object.__setattr__(self, "body", body)
+        if self.answer is None:
+            returned = hints["return"]
+            kinds = get_args(returned) if isinstance(returned, UnionType) else (returned,)
+            object.__setattr__(self, "answer", next((kind for kind in kinds if kind is not Response), None))

@@ -10,7 +10,7 @@ import msgspec
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import not_found
-from penstock.api.files import cursor, ends
+from penstock.api.files import cursor
 from penstock.db.pool import borrowed
 from penstock.erase import purge
 from penstock.erase.purge import Erasure, Kind
@@ -39,8 +39,7 @@ async def list_erasures(call: Call[ErasuresQuery, None]) -> objects.ErasureList:
     async with borrowed(call.server.database) as connection:
         rows = await purge.list_erasures(connection, call.caller.owner, cursor("erasure", query.after), query.limit + 1)
     data = [_report(row) for row in rows[: query.limit]]
-    first, last = ends(entry.id for entry in data)
-    return objects.ErasureList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return objects.ErasureList.of(data, has_more=len(rows) > query.limit)
 
 
 async def retrieve_erasure(call: Call[None, None]) -> objects.Erasure:
@@ -71,21 +70,12 @@ def _report(row: Erasure) -> objects.Erasure:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "GET",
-        "/v1/erasures",
-        list_erasures,
-        "Erasure reports, newest first.",
-        query=ErasuresQuery,
-        answer=objects.ErasureList,
-        errors=(400,),
-    ),
+    Endpoint("GET", "/v1/erasures", list_erasures, "Erasure reports, newest first."),
     Endpoint(
         "GET",
         "/v1/erasures/{erasure_id}",
         retrieve_erasure,
         "One erasure: what is gone, and since when.",
-        answer=objects.Erasure,
         errors=(404,),
     ),
 )

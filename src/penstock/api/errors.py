@@ -80,14 +80,9 @@ def conflict(message: str, *, param: str | None = None, code: str | None = None)
     return ApiError(409, message, param=param, code=code, headers={"x-should-retry": "false"})
 
 
-def busy(
-    message: str = "The database cannot be reached at the moment.",
-    *,
-    retry_after_s: int = 1,
-    repeatable: bool = True,
-) -> ApiError:
+def busy(message: str = "The database cannot be reached at the moment.", *, repeatable: bool = True) -> ApiError:
     """503, with the time to come again. For calls that must not be repeated, a header tells the official clients so."""
-    headers = {"retry-after": str(retry_after_s)}
+    headers = {"retry-after": "1"}
     if not repeatable:
         headers["x-should-retry"] = "false"
     return ApiError(503, message, type="server_error", code="unavailable", headers=headers)

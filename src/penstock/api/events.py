@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, conflict
-from penstock.api.guard import too_large
+from penstock.api.guard import read_body
 from penstock.api.session_objects import request_object
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, check_key, read_target
 from penstock.db.pool import Connection, borrowed
@@ -60,8 +60,9 @@ _data = msgspec.json.Decoder(EventData)
 async def receive_events(call: Call[None, None]) -> Response:
     """202 with the request of each event: an object for one event, an array for a batch."""
     headers = {name.lower(): value for name, value in call.request.headers.items()}
+    content = await read_body(call.request, call.server.config.serve.max_json_bytes)
     try:
-        found, batched = read(headers, await _content(call))
+        found, batched = read(headers, content)
     except EventError as error:
         raise _refusal(error, error.index) from None
     if len(found) > _MAX_EVENTS:
@@ -78,16 +79,6 @@ async def receive_events(call: Call[None, None]) -> Response:
         return Response(msgspec.json.encode(answers), 202, media_type="application/json")
     (answer,) = answers
     return Response(msgspec.json.encode(answer), 202, {"location": answer.url}, "application/json")
-
-
-async def _content(call: Call[None, None]) -> bytes:
-    most = call.server.config.serve.max_json_bytes
-    content = bytearray()
-    async for piece in call.request.stream():
-        content += piece
-        if len(content) > most:
-            raise too_large(most)
-    return bytes(content)
 
 
 def _asking(call: Call[None, None], event: Event, index: int | None) -> EventRequest:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint
-from penstock.api.errors import ApiError, busy, conflict, not_found
+from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
 from penstock.batches.read import Batch, Which, find_batch_of_result
 from penstock.db.pool import borrowed
@@ -21,9 +21,7 @@ from penstock.erase import erase
 from penstock.export import follow, read
 from penstock.intake import files as stored
 from penstock.intake.files import ContentGone, FileRow
-from penstock.intake.intake import FileIntake, open_upload
-from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
-from penstock.intake.writer import IdempotencyConflict
+from penstock.intake.intake import FileIntake
 from penstock.model import parse_id, public_id
 
 _TEXT_FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
@@ -67,7 +65,6 @@ async def create_file(call: Call[None, None]) -> objects.File:
     form = Form(call.request.headers.get("content-type", ""), "file", _TEXT_FIELDS)
     _refuse_too_large(call)
     async with AsyncExitStack() as closing:
-        closing.enter_context(refusals())
         feeder: Feeder | None = None
         async for data in call.request.stream():
             pieces = form.write(data)
@@ -93,12 +90,11 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
         raise ApiError(415, "Send the file as it is, without 'Content-Encoding'.", code="unsupported_media_type")
     _refuse_too_large(call)
     upload = _open(call, clean_filename(call.query.filename), call.query.purpose)
-    with refusals():
-        async with Feeder(upload) as feeder:
-            async for data in call.request.stream():
-                await feeder.put(data)
-            await feeder.flush()
-            return await _finish(upload, call.query.purpose, call.query.expires_after_seconds)
+    async with Feeder(upload) as feeder:
+        async for data in call.request.stream():
+            await feeder.put(data)
+        await feeder.flush()
+        return await _finish(upload, call.query.purpose, call.query.expires_after_seconds)
 
 
 def _refuse_too_large(call: Call[Any, Any]) -> None:
@@ -111,40 +107,29 @@ def _refuse_too_large(call: Call[Any, Any]) -> None:
 
 def _open(call: Call[Any, Any], filename: str, purpose: str | None) -> FileIntake:
     server = call.server
-    return open_upload(
+    return FileIntake(
         server.conninfo,
         owner=call.caller.owner,
         worker_id=server.worker_id,
         filename=filename,
         limits=server.config.intake,
         purpose=purpose,
+        keep_bytes=True,
+        keep_problems=True,
         idempotency_key=idempotency_key(call.request.headers),
     )
 
 
-async def _finish(upload: FileIntake, purpose: str, lifetime_s: int | None) -> objects.File:
+async def _finish(upload: FileIntake, purpose: str, asked_s: int | None) -> objects.File:
     upload.purpose = purpose
-    upload.expires_after_s = default_lifetime_s(purpose, lifetime_s)
+    upload.expires_after_s = lifetime_s(purpose, asked_s)
     return objects.file_object((await in_thread(upload.finish)).file)
 
 
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turn refusals of the intake into answers."""
-    try:
-        yield
-    except IntakeRefused as refused:
-        raise ApiError(413 if refused.code == "file_too_large" else 400, refused.message, code=refused.code) from None
-    except IdempotencyConflict as refused:
-        raise conflict(refused.message, param="Idempotency-Key", code="idempotency_conflict") from None
-    except IntakeGivenUp as refused:
-        raise busy(refused.message) from None
-
-
-def default_lifetime_s(purpose: str, lifetime_s: int | None) -> float | None:
-    """Inputs of batches do not stay for ever, unless asked to stay shorter."""
-    if lifetime_s is not None:
-        return float(lifetime_s)
+def lifetime_s(purpose: str, asked_s: int | None) -> float | None:
+    """Seconds that a file is kept: what was asked for; else 30 days for an input of batches, for ever for others."""
+    if asked_s is not None:
+        return float(asked_s)
     return float(objects.DEFAULT_LIFETIME_S) if purpose == "batch" else None
 
 
@@ -181,8 +166,7 @@ async def list_files(call: Call[FilesQuery, None]) -> objects.FileList:
             ascending=query.order == "asc",
         )
     data = [objects.file_object(row) for row in rows[: query.limit]]
-    first, last = ends(file.id for file in data)
-    return objects.FileList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return objects.FileList.of(data, has_more=len(rows) > query.limit)
 
 
 def cursor(kind: str, after: str | None, name: str = "after") -> Any:
@@ -193,12 +177,6 @@ def cursor(kind: str, after: str | None, name: str = "after") -> Any:
     if found is None:
         raise invalid(name, "it is the 'last_id' of the page before.")
     return found
-
-
-def ends(ids: Iterable[str]) -> tuple[str | None, str | None]:
-    """The first and last id of a page."""
-    listed = list(ids)
-    return (listed[0], listed[-1]) if listed else (None, None)
 
 
 async def retrieve_file(call: Call[None, None]) -> objects.File:
@@ -221,10 +199,7 @@ async def retrieve_file(call: Call[None, None]) -> objects.File:
 async def delete_file(call: Call[None, None]) -> objects.FileDeleted:
     file_id, scope = call.id("file", "file_id"), call.caller.scope
     async with borrowed(call.server.database) as connection:
-        try:
-            gone = await erase.delete_file(connection, file_id, scope)
-        except erase.NotErasable as error:
-            raise conflict(error.message) from None
+        gone = await erase.delete_file(connection, file_id, scope)
         if not gone and await find_batch_of_result(connection, file_id, scope) is not None:
             raise conflict("The batch is still writing this file. Cancel the batch, or wait for its end.")
     if not gone:
@@ -337,33 +312,22 @@ def _attachment(filename: str) -> str:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/files",
-        create_file,
-        "Upload a file.",
-        answer=objects.File,
-        form=_FORM,
-        errors=(400, 408, 409, 413, 422),
-    ),
+    Endpoint("POST", "/v1/files", create_file, "Upload a file.", form=_FORM, errors=(400, 408, 409, 413, 422)),
     Endpoint(
         "PUT",
         "/v1/files",
         put_file,
         "Upload a file as the whole body, as `curl -T` does.",
-        query=PutQuery,
-        answer=objects.File,
         stream="application/octet-stream",
-        errors=(400, 408, 409, 413, 415),
+        errors=(408, 409, 413, 415),
     ),
-    Endpoint("GET", "/v1/files", list_files, "List files.", query=FilesQuery, answer=objects.FileList, errors=(400,)),
-    Endpoint("GET", "/v1/files/{file_id}", retrieve_file, "One file.", answer=objects.File, errors=(404,)),
+    Endpoint("GET", "/v1/files", list_files, "List files."),
+    Endpoint("GET", "/v1/files/{file_id}", retrieve_file, "One file.", errors=(404,)),
     Endpoint(
         "DELETE",
         "/v1/files/{file_id}",
         delete_file,
         "Delete a file. Batches that still run over it are cancelled.",
-        answer=objects.FileDeleted,
         errors=(404, 409),
     ),
     Endpoint(
@@ -371,8 +335,7 @@ ENDPOINTS = (
         "/v1/files/{file_id}/content",
         file_content,
         "A file's bytes. Of a running batch: the results so far.",
-        query=ContentQuery,
         media="application/octet-stream",
-        errors=(400, 404),
+        errors=(404,),
     ),
 )

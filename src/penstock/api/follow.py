@@ -12,9 +12,9 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 from uuid import UUID
 
 import msgspec
@@ -22,6 +22,7 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive
 
 from penstock.api import objects
 from penstock.api.batches import find_batch
@@ -33,8 +34,6 @@ from penstock.db.pool import Pool, borrowed
 from penstock.export.follow import Page, read_journal_page
 from penstock.model import public_id
 from penstock.tasks import ignore_result
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 _log = logging.getLogger("penstock.follow")
 
@@ -403,8 +402,7 @@ ENDPOINTS = (
         "/v1/batches/{batch_id}/events",
         batch_events,
         "Follow a batch as server-sent events: progress, result, done.",
-        query=EventsQuery,
         media="text/event-stream",
-        errors=(400, 404),
+        errors=(404,),
     ),
 )

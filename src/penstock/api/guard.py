@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable
 from time import monotonic
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
 from starlette.types import Message, Receive, Send
 
 from penstock.api.errors import ApiError
@@ -22,20 +22,13 @@ class Guard:
     """Guard between the server and the handler of one request."""
 
     def __init__(
-        self,
-        receive: Receive,
-        send: Send,
-        limits: ServeLimits,
-        headers: Iterable[tuple[bytes, bytes]],
-        *,
-        bodiless: bool,
+        self, receive: Receive, send: Send, limits: ServeLimits, headers: Iterable[tuple[bytes, bytes]]
     ) -> None:
         self._receive = receive
         self._send = send
         self._limits = limits
         self._headers = list(headers)
         self._names = {name for name, _ in self._headers}
-        self._bodiless = bodiless
         self._whole = False
         self._waited_s = 0.0
         self._received = 0
@@ -76,10 +69,6 @@ class Guard:
             kept = [entry for entry in message.get("headers", ()) if entry[0] not in self._names]
             message = {**message, "headers": kept + self._headers}
         elif message["type"] == "http.response.body":
-            if self._bodiless:
-                if self.complete:
-                    return
-                message = {"type": "http.response.body", "body": b"", "more_body": False}
             self.sent_bytes += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
         try:
@@ -87,18 +76,6 @@ class Guard:
                 await self._send(message)
         except TimeoutError:
             raise SlowReaderError from None
-
-    async def read(self, max_bytes: int) -> bytes:
-        """Read the whole body. Raises if it is longer than that."""
-        pieces: list[bytes] = []
-        while not self._whole:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            pieces.append(message.get("body", b""))
-            if self._received > max_bytes:
-                raise too_large(max_bytes)
-        return b"".join(pieces)
 
     async def linger(self) -> None:
         """Read and drop for a while what the client is still sending: many clients read no answer before they have sent
@@ -109,6 +86,14 @@ class Guard:
                     await self.receive()
 
 
-def too_large(max_bytes: int) -> ApiError:
-    message = f"The request's body is larger than {max_bytes:,} bytes."
-    return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the whole body. Raises ApiError if it is longer than that."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        pieces.append(piece)
+        size += len(piece)
+        if size > max_bytes:
+            message = f"The request's body is larger than {max_bytes:,} bytes."
+            raise ApiError(413, message, code="request_too_large", headers={"connection": "close"})
+    return b"".join(pieces)

@@ -92,7 +92,7 @@ def _disk(server: Server) -> Verdict:
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/healthz", _healthz, "The process is alive.", answer=Alive, role="anyone", name="healthz"),
+    Endpoint("GET", "/healthz", _healthz, "The process is alive.", role="anyone"),
     Endpoint(
         "GET",
         "/readyz",
@@ -101,6 +101,5 @@ ENDPOINTS = (
         answer=Readiness,
         role="anyone",
         errors=(503,),
-        name="readyz",
     ),
 )

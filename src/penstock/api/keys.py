@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.api.endpoint import Call, Endpoint, Nothing, Role
 from penstock.api.errors import ApiError, not_found
+from penstock.api.objects import Page, seconds, seconds_or_none
 from penstock.db import sql
 from penstock.db.pool import Connection, borrowed
 from penstock.model import new_id, parse_id, public_id
@@ -134,12 +135,7 @@ class NewKeyObject(KeyObject, kw_only=True):
     """Shown here, once."""
 
 
-class KeyList(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
-    kind: Literal["list"] = "list"
-    data: list[KeyObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class KeyList(Page[KeyObject]): ...
 
 
 class KeyQuery(msgspec.Struct):
@@ -154,14 +150,10 @@ def _fields(key: Key) -> dict[str, object]:
         "name": key.name,
         "role": key.role,
         "prefix": key.prefix,
-        "created_at": int(key.created_at.timestamp()),
-        "expires_at": _seconds(key.expires_at),
-        "revoked_at": _seconds(key.revoked_at),
+        "created_at": seconds(key.created_at),
+        "expires_at": seconds_or_none(key.expires_at),
+        "revoked_at": seconds_or_none(key.revoked_at),
     }
-
-
-def _seconds(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp())
 
 
 def key_object(key: Key) -> KeyObject:
@@ -193,13 +185,8 @@ async def _list(call: Call[KeyQuery, None]) -> KeyList:
             raise ApiError(400, "Invalid 'after': not the id of a key.", param="after", code="invalid_value")
     async with borrowed(call.server.database) as connection:
         found = await list_keys(connection, after, call.query.limit + 1)
-    page = [key_object(key) for key in found[: call.query.limit]]
-    return KeyList(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=len(found) > len(page),
-    )
+    data = [key_object(key) for key in found[: call.query.limit]]
+    return KeyList.of(data, has_more=len(found) > call.query.limit)
 
 
 async def _revoke(call: Call[None, Nothing | None]) -> KeyObject:
@@ -216,28 +203,15 @@ ENDPOINTS = (
         "/v1/keys",
         _create,
         "Make an API key. Its secret is in this answer and nowhere else.",
-        body=KeyRequest,
-        answer=NewKeyObject,
         role="admin",
         name="create_key",
     ),
-    Endpoint(
-        "GET",
-        "/v1/keys",
-        _list,
-        "API keys, newest first.",
-        query=KeyQuery,
-        answer=KeyList,
-        role="admin",
-        name="list_keys",
-    ),
+    Endpoint("GET", "/v1/keys", _list, "API keys, newest first.", role="admin", name="list_keys"),
     Endpoint(
         "POST",
         "/v1/keys/{key_id}/revoke",
         _revoke,
         "Revoke an API key. It stays in the list.",
-        body=Nothing | None,
-        answer=KeyObject,
         role="admin",
         errors=(404,),
         name="revoke_key",

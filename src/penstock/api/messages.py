@@ -12,7 +12,7 @@ from starlette.responses import Response
 from penstock.api.batches import steer
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
-from penstock.api.files import cursor, download, ends, refusals
+from penstock.api.files import cursor, download
 from penstock.api.multipart import Feeder, idempotency_key, in_thread
 from penstock.batches.read import Batch, get_batch, list_batches
 from penstock.batches.steer import cancel_batch
@@ -84,21 +84,20 @@ async def create_message_batch(call: Call[None, None]) -> MessageBatch:
 async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
     """The requests of the body, stored like the lines of a file."""
     server = call.server
-    with refusals():
-        intake = MessageBatchIntake(
-            server.conninfo,
-            owner=call.caller.owner,
-            worker_id=server.worker_id,
-            limits=server.config.intake,
-            serves=lambda model: server.providers.pool_of(model) is not None,
-            idempotency_key=key,
-            expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
-        )
-        async with Feeder(intake) as feeder:
-            async for data in call.request.stream():
-                await feeder.put(data)
-            await feeder.flush()
-            return (await in_thread(intake.finish)).file
+    intake = MessageBatchIntake(
+        server.conninfo,
+        owner=call.caller.owner,
+        worker_id=server.worker_id,
+        limits=server.config.intake,
+        serves=lambda model: server.providers.pool_of(model) is not None,
+        idempotency_key=key,
+        expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
+    )
+    async with Feeder(intake) as feeder:
+        async for data in call.request.stream():
+            await feeder.put(data)
+        await feeder.flush()
+        return (await in_thread(intake.finish)).file
 
 
 async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:
@@ -221,15 +220,11 @@ async def list_message_batches(call: Call[MessageBatchesQuery, None]) -> Message
             after=cursor("msgbatch", query.after_id, "after_id"),
             before=before,
             limit=query.limit + 1,
-            states=None,
-            metadata=None,
-            created_after=None,
-            created_before=None,
         )
     # One more than the page was asked for: it lies at the far end, which going back is the first.
     page = rows[: query.limit] if before is None else rows[-query.limit :]
     data = [_object(call, row) for row in page]
-    first, last = ends(batch.id for batch in data)
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
     return MessageBatchList(data=data, has_more=len(rows) > query.limit, first_id=first, last_id=last)
 
 
@@ -268,10 +263,7 @@ async def delete_message_batch(call: Call[None, None]) -> MessageBatchDeleted:
         batch = _known(call, await get_batch(connection, batch_id, scope))
         if not batch.state.terminal:
             raise ApiError(400, f"{name} has not ended: cancel it, and delete it when it has.")
-        try:
-            gone = await erase.delete_batch(connection, batch_id, scope)
-        except erase.NotErasable as error:
-            raise conflict(error.message) from None
+        gone = await erase.delete_batch(connection, batch_id, scope)
     if not gone:
         raise not_found("MessageBatch", name)
     call.server.background.wake("purge")
@@ -288,45 +280,24 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         create_message_batch,
         'Run a list of messages: {"requests": [{"custom_id", "params"}, ...]}.',
         stream="application/json",
-        answer=MessageBatch,
         dialect="anthropic",
         errors=(400, 409, 413),
     ),
-    Endpoint(
-        "GET",
-        _BATCHES,
-        list_message_batches,
-        "Your message batches, newest first.",
-        query=MessageBatchesQuery,
-        answer=MessageBatchList,
-        dialect="anthropic",
-        errors=(400,),
-    ),
-    Endpoint(
-        "GET",
-        _ONE_BATCH,
-        retrieve_message_batch,
-        "One message batch.",
-        answer=MessageBatch,
-        dialect="anthropic",
-        errors=(404,),
-    ),
+    Endpoint("GET", _BATCHES, list_message_batches, "Your message batches, newest first.", dialect="anthropic"),
+    Endpoint("GET", _ONE_BATCH, retrieve_message_batch, "One message batch.", dialect="anthropic", errors=(404,)),
     Endpoint(
         "POST",
         f"{_ONE_BATCH}/cancel",
         cancel_message_batch,
         "Start nothing more of a message batch.",
-        body=Nothing | None,
-        answer=MessageBatch,
         dialect="anthropic",
-        errors=(400, 404, 422),
+        errors=(404,),
     ),
     Endpoint(
         "DELETE",
         _ONE_BATCH,
         delete_message_batch,
         "Delete a message batch that has ended, with its requests and results.",
-        answer=MessageBatchDeleted,
         dialect="anthropic",
         errors=(400, 404, 409),
     ),

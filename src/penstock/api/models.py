@@ -35,13 +35,12 @@ async def _retrieve(call: Call[None, None]) -> ModelObject:
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/v1/models", _list, "The models that are served by name.", answer=ModelList, name="list_models"),
+    Endpoint("GET", "/v1/models", _list, "The models that are served by name.", name="list_models"),
     Endpoint(
         "GET",
         "/v1/models/{model:path}",
         _retrieve,
         "One model, if a provider serves it.",
-        answer=ModelObject,
         errors=(404,),
         name="retrieve_model",
     ),

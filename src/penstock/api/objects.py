@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeVar, cast, get_args
 
 import msgspec
 
@@ -30,6 +30,28 @@ RequestStatus = Literal["pending", "processing", "completed", "failed", "not_fou
 
 UploadStatus = Literal["pending", "completed", "cancelled", "expired"]
 REQUEST_STATUSES: tuple[str, ...] = get_args(RequestStatus)
+
+
+class _Listed(Protocol):
+    id: str
+
+
+T = TypeVar("T", bound=_Listed)
+
+
+class Page(msgspec.Struct, Generic[T], kw_only=True):
+    """Page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, data: list[T], *, has_more: bool) -> Self:
+        first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+        return cls(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,12 +80,7 @@ class FileDeleted(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
-class FileList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[File]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class FileList(Page[File]): ...
 
 
 # -- uploads in parts
@@ -161,12 +178,7 @@ class BatchDeleted(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
-class BatchList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class BatchList(Page[Batch]): ...
 
 
 # -- one request of a batch (ours)
@@ -199,12 +211,7 @@ class Request(msgspec.Struct, kw_only=True):
     finished_at: Seconds | None
 
 
-class RequestList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[Request]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class RequestList(Page[Request]): ...
 
 
 class Attempt(msgspec.Struct, kw_only=True):
@@ -224,12 +231,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     not_before: Seconds | None
 
 
-class AttemptList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[Attempt]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class AttemptList(Page[Attempt]): ...
 
 
 # -- erasure (ours)
@@ -258,12 +260,7 @@ class Erasure(msgspec.Struct, kw_only=True):
     erased: Erased
 
 
-class ErasureList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[Erasure]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class ErasureList(Page[Erasure]): ...
 
 
 # -- from rows

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.api.answer_wait import AnswerWait
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, render
-from penstock.api.guard import too_large
+from penstock.api.guard import read_body
 from penstock.api.multipart import invalid
 from penstock.api.sessions import SubmitQuery, give_up, still_waiting, wait
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, BodyTarget, Submission, check_key, read_target, submit
@@ -106,7 +106,7 @@ class Upstreams:
 
 async def pass_on(path: str, call: Call[SubmitQuery, None]) -> Response:
     """Read the body as it is, and give it to a session or to the provider."""
-    content = await _read(call)
+    content = await read_body(call.request, call.server.config.sessions.session_max_body_bytes)
     key = _session_key(call)
     if key is None:
         return await _forward(call, path, content, read_target(call, content))
@@ -117,18 +117,6 @@ async def pass_on(path: str, call: Call[SubmitQuery, None]) -> Response:
         return await _stream(call, submission)
     row = await wait(call, submission, call.query.wait)
     return await still_waiting(call, submission) if row is None else _answer_response(submission, row)
-
-
-async def _read(call: Call[Any, Any]) -> bytes:
-    limit = call.server.config.sessions.session_max_body_bytes
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in call.request.stream():
-        pieces.append(piece)
-        size += len(piece)
-        if size > limit:
-            raise too_large(limit)
-    return b"".join(pieces)
 
 
 def _session_key(call: Call[Any, Any]) -> str | None:
@@ -318,25 +306,16 @@ def _error_event(call: Call[Any, Any], error: ApiError) -> bytes:
     return b"event: error\ndata: %b\n\n" % body
 
 
-_SUMMARIES = {
-    "/v1/chat/completions": "Chat completions",
-    "/v1/completions": "Completions",
-    "/v1/embeddings": "Embeddings",
-    "/v1/responses": "Responses",
-    "/v1/moderations": "Moderations",
-    "/v1/messages": "Messages",
-}
-
 ENDPOINTS = tuple(
     Endpoint(
         "POST",
         path,
         partial(pass_on, path),
-        f"{_SUMMARIES[path]}, passed on to the model's provider; with `X-Session-Id` in that session's order.",
-        query=SubmitQuery,
+        f"{path.removeprefix('/v1/').replace('/', ' ').capitalize()}, passed on to the model's provider;"
+        " with `X-Session-Id` in that session's order.",
         stream=_JSON,
         dialect="anthropic" if path == "/v1/messages" else "openai",
-        errors=(400, 409, 413, 429, 502, 503, 504),
+        errors=(409, 413, 429, 502, 504),
         name=f"pass_on_{path.removeprefix('/v1/').replace('/', '_')}",
     )
     for path in ENDPOINTS_OF_SESSIONS

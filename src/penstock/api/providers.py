@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import not_found
+from penstock.api.objects import seconds_or_none
 from penstock.batches.unserved import list_unserved
 from penstock.claim import gates
 from penstock.db.notify import WORK, notify
@@ -58,7 +59,7 @@ async def _read_provider(connection: Connection, provider: Provider) -> Provider
         GateObject(
             model=gate.route,
             state="halted" if gate.halted_at else "waiting",
-            until=int(gate.not_before.timestamp()) if gate.not_before and not gate.halted_at else None,
+            until=seconds_or_none(gate.not_before) if not gate.halted_at else None,
             code=gate.code,
             message=gate.message,
         )
@@ -101,9 +102,7 @@ ENDPOINTS = (
         "/v1/providers",
         _list,
         "The providers, which of their models wait or are halted, and work that belongs to none of them.",
-        answer=ProviderList,
         role="admin",
-        errors=(403,),
         name="list_providers",
     ),
     Endpoint(
@@ -111,10 +110,8 @@ ENDPOINTS = (
         "/v1/providers/{name}/resume",
         _resume,
         "Call this provider again: the cause of its halt is fixed.",
-        body=Nothing | None,
-        answer=ProviderObject,
         role="admin",
-        errors=(403, 404),
+        errors=(404,),
         name="resume_provider",
     ),
 )

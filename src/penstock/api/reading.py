@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*?)`")
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?(?P<path>\$.*)`)?$", re.DOTALL)
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>\$.*)`)?$", re.DOTALL)
 # A key may contain brackets: read as another parameter, it would not narrow the answer.
 _BRACKETED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<key>.*)\]", re.DOTALL)
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)

@@ -11,7 +11,6 @@ import msgspec
 from penstock.api import objects
 from penstock.api.batches import known, request_line
 from penstock.api.endpoint import Call, Endpoint
-from penstock.api.files import ends
 from penstock.api.multipart import invalid
 from penstock.batches.read import get_batch
 from penstock.db.pool import borrowed
@@ -52,8 +51,7 @@ async def list_results(call: Call[ResultsQuery, None]) -> objects.RequestList:
         # A page can be short because its rows are large.
         more = bool(rows and await read_results_page(connection, batch_id, rows[-1].line, 1, statuses, max_bytes=1))
     data = [_request(batch_id, row) for row in rows]
-    first, last = ends(entry.id for entry in data)
-    return objects.RequestList(data=data, first_id=first, last_id=last, has_more=more)
+    return objects.RequestList.of(data, has_more=more)
 
 
 def _statuses(wanted: list[str] | None) -> list[str] | None:
@@ -105,8 +103,7 @@ async def list_attempts(call: Call[AttemptsQuery, None]) -> objects.AttemptList:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
         rows = await read_attempts_page(connection, batch_id, _parse_position(query.after), query.limit + 1, line)
     data = [_attempt(batch_id, row) for row in rows[: query.limit]]
-    first, last = ends(entry.id for entry in data)
-    return objects.AttemptList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return objects.AttemptList.of(data, has_more=len(rows) > query.limit)
 
 
 def _parse_position(after: str | None) -> tuple[int, int, int] | None:
@@ -139,17 +136,9 @@ ENDPOINTS = (
         "/v1/batches/{batch_id}/results",
         list_results,
         "The requests of a batch with their answers.",
-        query=ResultsQuery,
-        answer=objects.RequestList,
-        errors=(400, 404),
+        errors=(404,),
     ),
     Endpoint(
-        "GET",
-        "/v1/batches/{batch_id}/attempts",
-        list_attempts,
-        "The attempts of a batch that failed.",
-        query=AttemptsQuery,
-        answer=objects.AttemptList,
-        errors=(400, 404),
+        "GET", "/v1/batches/{batch_id}/attempts", list_attempts, "The attempts of a batch that failed.", errors=(404,)
     ),
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal, cast
 
 import msgspec
 
 from penstock.api.errors import OpenAIErrorDetail
-from penstock.api.objects import Seconds
+from penstock.api.objects import Page, Seconds, seconds, seconds_or_none
 from penstock.model import public_id
 from penstock.sessions.answers import RequestRow
 from penstock.sessions.sessions import SessionRow
@@ -40,12 +39,7 @@ class SessionRequest(msgspec.Struct, kw_only=True):
     completed_at: Seconds | None
 
 
-class SessionRequestList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[SessionRequest]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class SessionRequestList(Page[SessionRequest]): ...
 
 
 class Session(msgspec.Struct, kw_only=True):
@@ -62,12 +56,7 @@ class Session(msgspec.Struct, kw_only=True):
     created_at: Seconds
 
 
-class SessionList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[Session]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class SessionList(Page[Session]): ...
 
 
 class SessionDeleted(msgspec.Struct, kw_only=True):
@@ -99,8 +88,8 @@ def request_object(row: RequestRow) -> SessionRequest:
         response=response,
         error=error,
         attempts=row.attempts,
-        created_at=_seconds(row.accepted_at),
-        completed_at=_seconds(row.completed_at) if row.completed_at else None,
+        created_at=seconds(row.accepted_at),
+        completed_at=seconds_or_none(row.completed_at),
     )
 
 
@@ -115,9 +104,5 @@ def session_object(row: SessionRow) -> Session:
         max_queued=row.max_queued,
         wait_timeout_s=row.wait_timeout_s,
         priority=row.priority,
-        created_at=_seconds(row.created_at),
+        created_at=seconds(row.created_at),
     )
-
-
-def _seconds(moment: datetime) -> int:
-    return int(moment.timestamp())

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from penstock.api.answer_wait import AnswerWait
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import OpenAIErrorDetail, conflict, not_found
-from penstock.api.files import cursor, ends
+from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.api.session_objects import (
     OnDeadHead,
@@ -226,8 +226,7 @@ async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionReque
             connection, call.caller.owner, key, after_sequence=after, limit=query.limit + 1, status=query.status
         )
     data = [request_object(row) for row in rows[: query.limit]]
-    first, last = ends(entry.id for entry in data)
-    return SessionRequestList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return SessionRequestList.of(data, has_more=len(rows) > query.limit)
 
 
 async def _find(call: Call[Any, Any], text: str) -> RequestRow:
@@ -248,8 +247,7 @@ async def list_sessions(call: Call[SessionsQuery, None]) -> SessionList:
     async with borrowed(call.server.database) as connection:
         rows = await sessions.list_sessions(connection, call.caller.owner, after=after, limit=query.limit + 1)
     data = [session_object(row) for row in rows[: query.limit]]
-    first, last = ends(entry.id for entry in data)
-    return SessionList(data=data, first_id=first, last_id=last, has_more=len(rows) > query.limit)
+    return SessionList.of(data, has_more=len(rows) > query.limit)
 
 
 async def retrieve_session(call: Call[None, None]) -> Session:
@@ -323,62 +321,39 @@ ENDPOINTS = (
         "/v1/sessions/{key}/requests",
         create_session_request,
         "Send a request to a session and wait for its answer; `Prefer: respond-async` does not wait.",
-        query=SubmitQuery,
-        body=RequestBody,
-        answer=SessionRequest,
-        errors=(400, 409, 422, 429, 503),
+        errors=(409, 429),
     ),
     Endpoint(
         "GET",
         "/v1/sessions/{key}/requests",
         list_session_requests,
         "The requests of a session, in order.",
-        query=RequestsQuery,
-        answer=SessionRequestList,
-        errors=(400, 404),
+        errors=(404,),
     ),
     Endpoint(
         "GET",
         "/v1/sessions/{key}/requests/{request_id}",
         retrieve_session_request,
         "One request, at once or, with `wait`, when it has ended.",
-        query=RequestQuery,
-        answer=SessionRequest,
-        errors=(400, 404),
+        errors=(404,),
     ),
     Endpoint(
         "DELETE",
         "/v1/sessions/{key}/requests/{request_id}",
         cancel_session_request,
         "Cancel a request that waits.",
-        answer=SessionRequest,
         errors=(404, 409),
     ),
+    Endpoint("GET", "/v1/sessions", list_sessions, "The sessions, newest first."),
+    Endpoint("GET", "/v1/sessions/{key}", retrieve_session, "One session.", errors=(400, 404)),
     Endpoint(
-        "GET",
-        "/v1/sessions",
-        list_sessions,
-        "The sessions, newest first.",
-        query=SessionsQuery,
-        answer=SessionList,
-        errors=(400,),
-    ),
-    Endpoint("GET", "/v1/sessions/{key}", retrieve_session, "One session.", answer=Session, errors=(400, 404)),
-    Endpoint(
-        "PUT",
-        "/v1/sessions/{key}",
-        put_session,
-        "Set a session's settings; the session is made if there is none.",
-        body=SettingsBody,
-        answer=Session,
-        errors=(400, 422),
+        "PUT", "/v1/sessions/{key}", put_session, "Set a session's settings; the session is made if there is none."
     ),
     Endpoint(
         "DELETE",
         "/v1/sessions/{key}",
         delete_session,
         "Cancel the waiting requests of a session and erase it.",
-        answer=SessionDeleted,
         errors=(400, 404),
     ),
     Endpoint(
@@ -386,8 +361,6 @@ ENDPOINTS = (
         "/v1/sessions/{key}/resume",
         resume_session,
         "Go on after a request that failed for good, or run it again.",
-        body=ResumeBody | None,
-        answer=Session,
-        errors=(400, 404, 409, 422),
+        errors=(404, 409),
     ),
 )

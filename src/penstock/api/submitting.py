@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 import psycopg
 
+from penstock.api.batches import ENDPOINTS_OF_BATCHES
 from penstock.api.endpoint import Call
 from penstock.api.errors import ApiError, busy, conflict
 from penstock.api.multipart import idempotency_key, invalid, missing
@@ -19,14 +20,7 @@ from penstock.model import new_id, public_id
 from penstock.sessions.accept import Existing, NewRequest, Refused, Stored
 from penstock.sessions.answers import RequestRow
 
-ENDPOINTS_OF_SESSIONS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/moderations",
-    "/v1/messages",
-)
+ENDPOINTS_OF_SESSIONS = (*ENDPOINTS_OF_BATCHES, "/v1/messages")
 _MAX_KEY_CHARS = 256
 _MAX_MODEL_CHARS = 256
 _ANSWERED = ("completed", "failed", "cancelled")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import msgspec
 
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint, Nothing
-from penstock.api.errors import ApiError, conflict, not_found
-from penstock.api.files import default_lifetime_s, refusals
+from penstock.api.files import lifetime_s
 from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid
 from penstock.db.pool import borrowed
 from penstock.intake import parts
 from penstock.intake.files import FileRow
-from penstock.intake.parts import PartWriter, UploadMissing, UploadNotPending, UploadRow
+from penstock.intake.parts import PartWriter, UploadRow
 from penstock.model import parse_id, public_id
 
 _FORM = {
@@ -44,19 +41,18 @@ async def create_upload(call: Call[None, UploadBody]) -> objects.Upload:
     body = call.body
     if not body.mime_type.isprintable():
         raise invalid("mime_type", "it is not a media type.")
-    with refusals():
-        async with borrowed(call.server.database) as connection:
-            row, _ = await parts.create_upload(
-                connection,
-                owner=call.caller.owner,
-                filename=clean_filename(body.filename),
-                purpose=body.purpose,
-                mime_type=body.mime_type,
-                size=body.bytes,
-                limits=call.server.config.intake,
-                expires_after_s=body.expires_after.seconds if body.expires_after else None,
-                idempotency_key=idempotency_key(call.request.headers),
-            )
+    async with borrowed(call.server.database) as connection:
+        row, _ = await parts.create_upload(
+            connection,
+            owner=call.caller.owner,
+            filename=clean_filename(body.filename),
+            purpose=body.purpose,
+            mime_type=body.mime_type,
+            size=body.bytes,
+            limits=call.server.config.intake,
+            expires_after_s=body.expires_after.seconds if body.expires_after else None,
+            idempotency_key=idempotency_key(call.request.headers),
+        )
     return _upload(row)
 
 
@@ -65,25 +61,24 @@ async def create_part(call: Call[None, None]) -> objects.UploadPart:
     server = call.server
     upload_id = call.id("upload", "upload_id")
     form = Form(call.request.headers.get("content-type", ""), "data")
-    with _verdicts(call):
-        writer = await in_thread(
-            partial(
-                PartWriter,
-                server.conninfo,
-                owner=call.caller.owner,
-                worker_id=server.worker_id,
-                upload_id=upload_id,
-                limits=server.config.intake,
-                idempotency_key=idempotency_key(call.request.headers),
-            )
+    writer = await in_thread(
+        partial(
+            PartWriter,
+            server.conninfo,
+            owner=call.caller.owner,
+            worker_id=server.worker_id,
+            upload_id=upload_id,
+            limits=server.config.intake,
+            idempotency_key=idempotency_key(call.request.headers),
         )
-        async with Feeder(writer) as feeder:
-            async for data in call.request.stream():
-                for piece in form.write(data):
-                    await feeder.put(piece)
-            form.finish()
-            await feeder.flush()
-            row = await in_thread(writer.finish)
+    )
+    async with Feeder(writer) as feeder:
+        async for data in call.request.stream():
+            for piece in form.write(data):
+                await feeder.put(piece)
+        form.finish()
+        await feeder.flush()
+        row = await in_thread(writer.finish)
     return objects.UploadPart(
         id=public_id("part", row.id),
         created_at=objects.seconds(row.created_at),
@@ -101,51 +96,29 @@ async def complete_upload(call: Call[None, CompleteBody]) -> objects.Upload:
         if part_id is None:
             raise invalid("part_ids", f"the upload has no part {text[:100]}.")
         ids.append(part_id)
-    with _verdicts(call):
-        async with borrowed(server.database) as connection:
-            row = await parts.get_upload(connection, upload_id, call.caller.owner)
-        purpose = row.purpose if row is not None else ""
-        done = await in_thread(
-            partial(
-                parts.complete_upload,
-                server.conninfo,
-                owner=call.caller.owner,
-                worker_id=server.worker_id,
-                upload_id=upload_id,
-                part_ids=ids,
-                limits=server.config.intake,
-                md5=call.body.md5,
-                expires_after_s=default_lifetime_s(purpose, None),
-            )
+    done = await in_thread(
+        partial(
+            parts.complete_upload,
+            server.conninfo,
+            owner=call.caller.owner,
+            worker_id=server.worker_id,
+            upload_id=upload_id,
+            part_ids=ids,
+            limits=server.config.intake,
+            md5=call.body.md5,
+            lifetime_s=lifetime_s,
         )
+    )
     server.background.wake("sweep")
     return _upload(done.upload, done.file)
 
 
 async def cancel_upload(call: Call[None, Nothing | None]) -> objects.Upload:
     upload_id = call.id("upload", "upload_id")
-    with _verdicts(call):
-        async with borrowed(call.server.database) as connection:
-            row = await parts.cancel_upload(connection, upload_id, call.caller.owner)
+    async with borrowed(call.server.database) as connection:
+        row = await parts.cancel_upload(connection, upload_id, call.caller.owner)
     call.server.background.wake("sweep")
     return _upload(row)
-
-
-@contextlib.contextmanager
-def _verdicts(call: Call[Any, Any]) -> Iterator[None]:
-    """What becomes of an upload that is not there, or not open any more."""
-    try:
-        with refusals():
-            yield
-    except UploadMissing:
-        raise not_found("Upload", call.path["upload_id"]) from None
-    except UploadNotPending as ended:
-        raise conflict(ended.message) from None
-    except ApiError as refused:
-        field = refused.message.partition(":")[0]
-        if refused.param is None and field in ("part_ids", "md5"):
-            refused.param = field
-        raise
 
 
 def _upload(row: UploadRow, file: FileRow | None = None) -> objects.Upload:
@@ -162,40 +135,17 @@ def _upload(row: UploadRow, file: FileRow | None = None) -> objects.Upload:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/uploads",
-        create_upload,
-        "Open an upload in parts.",
-        body=UploadBody,
-        answer=objects.Upload,
-        errors=(400, 409, 413, 422),
-    ),
+    Endpoint("POST", "/v1/uploads", create_upload, "Open an upload in parts.", errors=(409,)),
     Endpoint(
         "POST",
         "/v1/uploads/{upload_id}/parts",
         create_part,
         "Add a part.",
-        answer=objects.UploadPart,
         form=_FORM,
         errors=(400, 404, 408, 409, 413, 422),
     ),
     Endpoint(
-        "POST",
-        "/v1/uploads/{upload_id}/complete",
-        complete_upload,
-        "Make a file of the parts.",
-        body=CompleteBody,
-        answer=objects.Upload,
-        errors=(400, 404, 409, 413, 422),
+        "POST", "/v1/uploads/{upload_id}/complete", complete_upload, "Make a file of the parts.", errors=(404, 409)
     ),
-    Endpoint(
-        "POST",
-        "/v1/uploads/{upload_id}/cancel",
-        cancel_upload,
-        "Give an upload up.",
-        body=Nothing | None,
-        answer=objects.Upload,
-        errors=(404, 409, 422),
-    ),
+    Endpoint("POST", "/v1/uploads/{upload_id}/cancel", cancel_upload, "Give an upload up.", errors=(404, 409)),
 )

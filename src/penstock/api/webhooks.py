@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.api.endpoint import KIND_WORDS, Call, Endpoint
 from penstock.api.errors import ApiError, not_found
+from penstock.api.objects import Page, seconds, seconds_or_none
 from penstock.db.pool import borrowed
 from penstock.deliver import endpoints, signing
 from penstock.deliver.addresses import AddressRefused, parse_url
@@ -67,12 +68,7 @@ class WebhookObjectWithSecret(WebhookObject, kw_only=True):
     signing_secret: str
 
 
-class WebhookList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[WebhookObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class WebhookList(Page[WebhookObject]): ...
 
 
 class WebhookDeleted(msgspec.Struct, kw_only=True):
@@ -112,12 +108,7 @@ class DeliveryObject(msgspec.Struct, kw_only=True):
     error: str | None
 
 
-class DeliveryList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[DeliveryObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class DeliveryList(Page[DeliveryObject]): ...
 
 
 async def create_webhook(call: Call[None, WebhookCreate]) -> WebhookObjectWithSecret:
@@ -148,12 +139,7 @@ async def list_webhooks(call: Call[WebhookQuery, None]) -> WebhookList:
     async with borrowed(call.server.database) as connection:
         rows = await endpoints.list_endpoints(connection, owner=call.caller.owner, after=after, limit=query.limit + 1)
     data = [_object(row) for row in rows[: query.limit]]
-    return WebhookList(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=len(rows) > query.limit,
-    )
+    return WebhookList.of(data, has_more=len(rows) > query.limit)
 
 
 async def retrieve_webhook(call: Call[None, None]) -> WebhookObject:
@@ -222,12 +208,7 @@ async def list_webhook_deliveries(call: Call[WebhookQuery, None]) -> DeliveryLis
     async with borrowed(call.server.database) as connection:
         rows = await endpoints.list_deliveries(connection, found.id, after=after, limit=query.limit + 1)
     data = [_delivery(row) for row in rows[: query.limit]]
-    return DeliveryList(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=len(rows) > query.limit,
-    )
+    return DeliveryList.of(data, has_more=len(rows) > query.limit)
 
 
 def _id(call: Call[Any, Any]) -> UUID:
@@ -270,8 +251,8 @@ async def _check_url(call: Call[Any, Any], url: str) -> None:
 def _fields(row: WebhookEndpoint) -> dict[str, Any]:
     return {
         "id": public_id("webhook", row.id),
-        "created_at": int(row.created_at.timestamp()),
-        "updated_at": int(row.updated_at.timestamp()),
+        "created_at": seconds(row.created_at),
+        "updated_at": seconds(row.updated_at),
         "name": row.name,
         "url": row.url,
         "event_types": row.event_types,
@@ -298,12 +279,12 @@ def _delivery(row: Delivery) -> DeliveryObject:
         event_id=public_id("event", row.event_id),
         event_type=row.type,
         batch_id=None if row.batch_id is None else public_id("batch", row.batch_id),
-        created_at=int(row.event_at.timestamp()),
+        created_at=seconds(row.event_at),
         status=status,
         attempts=row.attempts,
-        next_attempt_at=int(row.due_at.timestamp()) if status == "pending" else None,
-        delivered_at=None if row.delivered_at is None else int(row.delivered_at.timestamp()),
-        given_up_at=None if row.given_up_at is None else int(row.given_up_at.timestamp()),
+        next_attempt_at=seconds(row.due_at) if status == "pending" else None,
+        delivered_at=seconds_or_none(row.delivered_at),
+        given_up_at=seconds_or_none(row.given_up_at),
         status_code=row.status_code,
         error=row.error,
     )
@@ -313,66 +294,31 @@ _ALL = "/v1/webhook_endpoints"
 _ONE = "/v1/webhook_endpoints/{webhook_endpoint_id}"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
-        "POST",
-        _ALL,
-        create_webhook,
-        "Create an endpoint that gets events. The answer holds the signing secret.",
-        body=WebhookCreate,
-        answer=WebhookObjectWithSecret,
-        errors=(400, 422),
-    ),
-    Endpoint("GET", _ALL, list_webhooks, "Your endpoints, newest first.", query=WebhookQuery, answer=WebhookList),
-    Endpoint("GET", _ONE, retrieve_webhook, "One endpoint.", answer=WebhookObject, errors=(404,)),
-    Endpoint(
-        "POST",
-        _ONE,
-        update_webhook,
-        "Change the given fields.",
-        body=WebhookUpdate,
-        answer=WebhookObject,
-        errors=(400, 404, 422),
-    ),
-    Endpoint(
-        "DELETE",
-        _ONE,
-        delete_webhook,
-        "Delete an endpoint with all its deliveries.",
-        answer=WebhookDeleted,
-        errors=(404,),
-    ),
+    Endpoint("POST", _ALL, create_webhook, "Create an endpoint that gets events. The answer holds the signing secret."),
+    Endpoint("GET", _ALL, list_webhooks, "Your endpoints, newest first."),
+    Endpoint("GET", _ONE, retrieve_webhook, "One endpoint.", errors=(404,)),
+    Endpoint("POST", _ONE, update_webhook, "Change the given fields.", errors=(404,)),
+    Endpoint("DELETE", _ONE, delete_webhook, "Delete an endpoint with all its deliveries.", errors=(404,)),
     Endpoint(
         "POST",
         f"{_ONE}/rotate_secret",
         rotate_webhook_secret,
         "Make a new signing secret; messages are signed with the old one too for a day if wanted.",
-        body=WebhookRotate | None,
-        answer=WebhookObjectWithSecret,
-        errors=(400, 404, 422),
+        errors=(404,),
     ),
     Endpoint(
         "POST",
         f"{_ONE}/test",
         test_webhook,
         "Send a sample event now; the answer says what the receiver answered.",
-        body=WebhookTest,
-        answer=WebhookTestResult,
-        errors=(400, 404, 422),
+        errors=(404,),
     ),
     Endpoint(
         "GET",
         f"{_ONE}/deliveries",
         list_webhook_deliveries,
         "Deliveries to an endpoint, newest first, with their results.",
-        query=WebhookQuery,
-        answer=DeliveryList,
-        errors=(400, 404),
+        errors=(404,),
     ),
-    Endpoint(
-        "GET",
-        "/v1/webhook_event_types",
-        list_webhook_event_types,
-        "The types of events.",
-        answer=WebhookEventTypes,
-    ),
+    Endpoint("GET", "/v1/webhook_event_types", list_webhook_event_types, "The types of events."),
 )

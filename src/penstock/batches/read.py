@@ -58,7 +58,6 @@ class Batch:
     output_file_id: UUID | None
     """Reserved from the beginning; None once the output is deleted. The same goes for the errors."""
     error_file_id: UUID | None
-    output_expires_after_s: int | None
     counts: Counts
     usage: Usage
     output_bytes: int
@@ -71,29 +70,18 @@ class Batch:
         return self.completed_at or self.cancelled_at or self.expired_at or self.failed_at
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Status of a batch, as a run needs it."""
-
-    id: UUID
-    state: BatchState
-    created_at: datetime
-    target: str | None
-    ended_at: datetime | None
-    counts: Counts
-
-
 async def get_batch(connection: Connection, batch_id: UUID, owner: str | None, *, now: Now = None) -> Batch | None:
     """Read a batch of this owner; of any owner if none is named."""
     batch = await _read(connection, batch_id, owner)
     return await _with_pace(connection, batch, now) if batch else None
 
 
-async def read_status(connection: Connection, batch_id: UUID) -> Status:
+async def read_status(connection: Connection, batch_id: UUID) -> Batch:
+    """Read the batch of any owner, without the time that is left. Raises if there is none."""
     batch = await _read(connection, batch_id, None)
     if batch is None:
         raise PenstockError(f"no batch {batch_id}", hint="It may have been deleted, or belong to another database.")
-    return Status(batch.id, batch.state, batch.created_at, batch.target, batch.ended_at, batch.counts)
+    return batch
 
 
 async def list_batches(
@@ -166,9 +154,9 @@ def _id_at(moment: datetime, margin: timedelta) -> UUID:
 
 
 def _batch(row: Sequence[Any]) -> Batch:
-    head = list(row[:28])
-    total, in_flight, completed, failed, not_found, skipped, retried = row[28:35]
-    output_bytes, error_bytes, *tokens = row[35:]
+    head = list(row[:27])
+    total, in_flight, completed, failed, not_found, skipped, retried = row[27:34]
+    output_bytes, error_bytes, *tokens = row[34:]
     head[3] = state = BatchState(head[3])
     counts = Counts(total, 0, in_flight, completed, failed, not_found, skipped, retried=retried)
     rest = total - counts.settled - in_flight

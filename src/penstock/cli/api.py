@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
 from penstock.backoff import Backoff
+from penstock.cli.client import Json
 from penstock.cli.figures import plain
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
     from penstock.cli.client import ApiPlace
 
-Json = dict[str, Any]
 Query = Mapping[str, str | int]
 Body = Callable[[], AsyncIterator[bytes]]
 """Makes the body anew for every try."""
@@ -168,9 +168,10 @@ class Api:
                 raise await self._refused(answer)
             yield answer
 
-    async def walk(self, path: str, *, page: int) -> AsyncIterator[Json]:
-        """Every object of a list, page by page. The cursor is an id, so nothing is skipped or given twice."""
-        query: dict[str, str | int] = {"limit": page}
+    async def walk(self, path: str, *, page: int, **narrow: str) -> AsyncIterator[Json]:
+        """Every object of a list that `narrow` leaves, page by page. The cursor is an id, so nothing is skipped or
+        given twice."""
+        query: dict[str, str | int] = {"limit": page, **narrow}
         while True:
             found = await self.get(path, query)
             for entry in found["data"]:

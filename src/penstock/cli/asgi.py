@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import unquote
 
-from penstock.cli.api import Answer, Body, Request, Unreachable
+from starlette.types import ASGIApp, Message
 
-Message = MutableMapping[str, Any]
-Application = Callable[
-    [MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
+from penstock.cli.api import Answer, Body, Request, Unreachable
 
 _log = logging.getLogger("penstock.client")
 
@@ -24,7 +21,7 @@ class AsgiTransport:
 
     local = True
 
-    def __init__(self, application: Application, place: str) -> None:
+    def __init__(self, application: ASGIApp, place: str) -> None:
         self._application = application
         self.place = place
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.options import database_options
+from penstock.cli.options import DatabaseOptions, database_options, load_config
 from penstock.errors import ExitCode, PenstockError, UsageError, report
 
 if TYPE_CHECKING:
     from penstock.cli.api import Api
     from penstock.config import Config
 
+Json = dict[str, Any]
 _Command = Callable[..., Any]
 _Work = Callable[..., Coroutine[Any, Any, ExitCode | None]]
 
@@ -49,17 +49,9 @@ def client_command(*, makes_database: bool = False) -> Callable[[_Work], _Comman
 
     def decorate(work: _Work) -> _Command:
         @functools.wraps(work)
-        def call(
-            server: str | None,
-            as_json: bool,
-            database_url: str | None,
-            data_dir: Path | None,
-            toml_path: Path | None,
-            settings: tuple[str, ...],
-            **given: Any,
-        ) -> None:
+        def call(server: str | None, as_json: bool, database: DatabaseOptions, **given: Any) -> None:
             try:
-                place = _place(server, database_url, data_dir, toml_path, settings, makes_database=makes_database)
+                place = _place(server, database, makes_database=makes_database)
                 code = _carry_out(place, as_json, lambda context: work(context, **given))
             except PenstockError as error:
                 report(error, as_json=as_json)
@@ -75,29 +67,20 @@ def client_command(*, makes_database: bool = False) -> Callable[[_Work], _Comman
     return decorate
 
 
-def _place(
-    server: str | None,
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
-    *,
-    makes_database: bool,
-) -> ApiPlace:
+def _place(server: str | None, database: DatabaseOptions, *, makes_database: bool) -> ApiPlace:
     import os
 
-    from penstock.cli.options import load_config
-
-    if server is not None and (database_url is not None or data_dir is not None):
+    named = database.database_url is not None or database.data_dir is not None
+    if server is not None and named:
         raise UsageError(
             "--server and a database at once",
             hint="--server calls a running server; --database-url or --data-dir reads the database itself. Give one.",
         )
-    if server is None and database_url is None and data_dir is None:
+    if server is None and not named:
         server = os.environ.get("PENSTOCK_SERVER", "").strip() or None
     if server is not None:
         return ApiPlace(server, None, makes_database)
-    return ApiPlace(None, load_config(database_url, data_dir, toml_path, settings), makes_database)
+    return ApiPlace(None, load_config(database), makes_database)
 
 
 def _carry_out(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 import click
 
-from penstock.cli.options import database_options, load_config
-from penstock.db.start import start_database
+from penstock.cli.client import print_json
+from penstock.cli.options import DatabaseOptions, database_options, load_config
+from penstock.db.start import explain_database_errors, start_database
 from penstock.errors import ExitCode, PenstockError
 
-if TYPE_CHECKING:
-    pass
+_CHECK = "Check --database-url (or PENSTOCK_DATABASE_URL), the user's rights, and that the server runs."
 
 
 @click.group(short_help="Migrate or inspect the database, share out its work.")
@@ -26,14 +21,7 @@ def db() -> None:
 @database_options
 @click.option("--post", is_flag=True, help="Also remove what only older versions need; no such process may run.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
-def migrate_command(
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
-    post: bool,
-    as_json: bool,
-) -> None:
+def migrate_command(database: DatabaseOptions, post: bool, as_json: bool) -> None:
     """Apply the migrations this version brings. Safe to repeat, and from several machines at once.
 
     Processes of the version before go on working meanwhile and afterwards. Once none is left, --post removes what only
@@ -41,8 +29,8 @@ def migrate_command(
     """
     from penstock.db.migrate import migrate, read_standing
 
-    config = load_config(database_url, data_dir, toml_path, settings)
-    with start_database(config) as conninfo, _plain_errors():
+    config = load_config(database)
+    with start_database(config) as conninfo, explain_database_errors(_CHECK):
         applied = migrate(
             conninfo,
             post=post,
@@ -51,7 +39,7 @@ def migrate_command(
         )
         left = [migration.name for migration in read_standing(conninfo).missing]
     if as_json:
-        _print_json({"applied": [migration.name for migration in applied], "left": left})
+        print_json({"applied": [migration.name for migration in applied], "left": left})
         return
     if not applied:
         click.echo("up to date")
@@ -62,26 +50,20 @@ def migrate_command(
 @db.command("status")
 @database_options
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
-def status_command(
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def status_command(database: DatabaseOptions, as_json: bool) -> None:
     """Show which migrations the database has. Changes nothing; exit code 1 if this version cannot work on it."""
     from penstock.db.migrate import read_standing
 
-    config = load_config(database_url, data_dir, toml_path, settings)
+    config = load_config(database)
     if config.database_url is None and not (config.data_dir / "pg").is_dir():
         raise PenstockError(
             f"{config.data_dir} holds no database yet",
             hint="The first `penstock run` or `penstock db migrate` makes one.",
         )
-    with start_database(config) as conninfo, _plain_errors():
+    with start_database(config) as conninfo, explain_database_errors(_CHECK):
         found = read_standing(conninfo)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "applied": [migration.name for migration in found.applied],
                 "missing": [migration.name for migration in found.missing],
@@ -104,15 +86,7 @@ def status_command(
 @click.argument("weight", type=click.FloatRange(0.01, 100), required=False)
 @database_options
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
-def share_command(
-    owner: str | None,
-    weight: float | None,
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def share_command(owner: str | None, weight: float | None, database: DatabaseOptions, as_json: bool) -> None:
     """Give OWNER's batches WEIGHT times the work of an owner without a weight, while both have work waiting.
 
     Holds for OWNER's waiting batches, and for those to come. Without a WEIGHT, shows the shares.
@@ -123,7 +97,7 @@ def share_command(
 
     from penstock.batches.owners import list_weights, set_weight
 
-    config = load_config(database_url, data_dir, toml_path, settings)
+    config = load_config(database)
 
     async def share(conninfo: str) -> list[tuple[str, float]]:
         async with await AsyncConnection.connect(conninfo, autocommit=True) as connection:
@@ -131,10 +105,10 @@ def share_command(
                 await set_weight(connection, owner, weight)
             return await list_weights(connection, owner)
 
-    with start_database(config) as conninfo, _plain_errors():
+    with start_database(config) as conninfo, explain_database_errors(_CHECK):
         found = asyncio.run(share(conninfo))
     if as_json:
-        _print_json({"shares": [{"owner": name, "weight": round(each, 4)} for name, each in found]})
+        print_json({"shares": [{"owner": name, "weight": round(each, 4)} for name, each in found]})
         return
     for name, each in found:
         click.echo(f"{each:8.4g}  {name}")
@@ -142,22 +116,3 @@ def share_command(
         click.echo(
             "every owner has the same share" if owner is None else f"{owner} has the same share as every owner: 1"
         )
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    import psycopg
-
-    try:
-        yield
-    except psycopg.Error as error:
-        raise PenstockError(
-            f"the database answered: {str(error).strip().splitlines()[0]}",
-            hint="Check --database-url (or PENSTOCK_DATABASE_URL), the user's rights, and that the server runs.",
-        ) from error
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    import json
-
-    click.echo(json.dumps(value))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from penstock.cli.progress import Display
     from penstock.export.draft import Draft
 
-Json = dict[str, Any]
 
 _STDOUT = "-"
 _TRIES = 4
@@ -37,9 +36,6 @@ class WrittenResults:
     output_lines: int
     errors: str | None
     error_lines: int
-
-    def as_dict(self) -> Json:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @click.command(short_help="Write a batch's results to files.")
@@ -78,7 +74,7 @@ async def export(context: CommandContext, batch: str, output: Path) -> ExitCode:
         )
     written = await export_results(context, found, output)
     if context.as_json and str(output) != _STDOUT:
-        print_json(written.as_dict())
+        print_json(asdict(written))
     return ExitCode.OK
 
 

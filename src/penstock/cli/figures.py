@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
+import click
+
+from penstock.cli.client import Json
 from penstock.errors import ExitCode
-
-Json = dict[str, Any]
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -56,9 +56,17 @@ def problem_lines(batch: Json) -> list[str]:
     return lines
 
 
-def age(since: float, now: float | None = None) -> str:
+def error_text(request: Json) -> str:
+    """Error of a request that was not completed: its code and message, or the status of the answer."""
+    error, response = request["error"], request["response"]
+    if error is not None:
+        return f"{error['code']}: {error['message']}"
+    return f"HTTP {response['status_code']}" if response is not None else str(request["status"])
+
+
+def age(since: float) -> str:
     """Time since a moment, in short: 12s, 5m, 3h, 2d."""
-    seconds = max(0, int((time.time() if now is None else now) - since))
+    seconds = max(0, int(time.time() - since))
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= 2 * size or (unit != "d" and seconds >= size):
             return f"{seconds // size}{unit}"
@@ -81,3 +89,8 @@ def plain(text: str, limit: int = 300) -> str:
     """Text as one line that cannot move the cursor: users' texts are shown on a terminal only so."""
     cleaned = "".join(c if c.isprintable() else " " for c in text)
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
+
+
+def print_row(label: str, text: str) -> None:
+    """Print one line of what a `show` command shows."""
+    click.echo(f"  {label:<10} {text}")

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
+from penstock.cli.options import parse_span
 from penstock.errors import UsageError
 
-Json = dict[str, Any]
-
 _PAGE = 100
-_LIFE = re.compile(r"(\d+)([smhd])")
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 @click.group(short_help="Create, list and revoke API keys.")
@@ -51,7 +45,7 @@ async def create(context: CommandContext, owner: str, name: str, role: str, expi
 @client_command()
 async def list_(context: CommandContext) -> None:
     """List keys, newest first. Their secrets are not stored."""
-    found = [key async for key in _list_all(context)]
+    found = [key async for key in context.api.walk("/v1/keys", page=_PAGE)]
     if context.as_json:
         print_json({"object": "list", "data": found, "has_more": False})
         return
@@ -70,7 +64,9 @@ async def revoke(context: CommandContext, key: str) -> None:
     if key.startswith("sk-penstock-"):
         key = key[: len("sk-penstock-") + 12]  # the rest is secret, and not stored
     matches = [
-        found async for found in _list_all(context) if found["id"].startswith(key) or found["prefix"].startswith(key)
+        found
+        async for found in context.api.walk("/v1/keys", page=_PAGE)
+        if found["id"].startswith(key) or found["prefix"].startswith(key)
     ]
     if len(matches) != 1:
         word = "no key begins" if not matches else f"{len(matches)} keys begin"
@@ -82,22 +78,11 @@ async def revoke(context: CommandContext, key: str) -> None:
         context.say(f"{revoked['id']} is revoked; servers refuse it within seconds (key_cache_s)")
 
 
-async def _list_all(context: CommandContext) -> Any:
-    query: dict[str, str | int] = {"limit": _PAGE}
-    while True:
-        page = await context.api.get("/v1/keys", query)
-        for key in page["data"]:
-            yield key
-        if not page["has_more"]:
-            return
-        query["after"] = page["last_id"]
-
-
 def _life_s(text: str) -> int:
-    match = _LIFE.fullmatch(text.strip())
-    if match is None or not int(match[1]):
+    seconds = parse_span(text, digits=18)
+    if not seconds:
         raise UsageError(f"--expires {text}: not a time", hint="A number and a unit: 3600s, 30m, 12h or 90d.")
-    return int(match[1]) * _UNITS[match[2]]
+    return seconds
 
 
 def _state(key: Json) -> str:

@@ -10,29 +10,29 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import UUID
 
-import psycopg
+from starlette.types import ASGIApp
 
 from penstock.api.app import create_app, make_server
-from penstock.cli.asgi import Application, AsgiTransport
+from penstock.cli.asgi import AsgiTransport
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.pool import Pool, borrowed, open_pool
-from penstock.db.start import migrate_database, start_database
+from penstock.db.start import explain_database_errors, migrate_database, start_database
 from penstock.dispatch.providers import Providers
-from penstock.errors import PenstockError
 from penstock.model import new_id
+from penstock.observe.logs import log_to
 from penstock.server.background import BackgroundDuties
 from penstock.worker.identity import register_identity
 
 _SQL = sql.load("penstock.cli", "local.sql")
+_RUN_AGAIN = "What was stored is safe: once the database works again, run the command again."
 
 
 class LocalTransport(AsgiTransport):
     """Transport to the application on one database."""
 
-    def __init__(self, application: Application, place: str, database: Pool, grace_s: float) -> None:
+    def __init__(self, application: ASGIApp, place: str, database: Pool, grace_s: float) -> None:
         super().__init__(application, place)
         self._database = database
         self._grace_s = grace_s
@@ -48,39 +48,26 @@ class LocalTransport(AsgiTransport):
 async def open_local_transport(config: Config, *, uploads: bool) -> AsyncIterator[LocalTransport]:
     """Open the application on the configured database; an embedded one is started if needed."""
     _log_into(config.data_dir if config.database_url is None else None)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held, explain_database_errors(_RUN_AGAIN):
         conninfo = await asyncio.to_thread(held.enter_context, start_database(config))
         await asyncio.to_thread(migrate_database, conninfo)
-        database = await open_pool(conninfo, config.database, name="penstock client")
-        try:
-            place = "the database" if config.database_url is not None else str(config.data_dir)
-            grace_s = config.liveness.heartbeat_grace_s
-            async with _identity(database, config, needed=uploads) as worker_id:
-                # Duties that are never started: validating and purging are left to servers, which know the models.
-                background = BackgroundDuties(config, conninfo, database, Providers(()))
-                known = Providers(config.providers)
-                server = make_server(config, conninfo, database, known, worker_id, background)
-                try:
-                    yield LocalTransport(create_app(server, in_process=True), place, database, grace_s)
-                finally:
-                    await server.close()
-        except psycopg.Error as error:
-            raise PenstockError(
-                f"the database failed: {str(error).strip().splitlines()[0]}",
-                hint="What was stored is safe: once the database works again, run the command again.",
-            ) from error
-        finally:
-            await database.close()
-
-
-@contextlib.asynccontextmanager
-async def _identity(database: Pool, config: Config, *, needed: bool) -> AsyncIterator[UUID]:
-    """Register an identity for a command that uploads: an intake that it leaves half-done can be swept."""
-    if not needed:
-        yield new_id()
-        return
-    async with register_identity(database, "intake", config.liveness) as worker_id:
-        yield worker_id
+        place = "the database" if config.database_url is not None else str(config.data_dir)
+        grace_s = config.liveness.heartbeat_grace_s
+        async with (
+            await open_pool(conninfo, config.database, name="penstock client") as database,
+            # An upload that a command leaves half-done can be swept, by its identity.
+            register_identity(database, "intake", config.liveness)
+            if uploads
+            else contextlib.nullcontext(new_id()) as worker_id,
+        ):
+            # Duties that are never started: validating and purging are left to servers, which know the models.
+            background = BackgroundDuties(config, conninfo, database, Providers(()))
+            known = Providers(config.providers)
+            server = make_server(config, conninfo, database, known, worker_id, background)
+            try:
+                yield LocalTransport(create_app(server, in_process=True), place, database, grace_s)
+            finally:
+                await server.close()
 
 
 def _log_into(data_dir: Path | None) -> None:
@@ -89,6 +76,4 @@ def _log_into(data_dir: Path | None) -> None:
     if data_dir is not None:
         with contextlib.suppress(OSError):
             handler = logging.FileHandler(data_dir / "penstock.log", delay=True)
-    logging.raiseExceptions = False
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    log_to(handler, logging.WARNING)

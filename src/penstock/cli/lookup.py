@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from penstock.cli.api import Api, Json
+from penstock.cli.api import Api
+from penstock.cli.client import Json
 from penstock.cli.figures import age, state_of
 from penstock.errors import UsageError
 

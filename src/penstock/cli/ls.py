@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.cli.submit import parse_pairs
 
 if TYPE_CHECKING:
     from penstock.cli.api import Api
 
-Json = dict[str, Any]
 
 _PAGE_MAX = 100
 _LIMIT = 20

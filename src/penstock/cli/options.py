@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +18,25 @@ if TYPE_CHECKING:
     from penstock.config import Config
 
 _Command = Callable[..., Any]
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseOptions:
+    """Options that name the database and the settings."""
+
+    database_url: str | None
+    data_dir: Path | None
+    toml_path: Path | None
+    settings: tuple[str, ...]
 
 
 def database_options(command: _Command) -> _Command:
-    """Add --database-url, --data-dir, --config and --set: the database and the settings."""
-    for option in reversed(
+    """Add --database-url, --data-dir, --config and --set; the command gets them as `database`."""
+    return gather(
+        command,
+        "database",
+        DatabaseOptions,
         (
             click.option("--database-url", metavar="URL", help="PostgreSQL to use instead of the embedded one."),
             click.option(
@@ -33,17 +51,28 @@ def database_options(command: _Command) -> _Command:
                 help="TOML file of settings.  [default: penstock.toml in the data directory, if there]",
             ),
             click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One setting; repeatable."),
-        )
-    ):
-        command = option(command)
-    return command
+        ),
+    )
+
+
+def gather(
+    command: _Command, name: str, kind: type[Any], options: Sequence[Callable[[_Command], _Command]]
+) -> _Command:
+    """Add options to a command, which gets their values under one name, as the dataclass `kind`."""
+
+    @functools.wraps(command)
+    def call(**given: Any) -> Any:
+        values = kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+        return command(**given, **{name: values})
+
+    gathered: _Command = call
+    for option in reversed(options):
+        gathered = option(gathered)
+    return gathered
 
 
 def load_config(
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
+    database: DatabaseOptions,
     *,
     root_path: str | None = None,
     public_url: str | None = None,
@@ -53,20 +82,26 @@ def load_config(
     from penstock import config as configuration
 
     overrides = []
-    for setting in settings:
+    for setting in database.settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting}: expected NAME=VALUE", hint="For example --set max_attempts=3")
         overrides.append((name.strip(), value.strip()))
     return configuration.load(
-        toml_path=toml_path or _find_toml(data_dir),
+        toml_path=database.toml_path or _find_toml(database.data_dir),
         overrides=overrides,
         flags=flags,
-        database_url=database_url,
-        data_dir=data_dir,
+        database_url=database.database_url,
+        data_dir=database.data_dir,
         root_path=root_path,
         public_url=public_url,
     )
+
+
+def parse_span(text: str, digits: int) -> int | None:
+    """Seconds of a span of time such as 90s, 30m, 2h or 1d, with at most so many digits; None if it is none."""
+    match = re.fullmatch(rf"(\d{{1,{digits}}})([smhd])", text.strip())
+    return int(match[1]) * _UNITS_S[match[2]] if match else None
 
 
 def _find_toml(data_dir: Path | None) -> Path | None:

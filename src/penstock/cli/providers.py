@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
-
-Json = dict[str, Any]
+from penstock.cli.client import CommandContext, Json, client_command, print_json
 
 
 class _ListByDefault(click.Group):

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from pathlib import Path
 
 import click
 
-from penstock.cli.options import database_options, load_config
+from penstock.cli.options import DatabaseOptions, database_options, load_config, parse_span
 from penstock.errors import PenstockError, report
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> timedelta | None:
     if value is None:
         return None
-    match = re.fullmatch(r"(\d{1,6})([smhd])", value.strip())
-    if match is None or int(match[1]) == 0:
+    seconds = parse_span(value, digits=6)
+    if not seconds:
         raise click.BadParameter(f"'{value}' is not a time span. Write 90s, 30m, 2h or 1d.")
-    return timedelta(seconds=int(match[1]) * _UNITS_S[match[2]])
+    return timedelta(seconds=seconds)
 
 
 @click.command(short_help="Work off a file of requests and write every answer.")
@@ -59,10 +56,7 @@ def run(
     start_anew: bool,
     as_json: bool,
     verbose: bool,
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
+    database: DatabaseOptions,
 ) -> None:
     """Work off FILE, one request per line, and write every answer to the output.
 
@@ -77,7 +71,7 @@ def run(
     from penstock.dispatch.target import make_target
 
     try:
-        config = load_config(database_url, data_dir, toml_path, settings, concurrency=concurrency)
+        config = load_config(database, concurrency=concurrency)
         target = make_target(base_url, processor, api_key_env, api_key_file, ca_file, proxy)
     except PenstockError as error:
         report(error, as_json=as_json)

@@ -8,9 +8,8 @@ import hashlib
 import json
 import logging
 import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +21,7 @@ import uvloop
 
 from penstock.batches.create import KnownBatch, create_batch, find_batch_by_key, release_key
 from penstock.batches.finish import finish_batch
-from penstock.batches.read import Status, read_status
+from penstock.batches.read import Batch, read_status
 from penstock.batches.steer import cancel_batch, resume_batch
 from penstock.claim import claim as claims
 from penstock.claim import gates, liveness
@@ -31,12 +30,14 @@ from penstock.cli.progress import Display, duration
 from penstock.cli.summary import print_summary
 from penstock.config import Config
 from penstock.db.pool import Connection, Pool, open_pool
-from penstock.db.start import migrate_database, start_database
+from penstock.db.start import explain_database_errors, migrate_database, start_database
 from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
+from penstock.observe.logs import log_to
+from penstock.tasks import handle_signals
 from penstock.worker.identity import register_identity
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 
@@ -45,6 +46,7 @@ _LOOK_EVERY_S = 0.2
 _ANSWER_WITHIN_S = 5.0
 # The first signal lets calls end, the second cuts them short, and the third leaves at once.
 _PATIENCE = 2
+_GO_ON = "What was stored is safe: once the database works again, the same command goes on."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +78,11 @@ def execute(plan: Plan, config: Config) -> ExitCode:
     """Carry the plan out; errors are reported, not raised."""
     try:
         check_paths(plan.input, plan.output)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with explain_database_errors(_GO_ON), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Run(plan, config).execute())
     except PenstockError as error:
-        failure = error
-    except psycopg.Error as error:
-        failure = PenstockError(
-            f"the database failed: {str(error).strip().splitlines()[0]}",
-            hint="What was stored is safe: once the database works again, the same command goes on.",
-        )
-    report(failure, as_json=plan.as_json)
-    return failure.exit_code
+        report(error, as_json=plan.as_json)
+        return error.exit_code
 
 
 class _Run:
@@ -101,16 +97,13 @@ class _Run:
 
     async def execute(self) -> ExitCode:
         # Signals are handled from here on: a cancelled task could leave the pool half-opened, and its closing stuck.
-        with _signals(self._on_signal), self._display as display, contextlib.ExitStack() as held:
+        with handle_signals(self._on_signal), self._display as display, contextlib.ExitStack() as held:
             display.stage("starting")
             conninfo = await asyncio.to_thread(held.enter_context, start_database(self._config))
             _log_to(self._config.data_dir, verbose=self._plan.verbose)
             await asyncio.to_thread(migrate_database, conninfo)
-            database = await open_pool(conninfo, self._config.database, name="penstock run")
-            try:
+            async with await open_pool(conninfo, self._config.database, name="penstock run") as database:
                 return await self._stages(conninfo, database)
-            finally:
-                await database.close()
 
     async def _stages(self, conninfo: str, database: Pool) -> ExitCode:
         async with self._hold_plan_lock(conninfo):
@@ -118,15 +111,15 @@ class _Run:
             if batch_id is None:
                 await self._plan.target.check(self._config)
                 batch_id = await self._store(conninfo, database)
-        status = await self._work(database, batch_id)
-        if not status.state.terminal:
-            return await self._say_unfinished(database, status)
-        exported = await self._export(conninfo, status)
+        batch = await self._work(database, batch_id)
+        if not batch.state.terminal:
+            return await self._say_unfinished(database, batch)
+        exported = await self._export(conninfo, batch)
         self._display.__exit__(None, None, None)
-        counts = status.counts
+        counts = batch.counts
         failed = counts.failed + counts.not_found + counts.cancelled + counts.expired
         code = ExitCode.FAILED_ROWS if failed else ExitCode.OK
-        print_summary(status, exported, monotonic() - self._started_at, code, as_json=self._plan.as_json)
+        print_summary(batch, exported, monotonic() - self._started_at, code, as_json=self._plan.as_json)
         return code
 
     # -- the batch this plan already made
@@ -202,7 +195,7 @@ class _Run:
                     worker_id=worker_id,
                     filename=os.fsencode(self._plan.input.name).decode("utf-8", "replace"),
                     limits=self._config.intake,
-                    on_progress=lambda seen: self._display.amount("storing", seen.bytes_read, size, "bytes"),
+                    on_progress=lambda read: self._display.amount("storing", read, size, "bytes"),
                     should_stop=self._interrupted.is_set,
                 )
             except refusal.IntakeInterrupted as error:
@@ -244,11 +237,11 @@ class _Run:
 
     # -- work
 
-    async def _work(self, database: Pool, batch_id: UUID) -> Status:
+    async def _work(self, database: Pool, batch_id: UUID) -> Batch:
         async with database.connection() as connection:
-            status = await read_status(connection, batch_id)
-        if status.state.terminal or self._interrupted.is_set():
-            return status
+            batch = await read_status(connection, batch_id)
+        if batch.state.terminal or self._interrupted.is_set():
+            return batch
         self._display.stage("calling")
         pool = f"run:{batch_id.hex}"
         async with self._plan.target.dispatcher(self._config) as dispatcher:
@@ -263,7 +256,7 @@ class _Run:
             self._workers = None
         return await self._conclude(database, batch_id)
 
-    async def _conclude(self, database: Pool, batch_id: UUID) -> Status:
+    async def _conclude(self, database: Pool, batch_id: UUID) -> Batch:
         """Finish the batch if everything is settled, and read its status. Waits for a database that is away."""
         give_up_at = monotonic() + self._config.settle.settle_retry_s
         while True:
@@ -278,12 +271,12 @@ class _Run:
 
     async def _watch(self, database: Pool, batch_id: UUID, pool: str, workers: Workers) -> None:
         """Show progress until the batch has ended, or no route can go on without a person."""
-        status: Status | None = None
+        batch: Batch | None = None
         while not workers.stopped:
             note = workers.trouble
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S), database.connection() as connection:
-                    status = await read_status(connection, batch_id)
+                    batch = await read_status(connection, batch_id)
                     waits = await gates.list_closed(connection, pool)
                     halted = {gate.route for gate in waits if gate.halted_at is not None}
                     work = await claims.list_routes_with_work(connection, pool) if halted else []
@@ -292,15 +285,15 @@ class _Run:
             except psycopg.OperationalError as error:
                 note = f"the database is away: {str(error).strip().splitlines()[0]}"
             else:
-                if status.state.terminal:
+                if batch.state.terminal:
                     return
-                if status.counts.in_flight == 0 and (
-                    (halted and halted.issuperset(work)) or status.state is BatchState.PAUSED
+                if batch.counts.in_flight == 0 and (
+                    (halted and halted.issuperset(work)) or batch.state is BatchState.PAUSED
                 ):
                     return
                 note = note or _waiting(waits)
-            if status is not None:
-                self._display.counts(status.counts, workers.in_flight, note)
+            if batch is not None:
+                self._display.counts(batch.counts, workers.in_flight, note)
             if self._interrupted.is_set():
                 workers.stop()
             await workers.wait(_LOOK_EVERY_S)
@@ -325,15 +318,15 @@ class _Run:
 
     # -- the end
 
-    async def _export(self, conninfo: str, status: Status) -> Exported:
+    async def _export(self, conninfo: str, batch: Batch) -> Exported:
         self._display.stage("writing")
         return await asyncio.to_thread(
             export_files,
             conninfo,
-            status.id,
-            status.state,
+            batch.id,
+            batch.state,
             self._plan.output,
-            on_progress=lambda done: self._on_written(done, status.counts.total),
+            on_progress=lambda done: self._on_written(done, batch.counts.total),
         )
 
     def _on_written(self, done: int, total: int) -> None:
@@ -344,15 +337,15 @@ class _Run:
             )
         self._display.amount("writing", done, total, "lines")
 
-    async def _say_unfinished(self, database: Pool, status: Status) -> ExitCode:
+    async def _say_unfinished(self, database: Pool, batch: Batch) -> ExitCode:
         if self._interrupted.is_set():
-            return self._say_interrupted(status)
+            return self._say_interrupted(batch)
         async with database.connection() as connection:
-            waits = await gates.list_closed(connection, f"run:{status.id.hex}")
+            waits = await gates.list_closed(connection, f"run:{batch.id.hex}")
         reasons = sorted({f"{gate.route}: {gate.message}" for gate in waits if gate.halted_at is not None})
         self._display.__exit__(None, None, None)
         print_summary(
-            status,
+            batch,
             None,
             monotonic() - self._started_at,
             ExitCode.PAUSED,
@@ -361,10 +354,10 @@ class _Run:
         )
         return ExitCode.PAUSED
 
-    def _say_interrupted(self, status: Status) -> ExitCode:
+    def _say_interrupted(self, batch: Batch) -> ExitCode:
         self._display.__exit__(None, None, None)
         seconds = monotonic() - self._started_at
-        print_summary(status, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
+        print_summary(batch, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
         return ExitCode.INTERRUPTED
 
 
@@ -407,18 +400,6 @@ def _sweep(conninfo: str, grace_s: float, gone: list[UUID]) -> None:
             sweep.purge_failed(connection)
 
 
-@contextlib.contextmanager
-def _signals(handler: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-
 def _log_to(data_dir: Path, *, verbose: bool) -> None:
     handler: logging.Handler = logging.NullHandler()
     if verbose:
@@ -427,6 +408,4 @@ def _log_to(data_dir: Path, *, verbose: bool) -> None:
         # Opened now: a log that cannot be written must neither end the run nor disturb the display later.
         with contextlib.suppress(OSError):
             handler = logging.FileHandler(data_dir / "penstock.log")
-    logging.raiseExceptions = False
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler], force=True)
+    log_to(handler, logging.INFO if verbose else logging.WARNING)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.options import database_options, load_config
+from penstock.cli.options import DatabaseOptions, database_options, gather, load_config
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,37 +17,42 @@ if TYPE_CHECKING:
     from penstock.dispatch.providers import Provider
 
 
+@dataclass(frozen=True, slots=True)
+class ProviderOptions:
+    """Options that name one provider for every model: its URL, its key and the way there."""
+
+    base_url: str | None
+    api_key_env: str | None
+    api_key_file: str | None
+    ca_file: str | None
+    proxy: str | None
+
+
 def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --base-url, its key and the way there: one provider for every model."""
-    for option in reversed(
+    """Add --base-url, its key and the way there; the command gets them as `provider`."""
+    return gather(
+        command,
+        "provider",
+        ProviderOptions,
         (
             click.option("--base-url", metavar="URL", help="Endpoint that serves every model, in place of providers."),
             click.option("--api-key-env", metavar="NAME", help="Variable that holds the endpoint's key."),
             click.option("--api-key-file", metavar="FILE", help="File that holds the endpoint's key."),
             click.option("--ca-file", metavar="FILE", help="Certificates to trust instead of the system's (PEM)."),
             click.option("--proxy", metavar="URL", help="HTTP proxy to reach the endpoint by."),
-        )
-    ):
-        command = option(command)
-    return command
+        ),
+    )
 
 
-def choose_providers(
-    config: Config,
-    base_url: str | None,
-    api_key_env: str | None,
-    api_key_file: str | None,
-    ca_file: str | None,
-    proxy: str | None,
-) -> tuple[Provider, ...]:
+def choose_providers(config: Config, named: ProviderOptions) -> tuple[Provider, ...]:
     """Choose the providers of the file or of the command line. Raises if a key or a certificate cannot be read."""
     from penstock.dispatch.http.connect import ConnectOptions
     from penstock.dispatch.providers import single
     from penstock.dispatch.target import check_connect_flags
 
-    check_connect_flags(base_url, ca_file, proxy)
-    if base_url is None:
-        if api_key_env or api_key_file:
+    check_connect_flags(named.base_url, named.ca_file, named.proxy)
+    if named.base_url is None:
+        if named.api_key_env or named.api_key_file:
             raise UsageError("a key without --base-url", hint="Providers in penstock.toml name their own keys.")
         if not config.providers:
             raise UsageError(
@@ -60,10 +65,10 @@ def choose_providers(
             "--base-url, and providers in the configuration", hint="Add the endpoint to the file, or use no file."
         )
     else:
-        if api_key_env and api_key_file:
+        if named.api_key_env and named.api_key_file:
             raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
-        options = ConnectOptions(ca_file=ca_file, proxy=proxy)
-        providers = (single(base_url, api_key_env, api_key_file, options),)
+        options = ConnectOptions(ca_file=named.ca_file, proxy=named.proxy)
+        providers = (single(named.base_url, named.api_key_env, named.api_key_file, options),)
     for provider in providers:
         provider.check()
     return providers
@@ -82,11 +87,7 @@ def choose_providers(
 @click.option("--quiet", is_flag=True, help="Log warnings only, no requests.")
 @database_options
 def serve(
-    base_url: str | None,
-    api_key_env: str | None,
-    api_key_file: str | None,
-    ca_file: str | None,
-    proxy: str | None,
+    provider: ProviderOptions,
     host: str,
     port: int,
     workers: int,
@@ -94,10 +95,7 @@ def serve(
     public_url: str | None,
     forwarded_prefix: bool,
     quiet: bool,
-    database_url: str | None,
-    data_dir: Path | None,
-    toml_path: Path | None,
-    settings: tuple[str, ...],
+    database: DatabaseOptions,
 ) -> None:
     """Serve the batch API for OpenAI and Anthropic clients, and work off their batches.
 
@@ -106,8 +104,8 @@ def serve(
     from penstock.server.serve import ServePlan
     from penstock.server.serve import serve as run
 
-    config = load_config(database_url, data_dir, toml_path, settings, root_path=root_path, public_url=public_url)
-    providers = choose_providers(config, base_url, api_key_env, api_key_file, ca_file, proxy)
+    config = load_config(database, root_path=root_path, public_url=public_url)
+    providers = choose_providers(config, provider)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer
     log_level = logging.WARNING if quiet else logging.INFO

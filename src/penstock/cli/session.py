@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
+from penstock.cli.figures import age, error_text, moment, plain, print_row
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
     from penstock.cli.api import Api
 
-Json = dict[str, Any]
 
 _PAGE = 100
 _LIMIT = 20
@@ -167,8 +167,6 @@ async def ls(context: CommandContext, limit: int | None, everything: bool) -> No
 
 
 def _print_row(entry: Json, *, headed: bool, width: int | None) -> None:
-    from penstock.cli.figures import age, plain
-
     row = "{:<7}  {:>9}  {:>9}  {:>4}  {}"
     if not headed:
         click.echo(row.format("STATE", "WAITING", "IN FLIGHT", "AGE", "SESSION")[:width])
@@ -216,36 +214,30 @@ async def _list_first(api: Api, key: str, status: str) -> list[Json]:
 
 
 def _print_session(found: Json, heads: list[Json], failures: list[Json]) -> None:
-    from penstock.cli.figures import age, moment, plain
-
     click.echo(f"{plain(found['key'])}  {found['status']}")
-    _row("requests", f"{found['queued']:,} waiting, {found['in_flight']:,} being answered")
-    _row("failing", "goes on with the next" if found["on_dead_head"] == "continue" else "blocks until a person decides")
+    print_row("requests", f"{found['queued']:,} waiting, {found['in_flight']:,} being answered")
+    print_row(
+        "failing", "goes on with the next" if found["on_dead_head"] == "continue" else "blocks until a person decides"
+    )
     for label, name in (("at most", "max_queued"), ("wait", "wait_timeout_s"), ("priority", "priority")):
         if found[name]:
-            _row(label, f"{found[name]:g}" + (" s" if name.endswith("_s") else ""))
-    _row("created", f"{moment(found['created_at'])}  ({age(found['created_at'])} ago)")
+            print_row(label, f"{found[name]:g}" + (" s" if name.endswith("_s") else ""))
+    print_row("created", f"{moment(found['created_at'])}  ({age(found['created_at'])} ago)")
     for label, requests in (("next", heads), ("failed", failures)):
         for number, request in enumerate(requests):
-            said = f"  {plain(_error_text(request), 160)}" if label == "failed" else ""
-            _row("" if number else label, f"{request['sequence']:>6,}  {request['id']}  {request['status']}{said}")
+            said = f"  {plain(error_text(request), 160)}" if label == "failed" else ""
+            print_row("" if number else label, f"{request['sequence']:>6,}  {request['id']}  {request['status']}{said}")
 
 
 def _print_request(found: Json) -> None:
-    from penstock.cli.figures import age, moment, plain
-
     click.echo(f"{found['id']}  {found['status']}")
-    _row("session", f"{plain(found['session'])}, number {found['sequence']:,}")
-    _row("attempts", f"{found['attempts']:,}")
-    _row("created", f"{moment(found['created_at'])}  ({age(found['created_at'])} ago)")
+    print_row("session", f"{plain(found['session'])}, number {found['sequence']:,}")
+    print_row("attempts", f"{found['attempts']:,}")
+    print_row("created", f"{moment(found['created_at'])}  ({age(found['created_at'])} ago)")
     if found["completed_at"]:
-        _row("ended", moment(found["completed_at"]))
+        print_row("ended", moment(found["completed_at"]))
     if found["status"] in _DECIDED:
         click.echo(_answer_text(found))
-
-
-def _row(label: str, text: str) -> None:
-    click.echo(f"  {label:<10} {text}")
 
 
 # -- cancel
@@ -287,20 +279,9 @@ async def _list_wanted(api: Api, key: str, requests: tuple[str, ...]) -> AsyncIt
         yield await _find(api, key, text)
     if not requests:
         # From the last to the first: otherwise later ones would be answered while the first are being cancelled.
-        waiting = [found async for found in _walk(api, key, "pending")]
+        waiting = [found async for found in api.walk(f"{_path(key)}/requests", page=_PAGE, status="pending")]
         for found in reversed(waiting):
             yield found
-
-
-async def _walk(api: Api, key: str, status: str | None = None) -> AsyncIterator[Json]:
-    query: dict[str, str | int] = {"limit": _PAGE} | ({"status": status} if status else {})
-    while True:
-        page = await api.get(f"{_path(key)}/requests", query)
-        for entry in page["data"]:
-            yield entry
-        if not page["has_more"] or not page["data"]:
-            return
-        query["after"] = page["data"][-1]["id"]
 
 
 async def _cancel(api: Api, key: str, found: Json, cancelled: list[Json], refused: list[Json]) -> None:
@@ -347,8 +328,6 @@ async def delete(context: CommandContext, key: str) -> None:
 
 
 def _print_state(context: CommandContext, key: str, found: Json, state: str) -> None:
-    from penstock.cli.figures import plain
-
     if context.as_json:
         print_json(found)
     else:
@@ -373,7 +352,7 @@ async def _find(api: Api, key: str, text: str) -> Json:
     if text.startswith("sreq_") and len(text) == _ID_CHARS:
         return await api.get(f"{_path(key)}/requests/{text}")
     found = []
-    async for entry in _walk(api, key):
+    async for entry in api.walk(f"{_path(key)}/requests", page=_PAGE):
         if str(entry["sequence"]) == text:
             return entry
         if entry["id"].startswith(text) or (len(text) >= 4 and entry["id"].endswith(text)):
@@ -414,7 +393,7 @@ def _answer_text(found: Json) -> str:
     import json
 
     if found["status"] != "completed":
-        return f"{found['status']}: {_error_text(found)}"
+        return f"{found['status']}: {error_text(found)}"
     body: Any = (found["response"] or {}).get("body")
     try:
         words = body["choices"][0]["message"]["content"]
@@ -423,10 +402,3 @@ def _answer_text(found: Json) -> str:
     except (TypeError, KeyError, IndexError):
         pass
     return json.dumps(body, ensure_ascii=False)
-
-
-def _error_text(found: Json) -> str:
-    error, response = found["error"], found["response"]
-    if error is not None:
-        return f"{error['code']}: {error['message']}"
-    return f"HTTP {response['status_code']}" if response is not None else found["status"]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
-from penstock.cli.figures import ENDED
+from penstock.cli.client import CommandContext, Json, client_command, print_json
+from penstock.cli.figures import (
+    age,
+    counts_text,
+    error_text,
+    has_ended,
+    moment,
+    plain,
+    print_row,
+    problem_lines,
+    state_of,
+)
 
 if TYPE_CHECKING:
     from penstock.cli.api import Api
 
-Json = dict[str, Any]
 
 _LISTED = 5
 
@@ -32,8 +41,7 @@ async def show(context: CommandContext, batch: str) -> None:
     found = await find_batch(context.api, batch)
     name = await file_name(context.api, found["input_file_id"]) if found["input_file_id"] else None
     failures = await _first(context.api, f"/v1/batches/{found['id']}/results", {"status": "failed"})
-    ended = found["status"] in ENDED
-    retried = [] if ended else await _first(context.api, f"/v1/batches/{found['id']}/attempts", {})
+    retried = [] if has_ended(found) else await _first(context.api, f"/v1/batches/{found['id']}/attempts", {})
     if context.as_json:
         print_json({**found, "filename": name, "failures": failures, "retried": retried})
         return
@@ -48,44 +56,40 @@ async def _first(api: Api, path: str, query: dict[str, str]) -> list[Json]:
 
 
 def _print(batch: Json, name: str | None, failures: list[str], retried: list[str]) -> None:
-    from penstock.cli.figures import age, counts_text, has_ended, moment, plain, problem_lines, state_of
     from penstock.cli.progress import duration
 
-    def row(label: str, text: str) -> None:
-        click.echo(f"  {label:<10} {text}")
-
     click.echo(f"{batch['id']}  {state_of(batch)}")
-    row("file", f"{plain(name)}  {batch['input_file_id']}" if name else "(deleted)")
-    row("endpoint", f"{batch['endpoint']}" + (f"  model {plain(batch['model'])}" if batch["model"] else ""))
-    row("requests", counts_text(batch))
+    print_row("file", f"{plain(name)}  {batch['input_file_id']}" if name else "(deleted)")
+    print_row("endpoint", f"{batch['endpoint']}" + (f"  model {plain(batch['model'])}" if batch["model"] else ""))
+    print_row("requests", counts_text(batch))
     if batch.get("eta_seconds") is not None and not has_ended(batch):
-        row("ETA", duration(batch["eta_seconds"]))
+        print_row("ETA", duration(batch["eta_seconds"]))
     usage = batch.get("usage")
     if usage and usage["total_tokens"]:
         cached, thought = (
             usage["input_tokens_details"]["cached_tokens"],
             usage["output_tokens_details"]["reasoning_tokens"],
         )
-        row(
+        print_row(
             "tokens",
             f"{usage['input_tokens']:,} in" + (f" ({cached:,} cached)" if cached else "") + ", "
             f"{usage['output_tokens']:,} out" + (f" ({thought:,} reasoning)" if thought else ""),
         )
     if batch.get("priority"):
-        row("priority", str(batch["priority"]))
+        print_row("priority", str(batch["priority"]))
     for key, value in sorted((batch["metadata"] or {}).items()):
-        row("metadata", f"{plain(key)}={plain(value)}")
-    _print_times(batch, row, moment, age)
+        print_row("metadata", f"{plain(key)}={plain(value)}")
+    _print_times(batch)
     for label in ("output", "error"):
         if batch[f"{label}_file_id"]:
-            row("errors" if label == "error" else label, batch[f"{label}_file_id"])
+            print_row("errors" if label == "error" else label, batch[f"{label}_file_id"])
     for label, lines in (("problems", problem_lines(batch)), ("failed", failures), ("attempts", retried)):
         for number, line in enumerate(lines):
-            row("" if number else label, line)
+            print_row("" if number else label, line)
 
 
-def _print_times(batch: Json, row: Any, moment: Any, age: Any) -> None:
-    row("created", f"{moment(batch['created_at'])}  ({age(batch['created_at'])} ago)")
+def _print_times(batch: Json) -> None:
+    print_row("created", f"{moment(batch['created_at'])}  ({age(batch['created_at'])} ago)")
     for field, label in (
         ("in_progress_at", "started"),
         ("paused_at", "paused"),
@@ -96,25 +100,16 @@ def _print_times(batch: Json, row: Any, moment: Any, age: Any) -> None:
         ("cancelled_at", "cancelled"),
     ):
         if batch.get(field):
-            row(label, moment(batch[field]))
+            print_row(label, moment(batch[field]))
     if batch["expires_at"]:
-        row("window", f"{batch['completion_window']}, until {moment(batch['expires_at'])}")
+        print_row("window", f"{batch['completion_window']}, until {moment(batch['expires_at'])}")
 
 
 def _failure_text(request: Json) -> str:
-    from penstock.cli.figures import plain
-
-    response, error = request.get("response"), request.get("error")
-    if error is not None:
-        said = f"{error['code']}: {error['message']}"
-    else:
-        said = f"HTTP {response['status_code']}" if response is not None else "failed"
-    return f"line {request['line']}, {plain(request['custom_id'], 60)}: {plain(said, 160)}"
+    return f"line {request['line']}, {plain(request['custom_id'], 60)}: {plain(error_text(request), 160)}"
 
 
 def _attempt_text(attempt: Json) -> str:
-    from penstock.cli.figures import age, plain
-
     who = plain(attempt["custom_id"] or attempt["request_id"] or "(erased)", 60)
     said = f"{attempt['error']['code']}: {attempt['error']['message']}"
     return f"{who}, attempt {attempt['attempt']}, {age(attempt['ended_at'])} ago: {plain(said, 160)}"

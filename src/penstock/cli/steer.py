@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import UsageError
-
-Json = dict[str, Any]
 
 _ID = click.argument("batch", metavar="ID")
 

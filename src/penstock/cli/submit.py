@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
     from penstock.cli.upload import Source
-
-Json = dict[str, Any]
 
 
 def parse_pairs(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -86,7 +85,7 @@ async def submit(
     if not context.as_json:
         print_end(context, batch, output=None if output is None else str(output))
     if output is not None and has_ended(batch) and batch["status"] != "failed":
-        shown["results"] = (await export_results(context, batch, output)).as_dict()
+        shown["results"] = asdict(await export_results(context, batch, output))
     if context.as_json and str(output) != "-":
         print_json(shown)
     return ExitCode(shown["exit_code"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 
 import click
 
-from penstock.batches.read import Status
+from penstock.batches.read import Batch
 from penstock.cli.progress import duration
 from penstock.errors import ExitCode
 from penstock.export.jsonl import Exported
@@ -15,7 +16,7 @@ from penstock.model import Counts, batch_public_id
 
 
 def print_summary(
-    status: Status,
+    batch: Batch,
     exported: Exported | None,
     seconds: float,
     code: ExitCode,
@@ -25,15 +26,15 @@ def print_summary(
 ) -> None:
     """Print the figures, the files written, and how to go on if the run is not finished."""
     if as_json:
-        print(json.dumps(_as_dict(status, exported, seconds, code, reasons or [])))
+        print(json.dumps(_as_dict(batch, exported, seconds, code, reasons or [])))
         return
-    counts = status.counts
+    counts = batch.counts
     click.echo(f"{_verb(code)} in {duration(seconds)}: {_figures(counts)}")
     if exported is not None:
         click.echo(f"  output  {exported.output}  ({exported.output_lines:,} lines)")
         if exported.errors is not None:
             click.echo(f"  errors  {exported.errors}  ({exported.error_lines:,} lines)")
-    click.echo(f"  batch   {batch_public_id(status.id)}")
+    click.echo(f"  batch   {batch_public_id(batch.id)}")
     for reason in reasons or []:
         click.echo(f"  reason  {reason}", err=True)
     if code is ExitCode.PAUSED:
@@ -56,22 +57,12 @@ def _figures(counts: Counts) -> str:
 
 
 def _as_dict(
-    status: Status, exported: Exported | None, seconds: float, code: ExitCode, reasons: list[str]
+    batch: Batch, exported: Exported | None, seconds: float, code: ExitCode, reasons: list[str]
 ) -> dict[str, object]:
-    counts = status.counts
     return {
-        "batch": batch_public_id(status.id),
-        "state": status.state,
-        "total": counts.total,
-        "completed": counts.completed,
-        "failed": counts.failed,
-        "not_found": counts.not_found,
-        "skipped": counts.skipped,
-        "cancelled": counts.cancelled,
-        "expired": counts.expired,
-        "in_flight": counts.in_flight,
-        "pending": counts.pending,
-        "retried": counts.retried,
+        "batch": batch_public_id(batch.id),
+        "state": batch.state,
+        **asdict(batch.counts),
         "seconds": round(seconds, 3),
         "output": str(exported.output) if exported else None,
         "errors": str(exported.errors) if exported and exported.errors else None,

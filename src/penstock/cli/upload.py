@@ -9,7 +9,6 @@ from pathlib import Path
 
 from penstock.config import IntakeLimits
 from penstock.errors import UsageError
-from penstock.intake import refusal
 from penstock.intake.source import Source as Reader
 from penstock.intake.unpack import Unpacker
 
@@ -28,7 +27,7 @@ class Source:
             )
         self._path = path
         self._limits = IntakeLimits()
-        reader = self._open()
+        reader = Reader(path)
         try:
             size = reader.size
             if size is None:
@@ -46,7 +45,7 @@ class Source:
 
     def pieces(self) -> Iterator[tuple[bytes, int]]:
         """(unpacked bytes, bytes read from disk so far)."""
-        reader, unpacker, read = self._open(), Unpacker(str(self._path), self._limits), 0
+        reader, unpacker, read = Reader(self._path), Unpacker(str(self._path), self._limits), 0
         try:
             for chunk in reader.chunks():
                 read += len(chunk)
@@ -89,11 +88,3 @@ class Source:
         if held.strip():
             return number, held
         raise UsageError(f"{self._path}: holds no request", hint="Write one request per line.")
-
-    def _open(self) -> Reader:
-        try:
-            return Reader(self._path)
-        except refusal.IntakeRefused:
-            raise
-        except UsageError as error:
-            raise UsageError(error.message, hint=error.hint or "Check the path and your rights to it.") from error

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.client import CommandContext, client_command, print_json
+from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import ExitCode
 
 if TYPE_CHECKING:
     from penstock.cli.api import Answer, Api
     from penstock.cli.progress import Display
 
-Json = dict[str, Any]
 
 _POLL_S = 1.0
 _PATIENCE_S = 300.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -139,6 +140,11 @@ class borrowed:  # noqa: N801 -- used like a function
         if isinstance(error, _WRONG_SERVER):
             await self._connection.close()
         await self._pool.putconn(self._connection)
+
+
+async def fetch_one(connection: Connection, statement: bytes, parameters: Mapping[str, Any]) -> TupleRow | None:
+    """Execute a statement and fetch its row, None if it has none."""
+    return await (await connection.execute(statement, parameters)).fetchone()
 
 
 async def _reason(conninfo: str) -> str:

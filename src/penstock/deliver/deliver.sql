@@ -6,7 +6,7 @@
 -- Inserts an endpoint, unless its owner has `most` already.
 INSERT INTO penstock.webhook_endpoints (id, owner, name, url, event_types, secret, created_at, updated_at)
 SELECT %(id)s, %(owner)s, %(name)s, %(url)s, %(event_types)s, %(secret)s,
-       @now, @now
+       now(), now()
  WHERE (SELECT count(*) FROM (SELECT FROM penstock.webhook_endpoints WHERE owner = %(owner)s LIMIT %(most)s) AS mine)
        < %(most)s
 RETURNING id, owner, name, url, event_types, secret, created_at, updated_at
@@ -31,7 +31,7 @@ UPDATE penstock.webhook_endpoints e
        event_types = coalesce(%(event_types)s::text[], e.event_types),
        updated_at = CASE WHEN coalesce(%(name)s::text, e.name) = e.name AND coalesce(%(url)s::text, e.url) = e.url
                           AND coalesce(%(event_types)s::text[], e.event_types) = e.event_types
-                         THEN e.updated_at ELSE @now END
+                         THEN e.updated_at ELSE now() END
  WHERE e.id = %(id)s AND (%(owner)s::text IS NULL OR e.owner = %(owner)s)
 RETURNING e.id, e.owner, e.name, e.url, e.event_types, e.secret, e.created_at, e.updated_at
 
@@ -41,8 +41,8 @@ UPDATE penstock.webhook_endpoints e
    SET secret = %(secret)s,
        previous_secret = CASE WHEN %(keep_s)s::float8 > 0 THEN e.secret END,
        previous_until = CASE WHEN %(keep_s)s::float8 > 0
-                             THEN @now + make_interval(secs => %(keep_s)s) END,
-       updated_at = @now
+                             THEN now() + make_interval(secs => %(keep_s)s) END,
+       updated_at = now()
  WHERE e.id = %(id)s AND (%(owner)s::text IS NULL OR e.owner = %(owner)s)
 RETURNING e.id, e.owner, e.name, e.url, e.event_types, e.secret, e.created_at, e.updated_at
 
@@ -75,20 +75,20 @@ SELECT secret, CASE WHEN previous_until > now() THEN previous_secret END, extrac
 -- due again by themselves. The attempt that is counted here is the fence for recording the result.
 WITH due AS MATERIALIZED (
   SELECT id FROM penstock.webhook_deliveries
-   WHERE delivered_at IS NULL AND given_up_at IS NULL AND due_at <= @now
+   WHERE delivered_at IS NULL AND given_up_at IS NULL AND due_at <= now()
    ORDER BY due_at LIMIT %(limit)s
      FOR UPDATE SKIP LOCKED
 ),
 taken AS (
   UPDATE penstock.webhook_deliveries
      SET attempts = attempts + 1,
-         due_at = @now + make_interval(secs => %(hold_s)s::float8)
+         due_at = now() + make_interval(secs => %(hold_s)s::float8)
    WHERE id = ANY(ARRAY(SELECT id FROM due))
   RETURNING id, event_id, endpoint_id, type, batch_id, event_at, attempts
 )
-SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM @now)::float8,
+SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM now())::float8,
        t.endpoint_id, t.type, t.batch_id, e.url, e.secret,
-       CASE WHEN e.previous_until > @now THEN e.previous_secret END
+       CASE WHEN e.previous_until > now() THEN e.previous_secret END
   FROM taken t
   LEFT JOIN penstock.webhook_endpoints e ON e.id = t.endpoint_id
  ORDER BY t.id
@@ -98,11 +98,11 @@ SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM @now)::float
 -- "not decided yet" is written so that the index over due deliveries does not match it: the row is found by its id.
 UPDATE penstock.webhook_deliveries
    SET status_code = %(status_code)s, error = %(error)s,
-       delivered_at = CASE WHEN %(delivered)s THEN @now END,
-       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR @now
+       delivered_at = CASE WHEN %(delivered)s THEN now() END,
+       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR now()
                                >= event_at + make_interval(secs => %(give_up_s)s::float8))
-                          THEN @now END,
-       due_at = least(@now + make_interval(secs => %(wait_s)s::float8),
+                          THEN now() END,
+       due_at = least(now() + make_interval(secs => %(wait_s)s::float8),
                       event_at + make_interval(secs => %(give_up_s)s::float8))
  WHERE id = %(id)s AND attempts = %(attempt)s AND num_nonnulls(delivered_at, given_up_at) = 0
 RETURNING id
@@ -111,7 +111,7 @@ RETURNING id
 -- Puts back deliveries that were taken and not tried: due again later, the attempt not counted.
 UPDATE penstock.webhook_deliveries d
    SET attempts = d.attempts - 1,
-       due_at = @now + make_interval(secs => %(wait_s)s::float8)
+       due_at = now() + make_interval(secs => %(wait_s)s::float8)
   FROM unnest(%(ids)s::int8[], %(attempts)s::int4[]) AS t (id, attempt)
  WHERE d.id = t.id AND d.id = ANY(%(ids)s) AND d.attempts = t.attempt
    AND num_nonnulls(d.delivered_at, d.given_up_at) = 0
@@ -121,7 +121,7 @@ UPDATE penstock.webhook_deliveries d
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, event_at, delivered_at, given_up_at FROM penstock.webhook_deliveries
                    ORDER BY id LIMIT %(limit)s) AS first
-   WHERE event_at < @now - make_interval(secs => %(keep_s)s::float8)
+   WHERE event_at < now() - make_interval(secs => %(keep_s)s::float8)
      AND (delivered_at IS NOT NULL OR given_up_at IS NOT NULL)
 )
 DELETE FROM penstock.webhook_deliveries
@@ -187,7 +187,7 @@ answered AS MATERIALIZED (
 ),
 told AS (
   INSERT INTO penstock.sink_deliveries (sink, event_id, lane_id, request_id, session_key, owner, event_at, due_at)
-  SELECT s.name, a.event_id, a.lane_id, a.id, a.session_key, a.owner, a.finished_at, @now
+  SELECT s.name, a.event_id, a.lane_id, a.id, a.session_key, a.owner, a.finished_at, now()
     FROM answered a
     JOIN jsonb_to_recordset(%(sinks)s::jsonb) AS s (name text, everything bool, statuses text[], owners text[])
       ON (s.everything OR a.from_event) AND a.status = ANY (s.statuses)
@@ -205,7 +205,7 @@ WITH due AS MATERIALIZED (
    CROSS JOIN LATERAL (
      SELECT id FROM penstock.sink_deliveries
       WHERE sink = s.name AND delivered_at IS NULL AND given_up_at IS NULL
-        AND due_at <= @now
+        AND due_at <= now()
       ORDER BY due_at
       LIMIT %(most)s
         FOR UPDATE SKIP LOCKED) AS d
@@ -213,11 +213,11 @@ WITH due AS MATERIALIZED (
 taken AS (
   UPDATE penstock.sink_deliveries
      SET attempts = attempts + 1,
-         due_at = @now + make_interval(secs => %(hold_s)s::float8)
+         due_at = now() + make_interval(secs => %(hold_s)s::float8)
    WHERE id = ANY (ARRAY(SELECT id FROM due))
   RETURNING id, sink, event_id, lane_id, request_id, session_key, event_at, attempts
 )
-SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM @now)::float8,
+SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM now())::float8,
        t.sink, t.lane_id, t.request_id, t.session_key, e.source, e.event_id
   FROM taken t
   LEFT JOIN LATERAL (
@@ -228,11 +228,11 @@ SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM @now)::float
 -- Records the result of an attempt, as for webhooks.
 UPDATE penstock.sink_deliveries
    SET status_code = %(status_code)s, error = %(error)s,
-       delivered_at = CASE WHEN %(delivered)s THEN @now END,
-       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR @now
+       delivered_at = CASE WHEN %(delivered)s THEN now() END,
+       given_up_at = CASE WHEN NOT %(delivered)s AND (%(final)s OR now()
                                >= event_at + make_interval(secs => %(give_up_s)s::float8))
-                          THEN @now END,
-       due_at = least(@now + make_interval(secs => %(wait_s)s::float8),
+                          THEN now() END,
+       due_at = least(now() + make_interval(secs => %(wait_s)s::float8),
                       event_at + make_interval(secs => %(give_up_s)s::float8))
  WHERE id = %(id)s AND attempts = %(attempt)s AND num_nonnulls(delivered_at, given_up_at) = 0
 RETURNING id
@@ -241,7 +241,7 @@ RETURNING id
 -- Puts back deliveries that were taken and not tried: due again later, the attempt not counted.
 UPDATE penstock.sink_deliveries d
    SET attempts = d.attempts - 1,
-       due_at = @now + make_interval(secs => %(wait_s)s::float8)
+       due_at = now() + make_interval(secs => %(wait_s)s::float8)
   FROM unnest(%(ids)s::int8[], %(attempts)s::int4[]) AS t (id, attempt)
  WHERE d.id = t.id AND d.id = ANY(%(ids)s) AND d.attempts = t.attempt
    AND num_nonnulls(d.delivered_at, d.given_up_at) = 0
@@ -250,7 +250,7 @@ UPDATE penstock.sink_deliveries d
 -- Deletes the oldest deliveries, those older than `keep_s`; also undecided ones, whose sink is no longer configured.
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, event_at FROM penstock.sink_deliveries ORDER BY id LIMIT %(limit)s) AS first
-   WHERE event_at < @now - make_interval(secs => %(keep_s)s::float8)
+   WHERE event_at < now() - make_interval(secs => %(keep_s)s::float8)
 )
 DELETE FROM penstock.sink_deliveries
  WHERE id = ANY(ARRAY(SELECT d.id FROM penstock.sink_deliveries d WHERE d.id = ANY(ARRAY(SELECT id FROM old))
@@ -260,7 +260,7 @@ DELETE FROM penstock.sink_deliveries
 -- Deletes the oldest incoming events, those older than `keep_s`: the same event sent again counts as a new one.
 WITH old AS MATERIALIZED (
   SELECT id FROM (SELECT id, received_at FROM penstock.incoming_events ORDER BY id LIMIT %(limit)s) AS first
-   WHERE received_at < @now - make_interval(secs => %(keep_s)s::float8)
+   WHERE received_at < now() - make_interval(secs => %(keep_s)s::float8)
 )
 DELETE FROM penstock.incoming_events
  WHERE id = ANY(ARRAY(SELECT e.id FROM penstock.incoming_events e WHERE e.id = ANY(ARRAY(SELECT id FROM old))

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from uuid import UUID
 
 from penstock.db import sql
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection
 from penstock.deliver import signing
 from penstock.model import new_id
 
@@ -51,7 +51,7 @@ class Delivery:
 
 
 async def create_endpoint(
-    connection: Connection, *, owner: str, name: str, url: str, event_types: Sequence[str], now: Now = None
+    connection: Connection, *, owner: str, name: str, url: str, event_types: Sequence[str]
 ) -> WebhookEndpoint | None:
     """Create an endpoint. None if the owner has `MAX_ENDPOINTS` already."""
     values = {
@@ -62,7 +62,6 @@ async def create_endpoint(
         "event_types": list(event_types),
         "secret": signing.new_secret(),
         "most": MAX_ENDPOINTS,
-        "now": now,
     }
     return await _fetch_one(connection, "create_endpoint_if_room", values)
 
@@ -86,7 +85,6 @@ async def update_endpoint(
     name: str | None = None,
     url: str | None = None,
     event_types: Sequence[str] | None = None,
-    now: Now = None,
 ) -> WebhookEndpoint | None:
     values = {
         "id": endpoint_id,
@@ -94,16 +92,15 @@ async def update_endpoint(
         "name": name,
         "url": url,
         "event_types": None if event_types is None else list(event_types),
-        "now": now,
     }
     return await _fetch_one(connection, "update_endpoint_if_owned", values)
 
 
 async def rotate_secret(
-    connection: Connection, endpoint_id: UUID, owner: str | None, *, keep_s: float, now: Now = None
+    connection: Connection, endpoint_id: UUID, owner: str | None, *, keep_s: float
 ) -> WebhookEndpoint | None:
     """Give an endpoint a new secret; messages are signed with the old one too for `keep_s`."""
-    values = {"id": endpoint_id, "owner": owner, "secret": signing.new_secret(), "keep_s": keep_s, "now": now}
+    values = {"id": endpoint_id, "owner": owner, "secret": signing.new_secret(), "keep_s": keep_s}
     return await _fetch_one(connection, "rotate_secret_if_owned", values)
 
 

@@ -88,7 +88,7 @@ class DeliveryTable(ABC, Generic[D]):
 
     async def take_as(self, kind: type[D], values: dict[str, Any]) -> list[D]:
         begun = monotonic()
-        values = {**values, "hold_s": hold_s(self.limits), "now": None}
+        values = {**values, "hold_s": hold_s(self.limits)}
         async with borrowed(self.database) as connection:
             cursor = await connection.execute(_SQL[self.take_if_due], values)
             return [kind(begun, begun + start_within_s(self.limits), *row) for row in await cursor.fetchall()]
@@ -104,7 +104,6 @@ class DeliveryTable(ABC, Generic[D]):
             "error": result.error,
             "wait_s": wait_s,
             "give_up_s": self.limits.webhook_give_up_s,
-            "now": None,
         }
         async with borrowed(self.database) as connection:
             await connection.execute(_SQL[self.record_if_held], values)
@@ -112,7 +111,7 @@ class DeliveryTable(ABC, Generic[D]):
     async def put_back(self, deliveries: list[D], wait_s: float) -> None:
         """Put deliveries back, due again after `wait_s` as if never taken."""
         ids, attempts = [each.id for each in deliveries], [each.attempt for each in deliveries]
-        values = {"ids": ids, "attempts": attempts, "wait_s": wait_s, "now": None}
+        values = {"ids": ids, "attempts": attempts, "wait_s": wait_s}
         async with borrowed(self.database) as connection:
             await connection.execute(_SQL[self.put_back_if_held], values)
 
@@ -134,9 +133,9 @@ def backoff_s(limits: WebhookLimits, attempt: int) -> float:
     return jittered(doubled(limits.webhook_retry_base_s, limits.webhook_retry_cap_s, attempt))
 
 
-async def deliver_all(table: DeliveryTable[D], limits: WebhookLimits) -> int:
+async def deliver_all(table: DeliveryTable[D]) -> int:
     """Send the deliveries that are due or come due meanwhile, until none is. Returns how many were taken."""
-    round_ = _Round(table, limits)
+    round_ = _Round(table)
     try:
         return await round_.run()
     finally:
@@ -144,9 +143,8 @@ async def deliver_all(table: DeliveryTable[D], limits: WebhookLimits) -> int:
 
 
 class _Round(Generic[D]):
-    def __init__(self, table: DeliveryTable[D], limits: WebhookLimits) -> None:
+    def __init__(self, table: DeliveryTable[D]) -> None:
         self._table = table
-        self._limits = limits
         self._queues: dict[Hashable, deque[D]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -154,7 +152,7 @@ class _Round(Generic[D]):
     async def run(self) -> int:
         total = 0
         while True:
-            room = self._limits.webhook_batch - sum(map(len, self._queues.values()))
+            room = self._table.limits.webhook_batch - sum(map(len, self._queues.values()))
             taken = await self._table.take(room) if room > 0 and not self._failure else []
             for delivery in taken:
                 self._queue(delivery)
@@ -196,7 +194,7 @@ class _Round(Generic[D]):
                 if monotonic() > delivery.start_before:
                     await self._put_back(queue, 0)
                     return
-                wait_s = backoff_s(self._limits, delivery.attempt)
+                wait_s = backoff_s(self._table.limits, delivery.attempt)
                 reached = await self._table.deliver(delivery, wait_s)
                 queue.popleft()
                 if not reached and queue:

@@ -33,7 +33,6 @@ REQUEST_TYPE = "com.penstock.session.request"
 TYPES = tuple(f"{REQUEST_TYPE}.{status}" for status in ("completed", "failed", "cancelled"))
 """Types of the events that bring the answer."""
 
-_FIELDS = ("name", "url", "secret_env", "secret_file", "mode", "requests", "types", "owners", "source")
 _SOURCE = re.compile(r"[\x21-\x7e]{1,512}")
 _SECRET_PREFIX = "whsec_"  # noqa: S105 -- what comes before one
 _SECRET_MIN_BYTES = 16
@@ -97,7 +96,7 @@ def parse(entries: Any, file: str) -> tuple[Sink, ...]:
 
 class _SinkEntry(TableEntry):
     kind = "sinks"
-    fields = _FIELDS
+    fields = ("name", "url", "secret_env", "secret_file", "mode", "requests", "types", "owners", "source")
     hint = _HINT
 
     def parse(self) -> Sink:

@@ -19,7 +19,7 @@ from penstock import __version__
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
-from penstock.db.pool import Connection, Now, Pool, borrowed
+from penstock.db.pool import Connection, Pool, borrowed
 from penstock.deliver import signing
 from penstock.deliver.addresses import policy_for
 from penstock.deliver.rounds import DeliveryTable, SendResult, TakenDelivery, deliver_all
@@ -68,7 +68,7 @@ def sender_for(config: Config) -> Sender:
     return Sender(policy_for(_ANYWHERE), config.webhooks.webhook_timeout_s)
 
 
-async def announce(database: Pool, sinks: Sequence[Sink], *, now: Now = None) -> int:
+async def announce(database: Pool, sinks: Sequence[Sink]) -> int:
     """Make deliveries of the marked requests that were answered. Returns how many answers there were."""
     wanted = Jsonb([_filter_of(sink) for sink in sinks])
     after, total = 0, 0
@@ -77,14 +77,14 @@ async def announce(database: Pool, sinks: Sequence[Sink], *, now: Now = None) ->
         async with borrowed(database) as connection:
             found = await (await connection.execute(_SQL["list_to_announce"], values)).fetchall()
             # A session that has nothing to announce yet comes as a row without an ordinal.
-            total += await announce_answered(connection, [row for row in found if row[1] is not None], wanted, now)
+            total += await announce_answered(connection, [row for row in found if row[1] is not None], wanted)
         lanes = {row[0] for row in found}
         if len(lanes) < _LANES_AT_ONCE:
             return total
         after = max(lanes)
 
 
-async def announce_answered(connection: Connection, found: Sequence[Any], sinks: Jsonb, now: Now) -> int:
+async def announce_answered(connection: Connection, found: Sequence[Any], sinks: Jsonb) -> int:
     """Make deliveries of those of some requests that were answered. Returns how many."""
     if not found:
         return 0
@@ -100,7 +100,6 @@ async def announce_answered(connection: Connection, found: Sequence[Any], sinks:
         "times": [finished_at for _, finished_at, _ in answers],
         "statuses": [status for *_, status in answers],
         "sinks": sinks,
-        "now": now,
     }
     row = await (await connection.execute(_SQL["announce_if_marked"], values)).fetchone()
     return int(row[0]) if row else 0
@@ -118,13 +117,13 @@ def _filter_of(sink: Sink) -> dict[str, Any]:
 
 async def deliver_due(database: Pool, config: Config, describe: Describe, *, sender: Sender | None = None) -> int:
     """Send the deliveries that are due or come due meanwhile, until none is. Returns how many were taken."""
-    return await deliver_all(_Answers(database, config, describe, sender or sender_for(config)), config.webhooks)
+    return await deliver_all(_Answers(database, config, describe, sender or sender_for(config)))
 
 
-async def forget_old(database: Pool, config: Config, *, now: Now = None) -> int:
+async def forget_old(database: Pool, config: Config) -> int:
     """Delete deliveries and incoming events older than `webhook_keep_s`, at most a thousand of each. Returns how
     many."""
-    values = {"limit": _FORGET_ROWS, "keep_s": config.webhooks.webhook_keep_s, "now": now}
+    values = {"limit": _FORGET_ROWS, "keep_s": config.webhooks.webhook_keep_s}
     async with borrowed(database) as connection:
         deliveries = await connection.execute(_SQL["forget_sink_deliveries_if_old"], values)
         known = await connection.execute(_SQL["forget_events_if_old"], values)

@@ -70,7 +70,7 @@ def sender_for(config: Config) -> Sender:
 
 async def deliver_due(database: Pool, config: Config, *, sender: Sender | None = None) -> int:
     """Send the deliveries that are due or come due meanwhile, until none is. Returns how many were taken."""
-    return await deliver_all(Webhooks(database, config.webhooks, sender or sender_for(config)), config.webhooks)
+    return await deliver_all(Webhooks(database, config.webhooks, sender or sender_for(config)))
 
 
 class Webhooks(DeliveryTable[TakenWebhook]):
@@ -133,7 +133,7 @@ async def send_sample(database: Pool, sender: Sender, endpoint_id: UUID, url: st
 
 async def forget_old(database: Pool, config: Config) -> int:
     """Delete deliveries older than `webhook_keep_s`, at most a thousand. Returns how many."""
-    values = {"limit": _FORGET_ROWS, "keep_s": config.webhooks.webhook_keep_s, "now": None}
+    values = {"limit": _FORGET_ROWS, "keep_s": config.webhooks.webhook_keep_s}
     async with borrowed(database) as connection:
         cursor = await connection.execute(_SQL["forget_deliveries_if_old"], values)
         return cursor.rowcount

@@ -14,26 +14,9 @@ from uuid import UUID
 from penstock.backoff import jittered
 from penstock.batches.finish import end_if_over
 from penstock.db import sql
-from penstock.db.pool import Connection, Now
-from penstock.erase.purge import Erasure, Kind, get_erasure, list_erasures, purge_step
+from penstock.db.pool import Connection, Now, fetch_one
 from penstock.errors import PenstockError
 from penstock.model import new_id
-
-__all__ = [
-    "MESSAGE_RESULTS_KEPT",
-    "Erasure",
-    "Kind",
-    "NotErasable",
-    "archive_batches",
-    "delete_batch",
-    "delete_file",
-    "delete_session",
-    "expire_files",
-    "expire_sessions",
-    "get_erasure",
-    "list_erasures",
-    "purge_step",
-]
 
 _SQL = sql.load("penstock.erase", "erase.sql")
 
@@ -61,20 +44,18 @@ class _BusyError(Exception):
     """Batch of which work is being settled while it is being deleted: try once more."""
 
 
-async def delete_file(connection: Connection, file_id: UUID, owner: str | None, *, now: Now = None) -> bool:
+async def delete_file(
+    connection: Connection, file_id: UUID, owner: str | None, *, hidden: bool = False, now: Now = None
+) -> bool:
     """Delete a file: for everybody and at once. False if that owner has no such file.
 
     Batches over an input file lose it, and those that have not ended are cancelled by the same commit: leases are taken
     from their workers, outcomes stay. A result file is a batch's output or its errors: those outcomes go.
+    The input of a message batch is found only with `hidden`.
     """
-    return await _delete_file(connection, file_id, owner, now)
 
-
-async def _delete_file(
-    connection: Connection, file_id: UUID, owner: str | None, now: Now, *, hidden: bool = False
-) -> bool:
     async def delete() -> bool:
-        row = await _fetch_one(connection, "find_file", {"file_id": file_id, "owner": owner, "hidden": hidden})
+        row = await fetch_one(connection, _SQL["find_file"], {"file_id": file_id, "owner": owner, "hidden": hidden})
         if row is None:
             return False
         kind, batch_id = row
@@ -85,28 +66,22 @@ async def _delete_file(
     return await _atomically(connection, delete)
 
 
-async def delete_batch(connection: Connection, batch_id: UUID, owner: str | None, *, now: Now = None) -> bool:
-    """Delete a batch and its results: for everybody and at once, whatever is in flight."""
-    return await _erase_batch(connection, batch_id, owner, now, archived=False)
+async def delete_batch(
+    connection: Connection, batch_id: UUID, owner: str | None, *, archived: bool = False, now: Now = None
+) -> bool:
+    """Delete a batch and its results: for everybody and at once, whatever is in flight.
 
+    With `archived`, the batch itself stays, without requests and results.
+    """
 
-async def archive_batches(connection: Connection, limit: int, *, now: Now = None) -> int:
-    """Delete requests and results of message batches older than `MESSAGE_RESULTS_KEPT`. Returns how many batches."""
-    parameters = {"kept_s": MESSAGE_RESULTS_KEPT.total_seconds(), "limit": limit, "now": now}
-    due = await (await connection.execute(_SQL["list_archivable"], parameters)).fetchall()
-    return sum([await _erase_batch(connection, batch_id, None, now, archived=True) for (batch_id,) in due])
-
-
-async def _erase_batch(connection: Connection, batch_id: UUID, owner: str | None, now: Now, *, archived: bool) -> bool:
     async def delete() -> bool:
-        row = await _fetch_one(connection, "find_batch", {"batch_id": batch_id, "owner": owner})
+        row = await fetch_one(connection, _SQL["find_batch"], {"batch_id": batch_id, "owner": owner})
         if row is None:
             return False
         (file_id,) = row
-        whole = (
-            file_id is not None and await _fetch_one(connection, "hold_file_if_there", {"file_id": file_id}) is not None
-        )
-        if await _fetch_one(connection, "hold_batch_if_there", {"batch_id": batch_id}) is None:
+        held = {"file_id": file_id}
+        whole = file_id is not None and await fetch_one(connection, _SQL["hold_file_if_there"], held) is not None
+        if await fetch_one(connection, _SQL["hold_batch_if_there"], {"batch_id": batch_id}) is None:
             return False
         await _fence(connection, [batch_id])
         order = _order(now)
@@ -120,6 +95,13 @@ async def _erase_batch(connection: Connection, batch_id: UUID, owner: str | None
     return await _atomically(connection, delete)
 
 
+async def archive_batches(connection: Connection, limit: int, *, now: Now = None) -> int:
+    """Delete requests and results of message batches older than `MESSAGE_RESULTS_KEPT`. Returns how many batches."""
+    parameters = {"kept_s": MESSAGE_RESULTS_KEPT.total_seconds(), "limit": limit, "now": now}
+    due = await (await connection.execute(_SQL["list_archivable"], parameters)).fetchall()
+    return sum([await delete_batch(connection, batch_id, None, archived=True, now=now) for (batch_id,) in due])
+
+
 async def delete_session(
     connection: Connection, owner: str, key: str, *, unused_s: float | None = None, now: Now = None
 ) -> bool:
@@ -130,14 +112,14 @@ async def delete_session(
     """
 
     async def delete() -> bool:
-        row = await _fetch_one(connection, "hold_session_if_there", {"owner": owner, "key": key})
+        row = await fetch_one(connection, _SQL["hold_session_if_there"], {"owner": owner, "key": key})
         if row is None:
             return False
         (session_id,) = row
         await _fence(connection, [session_id])
         if unused_s is not None:
             asked = {"session_id": session_id, "kept_s": unused_s, "now": now}
-            if await _fetch_one(connection, "is_in_use", asked) == (True,):
+            if await fetch_one(connection, _SQL["is_in_use"], asked) == (True,):
                 raise _InUseError
         parameters = {"session_id": session_id, **_order(now)}
         await connection.execute(_SQL["erase_session_if_held"], parameters)
@@ -170,11 +152,11 @@ async def expire_files(connection: Connection, limit: int, *, now: Now = None) -
     """Delete files that have expired. Returns how many."""
     cursor = await connection.execute(_SQL["list_expired"], {"limit": limit, "now": now})
     expired = [file_id for (file_id,) in await cursor.fetchall()]
-    return sum([await _delete_file(connection, file_id, None, now, hidden=True) for file_id in expired])
+    return sum([await delete_file(connection, file_id, None, hidden=True, now=now) for file_id in expired])
 
 
 async def _delete_input(connection: Connection, file_id: UUID, now: Now) -> bool:
-    if await _fetch_one(connection, "hold_file_if_there", {"file_id": file_id}) is None:
+    if await fetch_one(connection, _SQL["hold_file_if_there"], {"file_id": file_id}) is None:
         return False
     cursor = await connection.execute(_SQL["cancel_batches_of_file"], {"file_id": file_id, "now": now})
     batches = await cursor.fetchall()
@@ -192,8 +174,8 @@ async def _erase_file(connection: Connection, file_id: UUID, batches: Sequence[U
 
 
 async def _delete_result(connection: Connection, file_id: UUID, batch_id: UUID, now: Now) -> bool:
-    batch = await _fetch_one(connection, "hold_batch_if_there", {"batch_id": batch_id})
-    if batch is None or await _fetch_one(connection, "hold_file_if_there", {"file_id": file_id}) is None:
+    batch = await fetch_one(connection, _SQL["hold_batch_if_there"], {"batch_id": batch_id})
+    if batch is None or await fetch_one(connection, _SQL["hold_file_if_there"], {"file_id": file_id}) is None:
         return False
     if batch != (True,):
         raise NotErasable("The batch is still writing this file. Cancel the batch, or wait for its end.")
@@ -211,7 +193,7 @@ async def _fence(connection: Connection, batches: Sequence[UUID]) -> None:
     parameters = {"ids": list(batches)}
     for statement in ("hold_leases", "close_lanes", "end_leases_if_free"):
         await connection.execute(_SQL[statement], parameters)
-    if await _fetch_one(connection, "has_leases", parameters) == (True,):
+    if await fetch_one(connection, _SQL["has_leases"], parameters) == (True,):
         raise _BusyError
 
 
@@ -223,7 +205,3 @@ async def _atomically(connection: Connection, delete: Callable[[], Awaitable[boo
         except _BusyError:
             await asyncio.sleep(jittered(_REST_S * min(attempt, 10), 0))
     raise NotErasable("Its requests are being settled just now.", hint="Try again.")
-
-
-async def _fetch_one(connection: Connection, statement: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
-    return await (await connection.execute(_SQL[statement], parameters)).fetchone()

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
-from penstock.db.pool import Connection, Pool, borrowed
+from penstock.db.pool import Connection, Pool, borrowed, fetch_one
 from penstock.export.order import LINE_OVERHEAD_BYTES, ranges_of, read_results
 from penstock.export.read import Which
 from penstock.export.result_lines import openai_line
@@ -58,8 +58,8 @@ async def number_lines(connection: Connection, batch_id: UUID, which: Which) -> 
     """Give every recorded line its number. Returns how many lines have one."""
     batch = {"batch": batch_id}
     while True:
-        unnumbered = await _fetch_one(connection, "find_unnumbered", batch)
-        head = await _fetch_one(connection, "read_journal_head", batch)
+        unnumbered = await fetch_one(connection, _SQL["find_unnumbered"], batch)
+        head = await fetch_one(connection, _SQL["read_journal_head"], batch)
         if head is None:
             await connection.execute(_SQL["begin_journal"], batch)
         elif unnumbered is not None:
@@ -70,18 +70,14 @@ async def number_lines(connection: Connection, batch_id: UUID, which: Which) -> 
 
 async def _number(connection: Connection, batch: dict[str, Any]) -> None:
     async with connection.transaction():
-        head = await _fetch_one(connection, "hold_journal_head", batch)
+        head = await fetch_one(connection, _SQL["hold_journal_head"], batch)
         if head is not None:
             outputs, errors = head
             before = {"outputs": outputs, "errors": errors, "limit": _ENTRIES}
-            numbered = await _fetch_one(connection, "number_journal", {**batch, **before})
+            numbered = await fetch_one(connection, _SQL["number_journal"], {**batch, **before})
             if numbered is not None:
                 outputs, errors = numbered
                 await connection.execute(_SQL["move_journal_head"], {**batch, "outputs": outputs, "errors": errors})
-
-
-async def _fetch_one(connection: Connection, statement: str, parameters: dict[str, Any]) -> Sequence[Any] | None:
-    return await (await connection.execute(_SQL[statement], parameters)).fetchone()
 
 
 async def read_journal_page(database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int) -> Page:

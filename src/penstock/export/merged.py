@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -203,7 +203,9 @@ async def _choose(
     """Choose a page: (line, lane, ordinal) of the first wanted inputs in line order, and the line after which there may
     be more."""
     columns = {
-        **_columns([stretch.lane for stretch in stretches]),
+        "lanes": Int8Array([stretch.lane.id for stretch in stretches]),
+        "sources": Int8Array([stretch.lane.source_id for stretch in stretches]),
+        "source_lanes": Int4Array([stretch.lane.source_lane for stretch in stretches]),
         "starts": Int4Array([stretch.start for stretch in stretches]),
         "stops": Int4Array([stretch.stop for stretch in stretches]),
     }
@@ -311,15 +313,6 @@ async def _find_waiting(
         if left == 0:
             cut.add(lane.id)
     return stretches, cut
-
-
-def _columns(lanes: Iterable[_Lane]) -> dict[str, object]:
-    lanes = list(lanes)
-    return {
-        "lanes": Int8Array([lane.id for lane in lanes]),
-        "sources": Int8Array([lane.source_id for lane in lanes]),
-        "source_lanes": Int4Array([lane.source_lane for lane in lanes]),
-    }
 
 
 async def read_attempts_page(

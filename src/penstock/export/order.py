@@ -127,7 +127,8 @@ class InputOrder:
             stream.done = stream.next >= stream.lane.total
 
     async def _refill_not_completed(self, connection: Connection, stream: _Stream) -> None:
-        keys = await read_not_completed(connection, stream.lane.id, stream.next, self._ahead)
+        where = {"lane": stream.lane.id, "start": stream.next, "rows": self._ahead}
+        keys = await (await connection.execute(_SQL["read_keys_not_completed"], where)).fetchall()
         for ordinal, line, size in keys:
             stream.keys.append(Key(line, stream.lane.id, ordinal, size, None))
             stream.next = ordinal + 1
@@ -156,14 +157,6 @@ class InputOrder:
             if found is not None:
                 line, custom_id = found
                 stream.keys.append(Key(line, stream.lane.id, ordinal, 0, custom_id))
-
-
-async def read_not_completed(
-    connection: Connection, lane_id: int, start: int, limit: int
-) -> list[tuple[int, int, int]]:
-    """(ordinal, line, size) of a lane's next outcomes that did not complete, from an ordinal on."""
-    where = {"lane": lane_id, "start": start, "rows": limit}
-    return await (await connection.execute(_SQL["read_keys_not_completed"], where)).fetchall()
 
 
 def ranges_of(text: str) -> list[tuple[int, int]]:

@@ -76,7 +76,8 @@ async def output_blocks(
         yield b"".join(line for _, line in lines)
     async with borrowed(database) as connection:
         now = await _read_ending(connection, batch_id)
-    expected = {"output": begun.completed, "errors": begun.others}.get(kind, _sum(begun))
+    both = (begun.completed or 0) + (begun.others or 0)
+    expected = {"output": begun.completed, "errors": begun.others}.get(kind, both)
     if now != begun or outcomes != expected:
         raise _results_changed(batch_id)
 
@@ -106,10 +107,6 @@ async def read_lines(
 async def _read_ending(connection: Connection, batch_id: UUID) -> _Ending | None:
     row: tuple[Any, ...] | None = await (await connection.execute(_SQL["read_ended"], {"batch": batch_id})).fetchone()
     return _Ending._make(row) if row else None
-
-
-def _sum(ending: _Ending) -> int:
-    return (ending.completed or 0) + (ending.others or 0)
 
 
 def _results_changed(batch_id: UUID) -> ResultsChangedError:

@@ -14,8 +14,8 @@ import psycopg
 
 from penstock.config import IntakeLimits, TableLimits
 from penstock.errors import PenstockError
-from penstock.intake import reader
 from penstock.intake.intake import BATCH, FileIntake
+from penstock.intake.reader import CHUNK_BYTES
 from penstock.intake.refusal import IntakeInterrupted
 from penstock.intake.rows import FileLane, Lane, pack_row, table_lane
 from penstock.intake.source import Source
@@ -28,13 +28,6 @@ _PROGRESS_INTERVAL_S = 0.1
 _BLOCK_ROWS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class IntakeProgress:
-    bytes_read: int
-    lines: int
-    """Requests parsed so far."""
-
-
 def ingest_file(
     conninfo: str,
     path: str | Path,
@@ -43,33 +36,25 @@ def ingest_file(
     worker_id: UUID,
     filename: str | None = None,
     limits: IntakeLimits | None = None,
-    on_progress: Callable[[IntakeProgress], None] | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> StoredFile:
     """Store a JSONL file (plain, gzip or zstd; `-` is standard input), whole or not at all.
 
     Blocks; an event loop runs it in a thread. `worker_id` must be registered and stay alive
-    meanwhile, or a sweep gives the file up.
+    meanwhile, or a sweep gives the file up. `on_progress` is told the bytes that were read.
     """
     limits = limits or IntakeLimits()
     with closing(Source(path)) as source:
         name = filename or source.name
         with (
             _database_errors(name),
-            FileIntake(
-                conninfo,
-                owner=owner,
-                worker_id=worker_id,
-                filename=name,
-                limits=limits,
-                open_reader=reader.jsonl(name, limits),
-            ) as intake,
+            FileIntake(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits) as intake,
         ):
             _pump(source, intake, on_progress, should_stop)
             _stop_if(should_stop, source.name)
             stored = intake.finish()
-            if on_progress:
-                on_progress(IntakeProgress(intake.bytes_taken, intake.requests))
+            on_progress(intake.bytes_taken)
             return stored
 
 
@@ -94,14 +79,14 @@ def ingest_table(
     limits: IntakeLimits,
     table_limits: TableLimits,
     first_rows: int | None = None,
-    on_progress: Callable[[IntakeProgress], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> StoredTable:
     """Store the rows of a table, whole or not at all; or its `first_rows` alone. All of them go to one route."""
     writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=False)
     with _database_errors(filename), path.open("rb") as file:
         try:
-            while chunk := file.read(reader.CHUNK_BYTES):
+            while chunk := file.read(CHUNK_BYTES):
                 writer.take(chunk)  # for its digest
             file.seek(0)
             with open_table(file, filename, spec, table_limits, limits) as table:
@@ -110,7 +95,7 @@ def ingest_table(
                 while block := _packed(lane, islice(rows, _BLOCK_ROWS)):
                     _stop_if(should_stop, filename)
                     writer.write(*block)
-                    on_progress(IntakeProgress(file.tell(), lane.total))
+                    on_progress(file.tell())
                 writer.flush()
                 stored = writer.seal([FileLane(0, route, ROWS, lane.total)], purpose=BATCH)
                 return StoredTable(stored, table.columns)
@@ -136,7 +121,7 @@ def _packed(lane: Lane, rows: Iterator[TableRow]) -> tuple[bytes, int] | None:
 def _pump(
     source: Source,
     intake: FileIntake,
-    on_progress: Callable[[IntakeProgress], None] | None,
+    on_progress: Callable[[int], None],
     should_stop: Callable[[], bool],
 ) -> None:
     reported_at = 0.0
@@ -147,9 +132,9 @@ def _pump(
             intake.flush()
             continue
         intake.feed(chunk)
-        if on_progress and time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
+        if time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            on_progress(IntakeProgress(intake.bytes_taken, intake.requests))
+            on_progress(intake.bytes_taken)
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from typing import Final, Self
 from uuid import UUID
 
 from penstock.config import IntakeLimits
-from penstock.intake import reader, sweep
+from penstock.intake import sweep
 from penstock.intake.files import MESSAGE_BATCH
-from penstock.intake.reader import OpenReader, Reader
+from penstock.intake.reader import JsonlReader
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.rows import FileLane
 from penstock.intake.writer import Alongside, FileWriter, StoredFile
@@ -23,9 +23,9 @@ class FileIntake:
     """Takes a file's bytes as they arrive. Leaving the `with` block without `finish` stores nothing.
 
     The calls block, so an event loop runs them in a thread, one at a time. Errors of the database are raised as they
-    are. With `keep_bytes` the file can be downloaded again as it came. With `keep_problems` a file that no batch can
-    run over is stored too, with what is wrong with it: a batch over it fails with its errors, line by line, as with the
-    hosted services.
+    are. With `keep_bytes` the file can be downloaded again as it came, and has to be what the batch API takes:
+    `max_upload_bytes` at most, a model in every line. With `keep_problems` a file that no batch can run over is stored
+    too, with what is wrong with it: a batch over it fails with its errors, line by line, as with the hosted services.
 
     `purpose` and `expires_after_s` may be set until `finish`. A purpose that comes only after the bytes has them read
     once more, from the pieces that were kept.
@@ -39,7 +39,6 @@ class FileIntake:
         worker_id: UUID,
         filename: str,
         limits: IntakeLimits,
-        open_reader: OpenReader,
         purpose: str | None = BATCH,
         keep_bytes: bool = False,
         keep_problems: bool = False,
@@ -49,15 +48,15 @@ class FileIntake:
         self.purpose = purpose
         self.expires_after_s = expires_after_s
         self._filename = filename
-        self._max_bytes = limits.max_upload_bytes if keep_bytes else None
-        self._open_reader = open_reader
+        self._limits = limits
+        self._keep_bytes = keep_bytes
         self._keep_problems = keep_problems
         self._key = idempotency_key
         self._writer = FileWriter(
             conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=keep_bytes
         )
         self._reads_as_it_comes = purpose in _OF_BATCHES
-        self._reader: Reader | None = None
+        self._reader: JsonlReader | None = None
         self._refused: IntakeRefused | None = None
         self._sealed = False
 
@@ -70,20 +69,16 @@ class FileIntake:
         return self._writer.bytes
 
     @property
-    def requests(self) -> int:
-        """Requests read so far."""
-        return self._reader.requests if self._reader else 0
-
-    @property
     def hopeless(self) -> bool:
         """No batch will run over the file, whatever follows: `finish` may be called at once to say why."""
         return self._refused is not None or (self._reader is not None and self._reader.hopeless)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""
-        if self._max_bytes is not None and self._writer.bytes + len(data) > self._max_bytes:
+        most = self._limits.max_upload_bytes
+        if self._keep_bytes and self._writer.bytes + len(data) > most:
             raise IntakeRefused(
-                f"{self._filename}: more than {self._max_bytes:,} bytes (max_upload_bytes)",
+                f"{self._filename}: more than {most:,} bytes (max_upload_bytes)",
                 code=_TOO_LARGE,
                 hint="Split the file, or compress it with gzip or zstd.",
             )
@@ -141,9 +136,15 @@ class FileIntake:
         except IntakeRefused as refused:
             self._refuse(refused)
 
-    def _opened_reader(self) -> Reader:
+    def _opened_reader(self) -> JsonlReader:
         if self._reader is None:
-            self._reader = self._open_reader(self._writer.source_id, self._writer.write)
+            self._reader = JsonlReader(
+                self._filename,
+                self._writer.source_id,
+                self._limits,
+                self._writer.write,
+                model_required=self._keep_bytes,
+            )
         return self._reader
 
     def _judge(self) -> list[FileLane]:
@@ -164,30 +165,3 @@ class FileIntake:
         if not self._keep_problems or refused.code == _TOO_LARGE:
             raise refused
         self._refused = refused
-
-
-def open_upload(
-    conninfo: str,
-    *,
-    owner: str,
-    worker_id: UUID,
-    filename: str,
-    limits: IntakeLimits,
-    purpose: str | None = None,
-    expires_after_s: float | None = None,
-    idempotency_key: str | None = None,
-) -> FileIntake:
-    """Begin a file that comes over the network: its bytes are kept, and so are its problems."""
-    return FileIntake(
-        conninfo,
-        owner=owner,
-        worker_id=worker_id,
-        filename=filename,
-        limits=limits,
-        open_reader=reader.jsonl(filename, limits, model_required=True),
-        purpose=purpose,
-        keep_bytes=True,
-        keep_problems=True,
-        expires_after_s=expires_after_s,
-        idempotency_key=idempotency_key,
-    )

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.config import IntakeLimits
-from penstock.intake import explain, reader
+from penstock.intake import explain
 from penstock.intake.files import MESSAGE_BATCH
 from penstock.intake.intake import FileIntake
 from penstock.intake.refusal import IntakeRefused
@@ -322,16 +322,11 @@ class MessageBatchIntake:
             worker_id=worker_id,
             filename=_FILENAME,
             limits=limits,
-            open_reader=reader.jsonl(_FILENAME, limits, model_required=True),
             purpose=MESSAGE_BATCH,
             keep_bytes=True,
             expires_after_s=expires_after_s,
             idempotency_key=idempotency_key,
         )
-
-    @property
-    def requests(self) -> int:
-        return self._splitter.requests
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""

@@ -8,7 +8,7 @@ become files that were given up, and the purge deletes them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -23,7 +23,7 @@ from penstock.db.pool import Connection, Now
 from penstock.errors import UsageError
 from penstock.intake import sweep
 from penstock.intake.files import FileRow
-from penstock.intake.intake import open_upload
+from penstock.intake.intake import FileIntake
 from penstock.intake.pieces import unpack_piece
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.writer import FileWriter, IdempotencyConflict, given_up
@@ -31,6 +31,7 @@ from penstock.model import new_id, public_id
 
 _COMPLETION_GRACE_S = 600.0
 """An upload that is being completed as it expires keeps its parts for this long."""
+_EXPIRED_AT_ONCE = 100
 _SPARE = 2
 """Parts may hold this many times what the upload asks for: some are sent again after a lost answer."""
 _SQL = sql.load("penstock.intake", "intake.sql")
@@ -135,9 +136,9 @@ async def cancel_upload(connection: Connection, upload_id: UUID, owner: str | No
     return upload
 
 
-async def expire_uploads(connection: Connection, *, limit: int = 100, now: Now = None) -> int:
+async def expire_uploads(connection: Connection, *, now: Now = None) -> int:
     """Give up the parts of uploads that were not completed in time; returns how many uploads."""
-    parameters = {"limit": limit, "grace_s": _COMPLETION_GRACE_S, "now": now}
+    parameters = {"limit": _EXPIRED_AT_ONCE, "grace_s": _COMPLETION_GRACE_S, "now": now}
     expired = await (await connection.execute(_SQL["list_expired_uploads"], parameters)).fetchall()
     for (upload_id,) in expired:
         await _end(connection, "expire_upload", upload_id, now)
@@ -274,13 +275,13 @@ def complete_upload(
     part_ids: Sequence[UUID],
     limits: IntakeLimits,
     md5: str | None = None,
-    expires_after_s: float | None = None,
+    lifetime_s: Callable[[str, int | None], float | None] = lambda _, asked_s: asked_s,
 ) -> CompletedUpload:
     """Make one file of the parts, in the order given. Blocks, as long as storing the file once more takes:
     lines cross the borders of parts, which come in any order, so they are read now, from the pieces that were kept.
 
-    An upload that is completed already is answered as it is, so that a client may ask again. `expires_after_s` is the
-    file's if the upload named none.
+    An upload that is completed already is answered as it is, so that a client may ask again. `lifetime_s` gives
+    the seconds that the file is kept, for the upload's purpose and the seconds it asked for.
     """
     with sweep.connected(conninfo) as connection:
         upload = _read(connection, upload_id, owner)
@@ -297,14 +298,16 @@ def complete_upload(
             sealing.execute(_SQL["give_up_parts"], {"id": upload_id})
 
         sums = hashlib.md5(usedforsecurity=False)
-        with open_upload(
+        with FileIntake(
             conninfo,
             owner=upload.owner,
             worker_id=worker_id,
             filename=upload.filename,
             limits=limits,
             purpose=upload.purpose,
-            expires_after_s=upload.expires_after_s if upload.expires_after_s is not None else expires_after_s,
+            keep_bytes=True,
+            keep_problems=True,
+            expires_after_s=lifetime_s(upload.purpose, upload.expires_after_s),
         ) as taking:
             try:
                 for piece in _pieces(connection, parts):
@@ -312,7 +315,7 @@ def complete_upload(
                         sums.update(piece)
                     taking.feed(piece)
                 if md5 is not None and md5.lower() != sums.hexdigest():
-                    raise IntakeRefused(f"md5: the parts have {sums.hexdigest()}; expected {md5}")
+                    raise IntakeRefused(f"md5: the parts have {sums.hexdigest()}; expected {md5}", param="md5")
                 taking.finish(end)
             except _EndedMeanwhile:
                 pass
@@ -348,12 +351,13 @@ def _in_order(connection: psycopg.Connection, upload: UploadRow, part_ids: Seque
     known = {row[0]: row[1:] for row in rows}
     for part_id in part_ids:
         if part_id not in known:
-            raise IntakeRefused(f"part_ids: the upload has no part {public_id('part', part_id)}")
+            raise IntakeRefused(f"part_ids: the upload has no part {public_id('part', part_id)}", param="part_ids")
     if len(set(part_ids)) < len(part_ids):
-        raise IntakeRefused("part_ids: a part is named twice")
+        raise IntakeRefused("part_ids: a part is named twice", param="part_ids")
     found = sum(known[part_id][1] for part_id in part_ids)
     if found != upload.bytes:
-        raise IntakeRefused(f"part_ids: the parts have {found:,} bytes together; expected {upload.bytes:,}")
+        message = f"part_ids: the parts have {found:,} bytes together; expected {upload.bytes:,}"
+        raise IntakeRefused(message, param="part_ids")
     return [(known[part_id][0], known[part_id][2]) for part_id in part_ids]
 
 

@@ -44,12 +44,15 @@ class IntakeRefused(UsageError):  # noqa: N818 - a verdict on the input, not a f
         message: str,
         *,
         code: str = "invalid_request",
+        param: str | None = None,
         hint: str | None = None,
         bad_lines: Sequence[BadLine] = (),
         more: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
+        self.param = param
+        """Parameter of the call that is at fault, if it is not the input itself."""
         self.bad_lines = tuple(bad_lines)
         self.more = more
         """Whether there are bad lines beyond those listed."""

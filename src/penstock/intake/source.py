@@ -72,8 +72,8 @@ class Source:
             )
 
     def _unreadable(self, error: OSError) -> UsageError:
-        hint = "Check the path." if isinstance(error, FileNotFoundError) else None
-        return UsageError(f"{self.name}: cannot be read: {error.strerror or error}", hint=hint)
+        rights = "" if isinstance(error, FileNotFoundError) else " and your rights to it"
+        return UsageError(f"{self.name}: cannot be read: {error.strerror or error}", hint=f"Check the path{rights}.")
 
 
 def digest_of(path: str | Path) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import zstandard
 
@@ -33,14 +33,6 @@ _FOREIGN = {
 }
 
 
-class _Codec(Protocol):
-    def feed(self, raw: bytes) -> Iterator[bytes]: ...
-
-    def whole(self) -> bool:
-        """Whether the input may end here."""
-        ...
-
-
 class Unpacker:
     """Recognises the format by its first bytes, decodes it, and enforces the size limits."""
 
@@ -49,7 +41,7 @@ class Unpacker:
         self._name = name
         self._limits = limits
         self._foreign = foreign
-        self._codec: _Codec | None = None
+        self._codec: _Plain | None = None
         self._start = b""
         self._bytes_in = 0
         self._bytes_out = 0
@@ -74,7 +66,7 @@ class Unpacker:
                 hint="The file was cut short: fetch or compress it again.",
             )
 
-    def _recognise(self) -> _Codec:
+    def _recognise(self) -> _Plain:
         start = self._start
         for magic, kind in self._foreign.items():
             if start.startswith(magic):
@@ -89,7 +81,7 @@ class Unpacker:
             return _Zstd()
         return _Plain()
 
-    def _decode(self, codec: _Codec, raw: bytes) -> Iterator[bytes]:
+    def _decode(self, codec: _Plain, raw: bytes) -> Iterator[bytes]:
         try:
             for piece in codec.feed(raw):
                 self._bytes_out += len(piece)
@@ -126,14 +118,17 @@ def unpack(file: BinaryIO, unpacker: Unpacker) -> Iterator[bytes]:
 
 
 class _Plain:
+    """Codec of plain bytes, from which the others derive."""
+
     def feed(self, raw: bytes) -> Iterator[bytes]:
         yield raw
 
     def whole(self) -> bool:
+        """Whether the input may end here."""
         return True
 
 
-class _Gzip:
+class _Gzip(_Plain):
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=31)
         self._between = False
@@ -158,7 +153,7 @@ class _Gzip:
         return self._between
 
 
-class _Zstd:
+class _Zstd(_Plain):
     def __init__(self) -> None:
         self._decoder = zstandard.ZstdDecompressor()
         self._frame = self._decoder.decompressobj()

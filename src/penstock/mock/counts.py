@@ -64,25 +64,6 @@ class Stats(msgspec.Struct, frozen=True):
 class Counts:
     """Counts. Totals are counted as answers leave; a key's call is counted when its fate is decided."""
 
-    __slots__ = (
-        "_keys",
-        "_max_keys",
-        "_packed",
-        "_track",
-        "abandoned",
-        "by_model",
-        "by_path",
-        "by_status",
-        "bytes_in",
-        "bytes_out",
-        "calls",
-        "connections",
-        "max_calls_per_key",
-        "served",
-        "started_at",
-        "untracked_calls",
-    )
-
     def __init__(self, *, track: bool = True, max_keys: int = MAX_KEYS) -> None:
         self._track = track
         self._max_keys = max_keys

@@ -13,8 +13,6 @@ from penstock.mock.behaviour import RateLimit
 class TokenBucket:
     """Token bucket: refills steadily, holds one period's allowance, starts full."""
 
-    __slots__ = ("_at", "_clock", "_per_s", "_tokens", "size")
-
     def __init__(self, limit: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self.size = max(1.0, limit.calls)
         self._per_s = limit.calls / limit.period_s
@@ -52,8 +50,6 @@ class Entrant(Protocol):
 
 class Gate:
     """Gate that admits `capacity` entrants at once; the others wait in the order they came."""
-
-    __slots__ = ("_pumping", "_waiting", "capacity", "max_waiting", "max_working", "queue_limit", "working")
 
     def __init__(self, capacity: int | None, queue_limit: int | None) -> None:
         self.capacity = capacity

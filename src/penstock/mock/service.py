@@ -42,8 +42,6 @@ class Answer:
 class Endpoint:
     """Endpoint of the imitated API: how its requests are read and its answers made."""
 
-    __slots__ = ("anthropic", "decode", "envelope", "path", "stream")
-
     def __init__(self, path: str, ask: type[Ask], envelope: Envelope, stream: Stream | None = None) -> None:
         self.path = path
         self.decode = msgspec.json.Decoder(ask).decode
@@ -119,8 +117,7 @@ class Service:
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.gate = Gate(behaviour.capacity, behaviour.queue_limit)
-        self.bucket = TokenBucket(behaviour.rate_limit) if behaviour.rate_limit else None
-        self.counts = Counts(track=behaviour.track)
+        self.reset()
 
     def handle(self, request: Request) -> Answer | Call:
         path = request.path if request.path.startswith("/v1/") else "/v1" + request.path
@@ -199,7 +196,10 @@ class Service:
     def _own(self, request: Request, path: str) -> Answer:
         """Answer of a page beside the imitated API."""
         if path == "/v1/mock/reset":
-            return self._reset() if request.method == "POST" else _not_allowed("POST")
+            if request.method != "POST":
+                return _not_allowed("POST")
+            self.reset()
+            return _json(200, {"reset": True})
         pages: dict[str, Callable[[Request], Answer]] = {
             "/v1/models": lambda _: _json(200, answers.models()),
             "/v1/healthz": lambda _: _json(200, {"status": "ok"}),
@@ -212,10 +212,6 @@ class Service:
         if request.method not in ("GET", "HEAD"):
             return _not_allowed("GET, HEAD")
         return page(request)
-
-    def _reset(self) -> Answer:
-        self.reset()
-        return _json(200, {"reset": True})
 
     def reset(self) -> None:
         """Reset all counts and refill the bucket; calls in flight go on."""

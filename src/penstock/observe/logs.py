@@ -31,12 +31,16 @@ class _Redacting(logging.Formatter):
         return redacted(super().format(record))
 
 
-def log_to_stderr(level: int) -> None:
-    """Log to standard error, from this level on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"))
-    # A log that cannot be written must not end the server.
+def log_to(handler: logging.Handler, level: int, formatter: type[logging.Formatter] = logging.Formatter) -> None:
+    """Log to this handler alone, from this level on."""
+    handler.setFormatter(formatter("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"))
+    # A log that cannot be written must not end the process.
     logging.raiseExceptions = False
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def log_to_stderr(level: int) -> None:
+    """Log to standard error without secrets and users' data, from this level on."""
+    log_to(logging.StreamHandler(sys.stderr), level, _Redacting)
     # Its messages quote requests; Penstock logs the same errors itself, without them.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
-import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import click
@@ -28,6 +26,7 @@ from penstock.errors import ExitCode
 from penstock.observe.logs import log_to_stderr
 from penstock.server.listener import Listener, bind
 from penstock.server.session_workers import SessionWorkers
+from penstock.tasks import handle_signals
 from penstock.worker.processes import ServerWorkers
 
 # The signal at which the process exits without cleaning up.
@@ -79,7 +78,7 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
         # With --workers 0 this server only answers the API; other processes then work for sessions too.
         served = plan.providers if plan.workers else ()
         sessions = SessionWorkers(plan.config, conninfo, served, server.waiters.notices)
-        with _stopped_by_signals(_Stop(processes, sessions, server, listener)):
+        with handle_signals(_Stop(processes, sessions, server, listener)):
             listening = asyncio.create_task(listener.serve(sockets), name="http")
             server.start_sessions_with(sessions)
             async with sessions, processes:
@@ -90,11 +89,11 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
 
 
 async def _work(config: Config, providers: tuple[Provider, ...], workers: int, conninfo: str, log_level: int) -> None:
-    async with _pool(config, conninfo) as database:
+    async with await open_pool(conninfo, config.database) as database:
         await _reopen(database, config, providers)
     processes = ServerWorkers(config, providers, workers, log_level=log_level)
     stop = _Stop(processes)
-    with _stopped_by_signals(stop):
+    with handle_signals(stop):
         async with processes:
             click.echo(f"penstock worker {__version__}")
             _show("database", _database(config, conninfo))
@@ -103,15 +102,6 @@ async def _work(config: Config, providers: tuple[Provider, ...], workers: int, c
             _show("stop", "Ctrl-C; calls in flight finish first")
             await stop.asked.wait()
     click.echo("stopped")
-
-
-@contextlib.asynccontextmanager
-async def _pool(config: Config, conninfo: str) -> AsyncIterator[Pool]:
-    database = await open_pool(conninfo, config.database)
-    try:
-        yield database
-    finally:
-        await database.close()
 
 
 async def _reopen(database: Pool, config: Config, providers: tuple[Provider, ...]) -> None:
@@ -160,18 +150,6 @@ class _Stop:
         self._processes.abort()
         if self._sessions is not None:
             self._sessions.abort()
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: _Stop) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 # -- start-up messages

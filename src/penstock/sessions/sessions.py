@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from penstock.db import sql
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, fetch_one
 from penstock.model import new_id
 
 _SQL = sql.load("penstock.sessions", "sessions.sql")
@@ -97,13 +95,13 @@ async def resume_session(
 ) -> bool:
     """Let a blocked session go on, with its dead head once more or with the next. False if it is not blocked."""
     async with connection.transaction():
-        lane = await _one(connection, "hold_lane_if_blocked", {"owner": owner, "key": key})
+        lane = await fetch_one(connection, _SQL["hold_lane_if_blocked"], {"owner": owner, "key": key})
         if lane is None:
             return False
         # No request is decided in between: the lane is locked, and closed.
-        head = await _one(connection, "find_head", {"lane": lane[0]}) if retry_head else None
+        head = await fetch_one(connection, _SQL["find_head"], {"lane": lane[0]}) if retry_head else None
         parameters = {"lane": lane[0], "head": head[0] if head else None, "now": now}
-        return await _one(connection, "resume_if_held", parameters) is not None
+        return await fetch_one(connection, _SQL["resume_if_held"], parameters) is not None
 
 
 async def cancel_request(
@@ -111,8 +109,4 @@ async def cancel_request(
 ) -> bool:
     """Cancel a request that waits. False if it is being worked on, if it is decided, or if there is none."""
     parameters = {"owner": owner, "key": session_key, "id": request_id, "now": now}
-    return await _one(connection, "cancel_if_waiting", parameters) is not None
-
-
-async def _one(connection: Connection, statement: str, parameters: dict[str, Any]) -> Sequence[Any] | None:
-    return await (await connection.execute(_SQL[statement], parameters)).fetchone()
+    return await fetch_one(connection, _SQL["cancel_if_waiting"], parameters) is not None

@@ -50,19 +50,14 @@ async def _work(order: RunOrder | ServeOrder) -> None:
             await group.run()
 
 
-@contextlib.asynccontextmanager
-async def _pool(config: Config, conninfo: str, connections: int) -> AsyncIterator[Pool]:
+async def _open_pool(config: Config, conninfo: str, connections: int) -> Pool:
     limits = dataclasses.replace(config.database, pool_max=max(config.database.pool_max, connections))
-    database = await open_pool(conninfo, limits, name="penstock worker")
-    try:
-        yield database
-    finally:
-        await database.close()
+    return await open_pool(conninfo, limits, name="penstock worker")
 
 
 @contextlib.asynccontextmanager
 async def _run_workers(order: RunOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
-    async with _pool(config, conninfo, 1) as database, order.target.dispatcher(config) as dispatcher:
+    async with await _open_pool(config, conninfo, 1) as database, order.target.dispatcher(config) as dispatcher:
         yield _WorkerGroup([Worker(config, database, order.pool, dispatcher)])
 
 
@@ -71,7 +66,7 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
     providers = Providers(parse(order.providers, "the providers"))
     config = with_longest_timeout(config, providers)
     async with (
-        _pool(config, conninfo, CONNECTIONS_PER_WORKER * (2 * len(providers) + 1)) as database,
+        await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (2 * len(providers) + 1)) as database,
         contextlib.AsyncExitStack() as stack,
     ):
         notices, streams = NoticeListener(conninfo), StreamWriter(database)

@@ -299,13 +299,14 @@ def test_an_upload_in_parts(client: openai.OpenAI) -> None:
     assert (upload.status, upload.bytes, upload.object) == ("completed", len(content), "upload")
     assert upload.file is not None
     assert (upload.file.filename, upload.file.purpose) == ("parts.jsonl", "batch")
+    assert upload.file.expires_at == upload.file.created_at + 30 * DAY_S
     assert client.files.content(upload.file.id).content == content
     batch = client.batches.create(input_file_id=upload.file.id, endpoint=ENDPOINT, completion_window="24h")
     assert until(client, batch.id, "completed").request_counts.completed == 3_000  # type: ignore[union-attr]
 
 
-def begin(client: openai.OpenAI, size: int) -> str:
-    upload = client.uploads.create(bytes=size, filename="p.jsonl", mime_type="text/plain", purpose="user_data")
+def begin(client: openai.OpenAI, size: int, filename: str = "p.jsonl") -> str:
+    upload = client.uploads.create(bytes=size, filename=filename, mime_type="text/plain", purpose="user_data")
     assert upload.status == "pending"
     assert upload.expires_at == upload.created_at + 3600
     assert upload.file is None
@@ -337,10 +338,20 @@ def test_an_upload_that_does_not_add_up_is_refused_and_can_be_mended(client: ope
             client.uploads.complete(upload_id, part_ids=ids)
         assert error.value.param == "part_ids"
     second = client.uploads.parts.create(upload_id, data=b"def")
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError) as error:
         client.uploads.complete(upload_id, part_ids=[first.id, second.id], md5="0" * 32)
+    assert error.value.param == "md5"
     good = hashlib.md5(b"abcdef").hexdigest()
     assert client.uploads.complete(upload_id, part_ids=[first.id, second.id], md5=good).status == "completed"
+
+
+def test_an_error_about_a_file_that_is_named_like_a_parameter_names_no_parameter(client: openai.OpenAI) -> None:
+    upload_id = begin(client, 1, "md5")
+    for _ in range(3):
+        client.uploads.parts.create(upload_id, data=b"a")
+    with pytest.raises(openai.BadRequestError, match="md5: the 3 parts there are hold more than enough") as error:
+        client.uploads.parts.create(upload_id, data=b"a")
+    assert error.value.param is None
 
 
 def test_a_cancelled_upload_takes_nothing_more(client: openai.OpenAI) -> None:

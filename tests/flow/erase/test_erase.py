@@ -23,7 +23,7 @@ from penstock.config import IntakeLimits, LivenessLimits
 from penstock.db.pool import Connection
 from penstock.erase import erase
 from penstock.erase import purge as erase_purge
-from penstock.intake.intake import open_upload
+from penstock.intake.intake import FileIntake
 from penstock.model import BatchState, Lease, OutcomeState, new_id
 from tests.support.db import connected, one, with_connection
 from tests.support.dump import dumped
@@ -396,8 +396,9 @@ class TestNothingIsLeft:
         async def body(connection: Connection) -> None:
             name = CANARY.decode()
             line = f'{{"custom_id": "1", "url": "{ENDPOINT}", "body": {{"model": "{name}"}}}}\n'
-            about: dict[str, Any] = {"owner": "local", "worker_id": uuid4(), "filename": "f", "purpose": "batch"}
-            with open_upload(database, limits=IntakeLimits(), **about) as upload:
+            about: dict[str, Any] = {"owner": "local", "worker_id": uuid4(), "filename": "f"}
+            about |= {"limits": IntakeLimits(), "keep_bytes": True, "keep_problems": True}
+            with FileIntake(database, **about) as upload:
                 upload.feed(line.encode() if wrong == "model" else f"{{{name}\n".encode())
                 file = upload.finish().file
             batch_id = await ask_for(connection, file.id, validated=False)

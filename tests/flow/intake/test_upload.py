@@ -19,7 +19,6 @@ import zstandard
 
 from penstock.config import IntakeLimits
 from penstock.intake import files as stored
-from penstock.intake import intake
 from penstock.intake.files import ContentGone, FileRow
 from penstock.intake.intake import FileIntake
 from penstock.intake.pieces import PIECE_BYTES
@@ -61,8 +60,10 @@ def open_upload(database: str, **options: Any) -> FileIntake:
         "filename": "up.jsonl",
         "limits": IntakeLimits(),
         "purpose": "batch",
+        "keep_bytes": True,
+        "keep_problems": True,
     }
-    return intake.open_upload(database, **(about | options))
+    return FileIntake(database, **(about | options))
 
 
 def upload(database: str, data: bytes, *, step: int = 100_000, **options: Any) -> StoredFile:

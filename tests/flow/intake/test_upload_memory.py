@@ -19,11 +19,12 @@ _STORE = """
 import gzip, itertools, resource, sys
 from uuid import UUID
 from penstock.config import IntakeLimits
-from penstock.intake.intake import open_upload
+from penstock.intake.intake import FileIntake
 from penstock.intake.message_batch import MessageBatchIntake
 
 conninfo, worker, how, size = sys.argv[1], UUID(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 about = {"owner": "me", "worker_id": worker, "limits": IntakeLimits()}
+kept = {"keep_bytes": True, "keep_problems": True}
 TEXT = "words and more words " * 190
 LINE = '{"custom_id": "id-%d", "url": "/v1/embeddings", "body": {"model": "m", "input": "' + TEXT + '"}}\\n'
 REQUEST = '{"custom_id": "id-%d", "params": {"model": "m", "input": "' + TEXT + '"}},'
@@ -47,13 +48,13 @@ if how == "message batch":
     upload.feed(b'{"custom_id": "last", "params": {"model": "m"}}]}')
 elif how == "gzip":
     import zlib
-    upload = open_upload(conninfo, filename="f", purpose="batch", **about)
+    upload = FileIntake(conninfo, filename="f", **kept, **about)
     packer = zlib.compressobj(1, wbits=31)
     for line in lines(LINE):
         upload.feed(packer.compress(line))
     upload.feed(packer.flush())
 else:
-    upload = open_upload(conninfo, filename="f", purpose="batch" if how == "batch" else None, **about)
+    upload = FileIntake(conninfo, filename="f", purpose="batch" if how == "batch" else None, **kept, **about)
     for line in lines(LINE):
         upload.feed(line)
     upload.purpose = how if how != "purpose last" else "batch"

@@ -17,6 +17,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     inner: Inner | None = None
     tags: list[str] = []
+    labels: dict[Annotated[str, msgspec.Meta(max_length=3)], str] = {}
 
 
 class Query(msgspec.Struct):
@@ -45,6 +46,7 @@ def refusal(content: bytes, kind: object = Body, content_type: str | None = "app
         (b'{"name": 5}', 400, "name"),
         (b'{"name": "a", "inner": {"seconds": 0}}', 400, "inner.seconds"),
         (b'{"name": "a", "tags": ["a", 5]}', 400, "tags[1]"),
+        (b'{"name": "a", "labels": {"long": "b"}}', 400, "labels"),
         (b'{"name": "a", "owner": "b"}', 422, "owner"),
         (b'{"name": "a", "inner": {"seconds": 1, "state": 2}}', 422, "inner.state"),
     ],
