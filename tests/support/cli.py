@@ -17,8 +17,10 @@ from urllib.request import Request, urlopen
 
 import psutil
 import psycopg
+from psycopg import sql
 
 from penstock.db.embedded import postgres
+from penstock.db.migrate import migrate
 from penstock.export.jsonl import errors_path
 from tests.support.mock_process import MockProcess
 
@@ -236,6 +238,19 @@ def ask(connection: psycopg.Connection, query: str) -> int:
     row = connection.execute(query.encode()).fetchone()
     assert row is not None
     return int(row[0] or 0)
+
+
+def slow_down_intake(data_dir: Path, seconds: float) -> None:
+    """Make every batch of rows take so long to store."""
+    with postgres.acquire(data_dir) as server, psycopg.connect(server.conninfo, autocommit=True) as connection:
+        migrate(server.conninfo)
+        connection.execute(
+            sql.SQL(
+                "CREATE FUNCTION penstock.wait() RETURNS trigger LANGUAGE plpgsql"
+                " AS $$ BEGIN PERFORM pg_sleep({}); RETURN NULL; END $$"
+            ).format(seconds)
+        )
+        connection.execute("CREATE TRIGGER slow BEFORE INSERT ON penstock.templates EXECUTE FUNCTION penstock.wait()")
 
 
 def check_agreement(connection: psycopg.Connection) -> None:

@@ -28,6 +28,7 @@ from tests.support.cli import (
     interrupt,
     opened,
     run_cli,
+    slow_down_intake,
     start_cli,
     worker_pids,
     write_requests,
@@ -125,11 +126,13 @@ def test_three_kills_on_the_way(data_dir: Path) -> None:
 def test_a_kill_while_storing_leaves_nothing_behind(data_dir: Path) -> None:
     with start_mock_process() as mock:
         site = Site(data_dir, 20_000, mock)
+        slow_down_intake(site.data_dir, 0.2)
         with opened(site.data_dir) as connection:
             with site.started("--set", "copy_batch_rows=1") as process:
                 wait_until(lambda: _rows_stored(connection) > 100, 60)
                 kill(process)
             assert call_count(mock) == 0
+            connection.execute("DROP FUNCTION penstock.wait CASCADE")
             site.run().expect(0)
             assert _rows_stored(connection) == 20_000
             assert ask(connection, "SELECT count(*) FROM penstock.files") == 1
