@@ -179,6 +179,18 @@ def inform(session: Session, statistics: str) -> None:
     assert (known > 100) == (statistics == "analysed"), known
 
 
+def sweep(session: Session) -> None:
+    """Take away what was rolled back so far. What the planner believes of the tables' sizes stays as it is."""
+    believed = f"SELECT oid, relpages, reltuples, relallvisible FROM pg_class WHERE oid IN ({_TABLES})"
+    session.execute(f"CREATE TABLE public.believed AS {believed}")
+    session.execute("VACUUM")
+    session.execute(
+        "UPDATE pg_class c SET relpages = b.relpages, reltuples = b.reltuples, relallvisible = b.relallvisible"
+        "  FROM public.believed b WHERE c.oid = b.oid"
+    )
+    session.execute("DROP TABLE public.believed")
+
+
 def populate(session: Session, lines: int) -> World:
     """A subject of so many lines, neighbours in proportion, and a few batches in other states."""
     subject = fill(session, lines)
