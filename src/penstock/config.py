@@ -124,11 +124,11 @@ class RetryLimits:
     refusal_rest_s: float = _knob(0.1, 0, 60, "shortest rest of a route that did not admit a call")
     retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest wait that an upstream can ask for")
 
-    def after(self, spent: int) -> RetryLimits:
-        """Limits for an input that has had `spent` attempts before it was run again."""
-        if not spent:
+    def after(self, spent: int, max_attempts: int | None = None) -> RetryLimits:
+        """Limits for an input that has had `spent` attempts before it was run again, in a job with its own limit."""
+        if not spent and max_attempts is None:
             return self
-        left = max(1, min(self.max_attempts, self.max_attempts_lifetime - spent))
+        left = max(1, min(max_attempts or self.max_attempts, self.max_attempts_lifetime - spent))
         return dataclasses.replace(self, max_attempts=left)
 
 

@@ -168,11 +168,20 @@ def strategy_of(strategies: Sequence[_S], attempt: int) -> _S | None:
     return strategies[(attempt - 1) % len(strategies)] if strategies else None
 
 
+class RowJob(msgspec.Struct, frozen=True):
+    """Job of a row, as far as those who work it off need it."""
+
+    definition: Any
+    """What is asked of an upstream for each row (`dispatch.rows.definition`); None for Python functions."""
+    max_attempts: int | None = None
+    """Attempts of a row before it fails for good; None for as many as the worker allows."""
+
+
 class Item:
     """One input, as a processor sees it."""
 
     __slots__ = (
-        *("_added", "_body", "_cancelled", "custom_id", "image", "lease", "line", "ordinal", "raw", "request"),
+        *("_added", "_body", "_cancelled", "custom_id", "image", "job", "lease", "line", "ordinal", "raw", "request"),
         "strategy",
     )
     _added: list[NewRow]
@@ -194,6 +203,8 @@ class Item:
         self.raw = raw
         self.request = request
         """The session's request; None for a line of a batch."""
+        self.job: RowJob | None = None
+        """The row's job; None for an input that is no row, and where a run tells the processor itself."""
         self.strategy: str | None = None
         """Name of the attempt's strategy, if the processor has strategies."""
         self.image: bytes | None = None
@@ -287,6 +298,11 @@ class Item:
     def spent(self) -> int:
         """Attempts that the item took before it was run again."""
         return self.lease.spent
+
+    @property
+    def max_attempts(self) -> int | None:
+        """Attempts that its job allows it; None for as many as the worker does."""
+        return None if self.job is None else self.job.max_attempts
 
     @property
     def idempotency_key(self) -> str:

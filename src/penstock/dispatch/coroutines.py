@@ -11,7 +11,7 @@ from typing import Any
 from penstock.config import RetryLimits
 from penstock.dispatch.dispatcher import CallQueue, OnVerdict
 from penstock.dispatch.http.answer import short
-from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
+from penstock.dispatch.retry import Failure, judge_failure, judge_timeout, limits_for
 from penstock.dispatch.slots import Slots
 from penstock.model import Item, Verdict
 
@@ -240,7 +240,11 @@ class CoroutineDispatcher(CallQueue):
             duration_ms = int((now - started) * 1000)
             for item in items:
                 verdict = judge_timeout(
-                    self._timeout_s, item.attempt, self._retry.after(item.spent), self._rng, duration_ms
+                    self._timeout_s,
+                    item.attempt,
+                    limits_for(self._retry, item),
+                    self._rng,
+                    duration_ms,
                 )
                 self._on_verdict(item, verdict)
         self._wake()
@@ -250,4 +254,4 @@ class CoroutineDispatcher(CallQueue):
         duration_ms = int((monotonic() - started) * 1000)
         message = short(f"{type(error).__name__}: {error}")
         failure = Failure("processor_error", message, duration_ms)
-        return judge_failure(failure, item.attempt, self._retry.after(item.spent), self._rng)
+        return judge_failure(failure, item.attempt, limits_for(self._retry, item), self._rng)

@@ -36,7 +36,7 @@ from penstock.dispatch.coroutines import CoroutineDispatcher
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.http.answer import is_json, short
 from penstock.dispatch.loading import describe, load_processor
-from penstock.dispatch.retry import Failure, judge_failure, judge_not_found, judge_retry
+from penstock.dispatch.retry import Failure, judge_failure, judge_not_found, judge_retry, limits_for
 from penstock.dispatch.signals import CHUNK_ATTRIBUTE, Fail, NotFound, Retry, Signal, Skip
 from penstock.dispatch.threads import ThreadDispatcher
 from penstock.errors import PenstockError, UsageError
@@ -205,10 +205,10 @@ class PythonProcessor:
         if isinstance(error, Signal):
             return self._judge_signal(item, error, duration_ms)
         failure = Failure("processor_error", short(describe(error)), duration_ms)
-        return judge_failure(failure, item.attempt, self._retry.after(item.spent), self._rng)
+        return judge_failure(failure, item.attempt, limits_for(self._retry, item), self._rng)
 
     def _judge_signal(self, item: Item, signal: Signal, duration_ms: int) -> Verdict:
-        limits, message = self._retry.after(item.spent), short(signal.message)
+        limits, message = limits_for(self._retry, item), short(signal.message)
         if isinstance(signal, Skip):
             return Outcome(OutcomeState.SKIPPED, None, None, None, "skipped", message, duration_ms)
         if isinstance(signal, Fail):

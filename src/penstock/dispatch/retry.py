@@ -16,7 +16,7 @@ from penstock.backoff import doubled, jittered
 from penstock.config import RetryLimits
 from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
 from penstock.dispatch.http.errors import NEVER_SENT
-from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
+from penstock.model import Again, Halt, Item, Outcome, OutcomeState, Verdict
 
 # Not admitted: the upstream did no work, so the item is not charged with an attempt.
 _NOT_ADMITTED = frozenset({429, 503, 529})
@@ -93,6 +93,11 @@ def route_rest_s(lasting_s: float, limits: RetryLimits) -> float:
 def _window_s(lasting_s: float, limits: RetryLimits) -> float:
     """Longest backoff of a call to a route that has been refusing for so long."""
     return max(limits.retry_base_s, min(limits.retry_cap_s, 2 * (limits.retry_base_s + lasting_s)))
+
+
+def limits_for(limits: RetryLimits, item: Item) -> RetryLimits:
+    """Limits of an item: what its earlier runs took is gone, and its job may have a limit of its own."""
+    return limits.after(item.spent, item.max_attempts)
 
 
 def judge_answer(

@@ -67,18 +67,10 @@ class Target:
             async with PythonProcessor(load_processor(self.processor), config.dispatch, config.retry) as processor:
                 yield processor.dispatcher()
         else:
+            from penstock.dispatch.rows.call import provider_dispatcher
+
             async with self._http(config) as http:
-                yield http.dispatcher() if self.definition is None else self._row_dispatcher(http, config)
-
-    def _row_dispatcher(self, http: HttpProcessor, config: Config) -> Dispatcher:
-        from penstock.dispatch.coroutines import CoroutineDispatcher, each
-        from penstock.dispatch.rows.call import call_row
-        from penstock.dispatch.rows.definition import parse_definition
-
-        definition = parse_definition(self.definition)
-        return CoroutineDispatcher(
-            each(lambda item: call_row(http, definition, item)), config.dispatch.concurrency, config.retry
-        )
+                yield provider_dispatcher(http)
 
     async def check(self, config: Config) -> None:
         """Fail now, with a clear message, rather than after the file was stored."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic, time
 from types import TracebackType
 from typing import Protocol, Self
@@ -22,7 +22,7 @@ from penstock.dispatch.http.client import HttpClient, OpenAnswer
 from penstock.dispatch.http.connect import ConnectOptions, uses_tls
 from penstock.dispatch.http.errors import NEVER_SENT, TransportError
 from penstock.dispatch.http.streaming import Streams, streamed
-from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, refuses
+from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, limits_for, refuses
 from penstock.dispatch.slots import Slots
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
@@ -108,9 +108,12 @@ class HttpProcessor:
     async def close(self) -> None:
         await self._client.close()
 
-    def dispatcher(self, slots: Slots | None = None) -> Dispatcher:
-        """A dispatcher for this endpoint, alone or sharing. It needs no time limit: `call` keeps its own."""
-        return CoroutineDispatcher(each(self.call), self._limits.concurrency, self._retry, slots=slots)
+    def dispatcher(
+        self, slots: Slots | None = None, call: Callable[[Item], Awaitable[Verdict]] | None = None
+    ) -> Dispatcher:
+        """A dispatcher for this endpoint, alone or sharing. It needs no time limit: `call`, or what is given in its
+        place, keeps its own."""
+        return CoroutineDispatcher(each(call or self.call), self._limits.concurrency, self._retry, slots=slots)
 
     async def call(self, item: Item) -> Verdict:
         """One attempt: the item's bytes are sent to its path."""
@@ -121,7 +124,7 @@ class HttpProcessor:
     ) -> Verdict:
         """One attempt of an item, with a request that was made for it. The operator's headers win over its own."""
         started = monotonic()
-        attempt, limits = item.attempt, self._retry.after(item.spent)
+        attempt, limits = item.attempt, limits_for(self._retry, item)
         url = self._url(path)
         if url is None:
             message = f"'{path[:200]}' is not a path below {self.base_url}"

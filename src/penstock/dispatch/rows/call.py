@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from functools import partial
 
+from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.http.answer import short
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.rows.definition import Definition
 from penstock.dispatch.rows.judge import judge_row
 from penstock.dispatch.rows.render import Image, render
 from penstock.dispatch.rows.template import RenderError
+from penstock.dispatch.slots import Slots
 from penstock.model import Item, Outcome, OutcomeState, Verdict
 
 _UNKNOWN_MEDIA_TYPE = "application/octet-stream"
+
+
+def provider_dispatcher(http: HttpProcessor, slots: Slots | None = None) -> Dispatcher:
+    """Dispatcher of a provider's work: requests as they are, rows as their job's definition says."""
+
+    async def call(item: Item) -> Verdict:
+        if item.job is None:
+            return await http.call(item)
+        return await call_row(http, item.job.definition, item)
+
+    return http.dispatcher(slots, call)
 
 
 async def call_row(http: HttpProcessor, definition: Definition, item: Item) -> Verdict:
