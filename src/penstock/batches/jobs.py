@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.db import sql
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, fetch_one
 
 _SQL = sql.load("penstock.batches", "jobs.sql")
 
@@ -66,3 +66,56 @@ async def read_jobs(connection: Connection, batches: Sequence[UUID]) -> dict[UUI
     """Read the jobs among some batches."""
     cursor = await connection.execute(_SQL["read_jobs"], {"batches": list(batches)})
     return {row[0]: Job(*row) for row in await cursor.fetchall()}
+
+
+class Ingest(NamedTuple):
+    """A job whose rows are to be read."""
+
+    batch_id: UUID
+    source_id: int
+    filename: str
+    bytes: int
+    pool: str
+    spec: dict[str, Any]
+    parts: list[tuple[str, int]] | None
+    rows: int
+    """Rows that are stored already."""
+    columns: list[str]
+
+
+async def take_ingest(connection: Connection, worker_id: UUID, grace_s: float, *, now: Now = None) -> Ingest | None:
+    """Take the ingest of a job that nobody alive reads; None if there is none."""
+    parameters = {"worker_id": worker_id, "grace_s": grace_s, "now": now}
+    taken = await fetch_one(connection, _SQL["take_ingest_if_free"], parameters)
+    if taken is None:
+        return None
+    row = await fetch_one(connection, _SQL["read_ingest"], {"batch_id": taken[0]})
+    return Ingest(taken[0], *row) if row else None
+
+
+async def count_rows(
+    connection: Connection, batch_id: UUID, worker_id: UUID, rows: int, columns: Sequence[str]
+) -> bool:
+    """Count rows that this transaction stores. False if another process reads the job now: then none may be stored."""
+    parameters = {"batch_id": batch_id, "worker_id": worker_id, "rows": rows, "columns": list(columns)}
+    return await fetch_one(connection, _SQL["count_rows_if_reading"], parameters) is not None
+
+
+async def end_ingest(
+    connection: Connection,
+    batch_id: UUID,
+    worker_id: UUID,
+    columns: Sequence[str],
+    problem: str | None = None,
+    *,
+    now: Now = None,
+) -> bool:
+    """End the ingest: all rows are stored, or the next cannot be read. False if another process reads the job."""
+    parameters = {
+        "batch_id": batch_id,
+        "worker_id": worker_id,
+        "columns": list(columns),
+        "problem": problem,
+        "now": now,
+    }
+    return await fetch_one(connection, _SQL["end_ingest_if_reading"], parameters) is not None

@@ -43,9 +43,9 @@ class Lane:
     total: int = 0
 
 
-def table_lane(source_id: int) -> Lane:
-    """The one lane of a table's rows."""
-    return Lane(_LANE_START.pack(_FIELDS, 8, source_id, 4, 0, 4))
+def table_lane(source_id: int, source_lane: int = 0, filled: int = 0) -> Lane:
+    """The lane of a table's rows, with so many of them in it."""
+    return Lane(_LANE_START.pack(_FIELDS, 8, source_id, 4, source_lane, 4), filled)
 
 
 class FileLanes(dict[tuple[str, str], Lane]):

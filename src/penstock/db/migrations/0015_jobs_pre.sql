@@ -21,6 +21,9 @@ CREATE TABLE penstock.jobs (
   -- Ingest: which process reads the rows, and when all of them were stored.
   worker_id    uuid,
   ingested_at  timestamptz,
+  rows         int4 NOT NULL DEFAULT 0,
+  -- Why its rows could not be read to their end.
+  problem      text,
   -- The input's columns, once they are known.
   columns      text[] NOT NULL DEFAULT '{}',
   CONSTRAINT jobs_ingest_ends CHECK (ingested_at IS NULL OR worker_id IS NULL)
