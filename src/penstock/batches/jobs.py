@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import psycopg
+
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
 
@@ -32,6 +34,12 @@ class Job:
     """When all rows were stored; None while more may come."""
     columns: list[str]
     """The input's columns."""
+    rows: int
+    """Rows stored so far by the ingest."""
+    problem: str | None
+    """Why its rows could not be read to their end."""
+    filename: str | None
+    """Name of the input; None once it is deleted."""
 
 
 async def insert_job(
@@ -60,6 +68,39 @@ async def insert_job(
         "now": now,
     }
     await connection.execute(_SQL["insert_job"], parameters)
+
+
+def create_job(
+    connection: psycopg.Connection,
+    batch_id: UUID,
+    *,
+    owner: str,
+    file_id: UUID,
+    pool: str,
+    key: str | None,
+    fingerprint: bytes,
+    priority: int,
+    job_type: str,
+    spec: str,
+    client: str,
+    parts: str | None = None,
+) -> None:
+    """Create a job over an upload, in the transaction that seals it."""
+    told = {
+        "batch_id": batch_id,
+        "owner": owner,
+        "file_id": file_id,
+        "pool": pool,
+        "key": key,
+        "fingerprint": fingerprint,
+        "priority": priority,
+        "job_type": job_type,
+        "spec": spec,
+        "client": client,
+        "parts": parts,
+        "now": None,
+    }
+    connection.execute(_SQL["create_job"], told)
 
 
 async def read_jobs(connection: Connection, batches: Sequence[UUID]) -> dict[UUID, Job]:

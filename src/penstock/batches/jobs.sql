@@ -6,9 +6,12 @@ VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::jsonb, %(parts)s::jsonb
 
 -- name: read_jobs
 -- Reads what some batches have as jobs. Batches that are none are left out.
-SELECT batch_id, owner, job_type, spec, parts, client, created_at, ingested_at, columns
-  FROM penstock.jobs
- WHERE batch_id = ANY (%(batches)s::uuid[])
+SELECT j.batch_id, j.owner, j.job_type, j.spec, j.parts, j.client, j.created_at, j.ingested_at, j.columns, j.rows,
+       j.problem, f.filename
+  FROM penstock.jobs j
+  JOIN penstock.batches b ON b.id = j.batch_id
+  LEFT JOIN penstock.files f ON f.id = b.file_id
+ WHERE j.batch_id = ANY (%(batches)s::uuid[])
 
 -- name: create_job
 -- Creates a job over an upload that is sealed in the same transaction: a batch that grows as its rows are read.
