@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,12 @@ def test_a_deleted_job_is_gone(idle: ServerProcess, database_18: str) -> None:
     for method, path in (("GET", ""), ("GET", "/items"), ("POST", "/pause"), ("POST", "/export"), ("DELETE", "")):
         assert idle.ask(method, f"/api/jobs/{name}{path}").status == 404
     with psycopg.connect(database_18, autocommit=True) as connection:
-        wait_until(lambda: ask(connection, "SELECT count(*) FROM penstock.templates") == 0, 30)
+        for place in ("templates", "file_chunks", "outcomes", "jobs", "job_columns", "files", "batches"):
+            wait_until(partial(_is_empty, connection, place), 30)
+
+
+def _is_empty(connection: psycopg.Connection, place: str) -> bool:
+    return ask(connection, f"SELECT count(*) FROM penstock.{place}") == 0
 
 
 @pytest.mark.parametrize(
