@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from tests.support.server import Answered, ServerProcess, served
+from tests.support.tenants import form
 from tests.support.wait import wait_until
 
 PROCESSORS = '''
@@ -54,18 +54,8 @@ def post_job(
     key: str | None = None,
 ) -> Answered:
     """`POST /api/jobs` with one file."""
-    boundary = uuid4().hex
-    told = spec if isinstance(spec, str) else json.dumps(spec)
-    body = (
-        (
-            f'--{boundary}\r\ncontent-disposition: form-data; name="spec"\r\n\r\n{told}\r\n'
-            f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{filename}"\r\n\r\n'
-        ).encode()
-        + content
-        + f"\r\n--{boundary}--\r\n".encode()
-    )
-    kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
-    return server.ask("POST", "/api/jobs", body, headers={**kind, **(headers or {})}, key=key)
+    body, kind = form({"spec": spec if isinstance(spec, str) else json.dumps(spec), "file": content}, filename)
+    return server.ask("POST", "/api/jobs", body, headers={"content-type": kind, **(headers or {})}, key=key)
 
 
 def start_job(server: ServerProcess, content: bytes, spec: Mapping[str, Any], *, filename: str = "rows.csv") -> str:
