@@ -76,12 +76,12 @@ def until_state(server: ServerProcess, name: str, *states: str, deadline_s: floa
     return job_of(server, name)
 
 
-def items_of(server: ServerProcess, name: str, page_size: int = 1000) -> list[Any]:
-    """All rows of a job, page by page."""
+def items_of(server: ServerProcess, name: str, page_size: int = 1000, narrow: str = "") -> list[Any]:
+    """All rows of a job, page by page; or some of them."""
     items: list[Any] = []
     place: str | None = "1"
     while place is not None:
-        answer = server.ask("GET", f"/api/jobs/{name}/items?from={place}&pageSize={page_size}")
+        answer = server.ask("GET", f"/api/jobs/{name}/items?from={place}&pageSize={page_size}{narrow}")
         assert answer.status == 200, answer.content
         items += answer.json["items"]
         place = answer.json["next"]

@@ -23,12 +23,13 @@ from penstock.api.multipart import Feeder, Form, idempotency_key, in_thread, inv
 from penstock.batches import jobs, read
 from penstock.batches import steer as batch_steer
 from penstock.batches.read import Batch, get_batch
+from penstock.db import arrays
 from penstock.db.pool import borrowed
 from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
 from penstock.erase import erase
 from penstock.errors import UsageError
 from penstock.export import sheet_file
-from penstock.export.grid import GridRow, find_grid, list_live, read_grid
+from penstock.export.grid import STATUSES, GridRow, find_grid, find_ordinals, list_live, read_grid, stretches
 from penstock.intake.job_upload import JobUpload
 from penstock.intake.tables.table import TableSpec
 from penstock.model import BatchState, new_id, parse_id, public_id, request_public_id
@@ -124,6 +125,8 @@ class JobsQuery(msgspec.Struct):
 class ItemsQuery(msgspec.Struct):
     from_row: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = msgspec.field(default=1, name="from")
     page_size: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = msgspec.field(default=100, name="pageSize")
+    status: str | None = None
+    statuses: str | None = None
 
 
 class ExportQuery(msgspec.Struct):
@@ -304,19 +307,32 @@ def _state(batch: Batch, job: jobs.Job) -> JobState:
 
 
 async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
-    query = call.query
+    """A page of rows in their order: all of them, or those with certain statuses."""
+    query, size = call.query, call.query.page_size
+    statuses = _statuses(query)
     async with borrowed(call.server.database) as connection, connection.transaction():
         batch = _known(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
-        lane = await find_grid(connection, batch.id)
-        if lane is None:
+        grid = await find_grid(connection, batch.id)
+        if grid is None:
             return JobItems(items=[], next=None)
         live = await list_live(connection, batch.id)
         start = query.from_row - 1
-        rows = await read_grid(connection, lane, live, start, start + query.page_size)
-    more = start + query.page_size < lane.total
-    return JobItems(
-        items=[_item(batch.id, row) for row in rows], next=str(start + query.page_size + 1) if more else None
-    )
+        if statuses is None:
+            ordinals = list(range(start, min(start + size + 1, grid.total)))
+        else:
+            ordinals = await find_ordinals(connection, grid, live, statuses, start, size + 1)
+        rows = await read_grid(connection, grid, live, stretches(ordinals[:size]))
+    more = len(ordinals) > size
+    return JobItems(items=[_item(batch.id, row) for row in rows], next=str(ordinals[size] + 1) if more else None)
+
+
+def _statuses(query: ItemsQuery) -> set[str] | None:
+    if query.status is None and query.statuses is None:
+        return None
+    words = {word for text in (query.status, query.statuses) if text for word in text.split(",")}
+    if not words <= set(STATUSES):
+        raise invalid("statuses", f"expected one or more of {', '.join(STATUSES)}.")
+    return words
 
 
 class _Body(msgspec.Struct):
@@ -390,6 +406,7 @@ async def export_job(call: Call[ExportQuery, Nothing | None]) -> Response:
 
     async def blocks() -> AsyncIterator[bytes]:
         async with await psycopg.AsyncConnection.connect(call.server.conninfo) as connection:
+            arrays.register(connection)
             await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
             await connection.set_read_only(True)
             async for block, _ in sheet_file.sheet_blocks(connection, job_id, query.format, gzip=query.gzip):

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import psycopg
 
+from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.errors import PenstockError
 from penstock.export.draft import Draft, explain_write_errors
@@ -53,6 +54,7 @@ async def _write_sheet(
     on_progress: Callable[[int], None],
 ) -> None:
     async with await psycopg.AsyncConnection.connect(conninfo) as connection:
+        arrays.register(connection)
         await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
         await connection.set_read_only(True)
         async for block, rows in sheet_blocks(connection, batch_id, file_format, gzip=gzip):
@@ -70,11 +72,11 @@ async def sheet_blocks(
     columns = SheetColumns(job.input, job.result)
     writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type)
     yield writer.begin(), 0
-    lane = await find_grid(connection, batch_id)
-    if lane is not None:
+    grid = await find_grid(connection, batch_id)
+    if grid is not None:
         live = await list_live(connection, batch_id)
-        for start in range(0, lane.total, _PAGE_ROWS):
-            rows = await read_grid(connection, lane, live, start, start + _PAGE_ROWS)
+        for start in range(0, grid.total, _PAGE_ROWS):
+            rows = await read_grid(connection, grid, live, [(start, start + _PAGE_ROWS)])
             cells = [columns.assemble(row.body, row.result, row.status, row.attempts, row.error) for row in rows]
             yield writer.write(cells), len(cells)
     yield writer.end(), 0

@@ -57,6 +57,12 @@ def test_from_a_table_to_a_sheet(server: ServerProcess) -> None:
     assert (items[4]["status"], items[4]["error"]) == ("ERROR", "sold out")
     assert (items[9]["status"], items[9]["attempts"]) == ("NOT_FOUND", 2)
 
+    for status in ("DONE", "ERROR", "NOT_FOUND"):
+        assert [item["row"] for item in items_of(server, name, 3, f"&statuses={status}")] == [
+            item["row"] for item in items if item["status"] == status
+        ]
+    assert not items_of(server, name, 3, "&statuses=PENDING,PROCESSING,SKIPPED")
+
     rows = list(csv.DictReader(io.StringIO(export(server, name, "format=csv").decode())))
     for row, item in zip(rows, items, strict=True):
         assert (row["sku"], row["status"]) == (str(item["input"]["sku"]), item["status"])
@@ -107,6 +113,8 @@ def test_pause_resume_cancel(idle: ServerProcess) -> None:
         assert (answer.status, answer.json["state"]) == (200, state), move
     assert idle.ask("POST", f"/api/jobs/{name}/resume").status == 409
     assert {item["status"] for item in items_of(idle, name)} == {"PENDING"}
+    assert len(items_of(idle, name, 3, "&status=PENDING")) == 10
+    assert idle.ask("GET", f"/api/jobs/{name}/items?statuses=SLEEPING").status == 400
 
 
 def test_jobs_are_listed_newest_first(idle: ServerProcess) -> None:
