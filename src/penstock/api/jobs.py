@@ -159,7 +159,7 @@ async def create_job(call: Call[None, None]) -> JobCreated:
         spec = _read_spec(form.fields["spec"])
         pool, route = _place(call, spec)
         await feeder.flush()
-        return await in_thread(partial(_finish, call, upload, spec, pool, route))
+        return await _finish(call, upload, spec, pool, route)
 
 
 def _open(call: Call[Any, Any], filename: str) -> JobUpload:
@@ -171,7 +171,14 @@ def _open(call: Call[Any, Any], filename: str) -> JobUpload:
         filename=filename,
         limits=server.config.intake,
         table_limits=server.config.tables,
+        idempotency_key=_key(call),
     )
+
+
+def _key(call: Call[Any, Any]) -> str | None:
+    """The caller's idempotency key, apart from those of other uploads and batches."""
+    key = idempotency_key(call.request.headers)
+    return None if key is None else f"job:{key}"
 
 
 def _read_spec(text: str) -> JobSpec:
@@ -202,17 +209,17 @@ def _place(call: Call[Any, Any], spec: JobSpec) -> tuple[str, str]:
     raise invalid("spec", f"processor.provider: there is no provider '{definition.provider[:100]}'.")
 
 
-def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: str, route: str) -> JobCreated:
-    batch_id, key = new_id(), idempotency_key(call.request.headers)
+async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: str, route: str) -> JobCreated:
+    batch_id, key, owner = new_id(), _key(call), call.caller.owner
     told = {**msgspec.to_builtins(spec), "route": route}
-    fingerprint = hashlib.sha256(msgspec.json.encode(told, order="deterministic") + upload.digest).digest()
+    fingerprint = hashlib.sha256(msgspec.json.encode(told, order="deterministic")).digest()
     client = call.request.client
 
     def alongside(connection: psycopg.Connection, file_id: UUID) -> None:
         jobs.create_job(
             connection,
             batch_id,
-            owner=call.caller.owner,
+            owner=owner,
             file_id=file_id,
             pool=pool,
             key=key,
@@ -223,7 +230,19 @@ def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: str, r
             client=client.host if client else "",
         )
 
-    upload.finish(spec.columns, alongside)
+    try:
+        stored = await in_thread(partial(upload.finish, spec.columns, alongside))
+    except jobs.KeyTaken as taken:
+        raise conflict(f"{taken.message}.", param="Idempotency-Key", code="idempotency_conflict") from None
+    if stored.existed:
+        # The same bytes under the same key: the job of that time, if the same was asked.
+        async with borrowed(call.server.database) as connection:
+            earlier = await jobs.find_job_by_key(connection, owner, str(key))
+        if earlier is None or earlier[1] != fingerprint:
+            message = "The idempotency key was used before for a job that differs."
+            raise conflict(message, param="Idempotency-Key", code="idempotency_conflict")
+        batch_id = earlier[0]
+    call.server.background.wake("ingest")
     return JobCreated(job_id=public_id("job", batch_id))
 
 

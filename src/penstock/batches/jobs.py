@@ -13,8 +13,13 @@ import psycopg
 
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
+from penstock.errors import PenstockError
 
 _SQL = sql.load("penstock.batches", "jobs.sql")
+
+
+class KeyTaken(PenstockError):  # noqa: N818 - a verdict on the input
+    """Another batch was made under the idempotency key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ def create_job(
     client: str,
     parts: str | None = None,
 ) -> None:
-    """Create a job over an upload, in the transaction that seals it."""
+    """Create a job over an upload, in the transaction that seals it. Raises KeyTaken."""
     told = {
         "batch_id": batch_id,
         "owner": owner,
@@ -100,7 +105,16 @@ def create_job(
         "parts": parts,
         "now": None,
     }
-    connection.execute(_SQL["create_job"], told)
+    try:
+        connection.execute(_SQL["create_job"], told)
+    except psycopg.errors.UniqueViolation:
+        raise KeyTaken("the idempotency key was used before", hint="Use a new key for every job.") from None
+
+
+async def find_job_by_key(connection: Connection, owner: str, key: str) -> tuple[UUID, bytes] | None:
+    """Find the job that was made under a key: its id, and the fingerprint of what was asked."""
+    row = await fetch_one(connection, _SQL["find_job_by_key"], {"owner": owner, "key": key})
+    return (row[0], row[1]) if row else None
 
 
 async def read_jobs(connection: Connection, batches: Sequence[UUID]) -> dict[UUID, Job]:

@@ -58,3 +58,8 @@ RETURNING rows
 UPDATE penstock.jobs SET ingested_at = @now, worker_id = NULL, columns = %(columns)s::text[], problem = %(problem)s
  WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND ingested_at IS NULL
 RETURNING batch_id
+
+-- name: find_job_by_key
+-- Finds the job that was made under an idempotency key.
+SELECT id, fingerprint FROM penstock.batches
+ WHERE owner = %(owner)s AND idempotency_key = %(key)s AND (dialect = 'job' AND deleted_at IS NULL) IS TRUE

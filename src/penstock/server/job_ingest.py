@@ -7,6 +7,7 @@ died goes on by reading them again and skipping those that are stored.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -75,7 +76,7 @@ class JobIngest:
 
     def _open(self, ingest: Ingest, stack: ExitStack) -> Table:
         pieces = stack.enter_context(PieceReader(self._conninfo, ingest.source_id))
-        file: Any = StoredBytes(pieces.read, ingest.bytes)
+        file = io.BufferedReader(StoredBytes(pieces.read, ingest.bytes))
         spec = msgspec.convert(ingest.spec.get("columns", {}), TableSpec)
         return stack.enter_context(open_table(file, ingest.filename, spec, self._config.tables, self._config.intake))
 

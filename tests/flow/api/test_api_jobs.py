@@ -143,6 +143,20 @@ def _is_empty(connection: psycopg.Connection, place: str) -> bool:
     return ask(connection, f"SELECT count(*) FROM penstock.{place}") == 0
 
 
+def test_a_job_asked_for_twice_under_a_key_is_one(idle: ServerProcess) -> None:
+    key = {"idempotency-key": "once"}
+    first, again = (post_job(idle, table(3), PRICE, headers=key) for _ in range(2))
+    assert first.json == again.json
+    for content, spec in ((table(4), PRICE), (table(3), {**PRICE, "priority": 1})):
+        refused = post_job(idle, content, spec, headers=key)
+        assert (refused.status, refused.json["error"]["code"]) == (409, "idempotency_conflict")
+    assert len(idle.ask("GET", "/api/jobs").json["jobs"]) == 1
+    # The key stays the job's, also when its input is gone.
+    files = idle.ask("GET", "/v1/files?purpose=job").json["data"]
+    assert idle.ask("DELETE", f"/v1/files/{files[0]['id']}").status == 200
+    assert post_job(idle, table(3), PRICE, headers=key).status == 409
+
+
 @pytest.mark.parametrize(
     ("content", "spec", "words"),
     [
