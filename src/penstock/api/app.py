@@ -143,7 +143,7 @@ class Api:
             except (ClientDisconnect, SlowReaderError):
                 raise
             except Exception as error:
-                # Whatever went wrong, the client gets an answer in its dialect's shape.
+                # Every failure is answered in the shape of the client's dialect.
                 response = _refusal(_to_api_error(error, request_id), dialect, request_id)
                 await guard.linger()
             await _send(response, scope, guard)

@@ -119,7 +119,7 @@ def _environments_proxy(origin: str) -> str | None:
     """The proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, unless NO_PROXY names the host."""
     parts = urlsplit(origin)
     if _is_loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
-        return None  # nobody's proxy leads back to this machine
+        return None  # a proxy would look for the server on its own machine
     found = getproxies()
     proxy = found.get(parts.scheme) or found.get("all")
     if not proxy:

@@ -13,12 +13,12 @@ import pytest
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.http.client import HttpClient
 from penstock.dispatch.http.connect import ConnectOptions, Proxy
-from penstock.dispatch.http.errors import TransportError
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.errors import PenstockError, UsageError
 from penstock.model import Again
 from tests.support import hostile
 from tests.support.certificates import authority, local_tls
+from tests.support.failing_calls import fails
 from tests.support.forward_proxy import ForwardProxy
 from tests.support.hostile import GOOD_BODY, Upstream, message
 from tests.support.items import make_item
@@ -45,16 +45,6 @@ async def opened(
         yield client
     finally:
         await client.close()
-
-
-async def fails(client: HttpClient, url: str) -> TransportError:
-    with pytest.raises(TransportError) as caught:
-        await client.request("POST", url, {}, b"{}")
-    with pytest.raises(TransportError) as streamed:
-        async with client.open("POST", url, {}, b"{}") as answer:
-            await answer.read()
-    assert str(streamed.value) == str(caught.value)
-    return caught.value
 
 
 # -- through it

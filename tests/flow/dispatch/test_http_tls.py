@@ -24,6 +24,7 @@ from penstock.errors import PenstockError, UsageError
 from penstock.model import Again
 from tests.support import hostile
 from tests.support.certificates import Authority, authority, local_tls, make_certificate, server_tls
+from tests.support.failing_calls import fails
 from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, message
 from tests.support.items import make_item
 from tests.support.loops import LOOPS, Run, runner_on
@@ -47,17 +48,6 @@ async def opened(options: ConnectOptions = TRUSTING, limits: DispatchLimits = LI
         yield client
     finally:
         await client.close()
-
-
-async def fails(client: HttpClient, url: str) -> TransportError:
-    """How a call ends, and one whose answer is read as it comes."""
-    with pytest.raises(TransportError) as caught:
-        await client.request("POST", url, {}, b"{}")
-    with pytest.raises(TransportError) as streamed:
-        async with client.open("POST", url, {}, b"{}") as answer:
-            await answer.read()
-    assert str(streamed.value) == str(caught.value)
-    return caught.value
 
 
 # -- whom it believes

@@ -44,7 +44,7 @@ class ConnectOptions:
 
 
 class Origin(NamedTuple):
-    """Where requests go."""
+    """Origin of a URL: what a connection is opened to."""
 
     scheme: str
     host: str
@@ -88,7 +88,7 @@ class Proxy:
 
     @property
     def headers(self) -> list[str]:
-        """What it is told of us, as lines of a request's head."""
+        """Credentials for the proxy, as lines of a request's head."""
         return [] if self.authorization is None else [f"proxy-authorization: {self.authorization}"]
 
 

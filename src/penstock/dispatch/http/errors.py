@@ -29,7 +29,7 @@ class TransportError(Exception):
         self.message = message
         self.status_code = status_code
         self.hint = hint
-        """What an operator can do. It names settings of a provider."""
+        """Hint for the operator: which setting of the provider to look at."""
 
 
 def timed_out(code: str, limits: DispatchLimits) -> TransportError:
