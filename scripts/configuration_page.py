@@ -30,6 +30,7 @@ The file is the one named by `--config`, else by `PENSTOCK_CONFIG`, else `pensto
 
 TITLES = {
     "intake": "Intake: what a file may contain",
+    "tables": "Tables and images: what a job's file may contain",
     "claim": "Claims: how much a worker takes at once",
     "settle": "The coalescing writer",
     "dispatch": "Calls",

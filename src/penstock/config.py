@@ -21,6 +21,7 @@ from penstock.validators import checked_public_url
 
 if TYPE_CHECKING:
     from penstock.deliver.sink_config import Sink
+    from penstock.dispatch.processors import ProcessorConfig
     from penstock.dispatch.providers import Provider
 
 KIB = 1024
@@ -56,6 +57,23 @@ class IntakeLimits:
     max_compression_ratio: int = _knob(1_000, 2, 100_000, "largest expansion of a .gz or .zst input")
     copy_batch_rows: int = _knob(50_000, 1, 1_000_000, "rows per COPY, which is one transaction")
     copy_batch_bytes: int = _knob(32 * MIB, KIB, 256 * MIB, "bytes per COPY; they are streamed, not held")
+
+
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    """Limits of tables and images, and of how they are read."""
+
+    max_rows: int = _knob(10_000_000, 1, 2_000_000_000, "most rows of one table")
+    max_row_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "largest row as it is stored, cells as they came and typed")
+    max_cell_bytes: int = _knob(MIB, 64, 64 * MIB, "largest cell of a CSV or XLSX file")
+    max_columns: int = _knob(2_000, 1, 16_384, "most columns of one table")
+    max_column_name_chars: int = _knob(256, 8, 4_096, "longest name of a column")
+    max_xlsx_memory_bytes: int = _knob(2 * GIB, 256 * MIB, 1024 * GIB, "memory of the process that reads an XLSX file")
+    max_unpacked_bytes: int = _knob(8 * GIB, KIB, 1024 * GIB, "largest content of an XLSX file or a zip of images")
+    max_zip_ratio: int = _knob(200, 2, 100_000, "largest expansion of a file in a zip, from 1 MiB on")
+    max_zip_entries: int = _knob(100_000, 1, 1_000_000, "most files in an XLSX file or a zip")
+    max_images: int = _knob(100_000, 1, 1_000_000, "most images of one job")
+    max_image_bytes: int = _knob(32 * MIB, KIB, GIB, "largest image")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +124,11 @@ class RetryLimits:
     refusal_rest_s: float = _knob(0.1, 0, 60, "shortest rest of a route that did not admit a call")
     retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest wait that an upstream can ask for")
 
-    def after(self, spent: int) -> RetryLimits:
-        """Limits for an input that has had `spent` attempts before it was run again."""
-        if not spent:
+    def after(self, spent: int, max_attempts: int | None = None) -> RetryLimits:
+        """Limits for an input that has had `spent` attempts before it was run again, in a job with its own limit."""
+        if not spent and max_attempts is None:
             return self
-        left = max(1, min(self.max_attempts, self.max_attempts_lifetime - spent))
+        left = max(1, min(max_attempts or self.max_attempts, self.max_attempts_lifetime - spent))
         return dataclasses.replace(self, max_attempts=left)
 
 
@@ -191,6 +209,7 @@ class EraseLimits:
 @dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
+    tables: TableLimits = field(default_factory=TableLimits)
     claim: ClaimLimits = field(default_factory=ClaimLimits)
     settle: SettleLimits = field(default_factory=SettleLimits)
     dispatch: DispatchLimits = field(default_factory=DispatchLimits)
@@ -202,6 +221,7 @@ class Config:
     sessions: SessionLimits = field(default_factory=SessionLimits)
     erase: EraseLimits = field(default_factory=EraseLimits)
     providers: tuple[Provider, ...] = ()
+    processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
     public_url: str | None = None
     """URL by which clients reach the server, if that is not where it listens."""
@@ -239,6 +259,7 @@ class Knob:
 
 _GROUPS: dict[str, type[Any]] = {
     "intake": IntakeLimits,
+    "tables": TableLimits,
     "claim": ClaimLimits,
     "settle": SettleLimits,
     "dispatch": DispatchLimits,
@@ -284,7 +305,7 @@ def load(
 
     if toml_path is not None:
         for name, value in _read_toml(toml_path).items():
-            if name in ("providers", "sinks"):
+            if name in ("providers", "processors", "sinks"):
                 tables[name] = _parse_tables(name, value, str(toml_path))
                 continue
             if name not in known and name not in _OTHER_SETTINGS:
@@ -314,6 +335,7 @@ def load(
     config = Config(
         **groups,
         providers=tables.get("providers", ()),
+        processors=tables.get("processors", ()),
         sinks=tables.get("sinks", ()),
         public_url=checked_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
         root_path=_root_path(*chosen["root_path"]) if "root_path" in chosen else "",
@@ -339,6 +361,10 @@ def _parse_tables(name: str, value: Any, file: str) -> tuple[Any, ...]:
         from penstock.dispatch.providers import parse
 
         return parse(value, file)
+    if name == "processors":
+        from penstock.dispatch import processors
+
+        return processors.parse(value, file)
     from penstock.deliver import sink_config
 
     return sink_config.parse(value, file)

@@ -22,7 +22,7 @@ from tests.support.tenants import TENANTS, TenantGround, digest_rows, form, furn
 VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 TABLES = (
     *("files", "file_lanes", "file_chunks", "templates", "batches", "lanes", "leases", "outcomes", "deferrals"),
-    *("uploads", "upload_parts", "webhook_endpoints", "webhook_deliveries", "erasures", "api_keys"),
+    *("uploads", "upload_parts", "webhook_endpoints", "webhook_deliveries", "erasures", "api_keys", "jobs"),
 )
 # Which of a tenant's objects each variable part of a path names.
 NAMED_BY = {
@@ -33,6 +33,7 @@ NAMED_BY = {
     "webhook_endpoint_id": ("webhook endpoint",),
     "erasure_id": ("erasure",),
     "key_id": ("key",),
+    "job_id": ("job",),
     "request_id": (),
     # Names, not ids: everybody's, or everybody's own.
     "model": (),
@@ -143,12 +144,13 @@ LISTS = [endpoint for endpoint in LISTS if endpoint.method == "GET" and endpoint
 @pytest.mark.parametrize("endpoint", LISTS, ids=named)
 def test_lists_show_only_ones_own(furnished: Furnished, endpoint: Endpoint) -> None:
     ground = furnished.ground
-    assert ground.ok("alice", "GET", endpoint.path)["data"]
+    entries = "jobs" if endpoint.path == "/api/jobs" else "data"
+    assert ground.ok("alice", "GET", endpoint.path)[entries]
     nothing = ground.ask("carol", "GET", endpoint.path)
-    assert nothing.json["data"] == []
-    assert nothing.json["first_id"] is nothing.json["last_id"] is None
+    assert nothing.json[entries] == []
+    assert {nothing.json.get(place) for place in ("first_id", "last_id", "next")} == {None}
     # An admin's lists are their own, too.
-    assert ground.ok("warden", "GET", endpoint.path)["data"] == []
+    assert ground.ok("warden", "GET", endpoint.path)[entries] == []
     # Whoever says that they are somebody else is not believed.
     for query in ("owner=alice", "tenant_id=alice", "scope=all", "limit=100&owner=alice"):
         assert ground.ask("carol", "GET", f"{endpoint.path}?{query}").json == nothing.json

@@ -10,6 +10,7 @@ The upstream refuses some requests for good, so that batches have both an output
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -145,6 +146,10 @@ def furnish(ground: TenantGround, tenant: str) -> dict[str, str]:
     part = ground.ok(tenant, "POST", f"/v1/uploads/{upload}/parts", content, headers={"content-type": kind})["id"]
     hook = {"event_types": ["batch.failed"], "name": "hook", "url": "http://127.0.0.1:9/hook"}
     webhook = ground.ok(tenant, "POST", "/v1/webhook_endpoints", hook)["id"]
+    prompt = {"type": "chat", "provider": "default", "model": "small", "prompt": "{{ a }}"}
+    content, kind = form({"spec": json.dumps({"processor": prompt}), "file": b"a,b\n1,2\n"}, "rows.csv")
+    job = ground.ok(tenant, "POST", "/api/jobs", content, headers={"content-type": kind})["jobId"]
+    ground.until(tenant, f"/api/jobs/{job}", "state", "DONE")
     session = f"of {tenant}"
     ground.ok(tenant, "PUT", f"/v1/sessions/{quote(session)}", {})
     gone = ground.put(tenant, jsonl(2))
@@ -165,6 +170,7 @@ def furnish(ground: TenantGround, tenant: str) -> dict[str, str]:
         "webhook endpoint": webhook,
         "key": ground.key_ids[tenant],
         "erasure": erasure["id"],
+        "job": job,
     }
 
 

@@ -33,6 +33,7 @@ from penstock.api import (
     files,
     follow,
     health,
+    jobs,
     keys,
     messages,
     models,
@@ -80,6 +81,7 @@ _MODULES = (
     batches,
     results,
     follow,
+    jobs,
     messages,
     sessions,
     events,
@@ -399,6 +401,7 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
         LastingIdentity(database, POOL, config.liveness) as identity,
         BackgroundDuties(config, conninfo, database, known, describe=events.describe_request) as background,
     ):
+        background.worker_id = identity.id
         server = make_server(config, conninfo, database, known, identity.id, background, sessions_database)
         identity.on_change = server.take_identity
         try:

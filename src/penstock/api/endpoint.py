@@ -56,6 +56,7 @@ KIND_WORDS = {
     "event": "Event",
     "session": "Session",
     "session_request": "SessionRequest",
+    "job": "Job",
 }
 
 
@@ -113,7 +114,7 @@ class Server:
 
     def take_identity(self, worker_id: UUID) -> None:
         """Replace the identity: the old one was declared dead."""
-        self.worker_id = worker_id
+        self.worker_id = self.background.worker_id = worker_id
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):

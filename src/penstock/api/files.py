@@ -63,7 +63,7 @@ class ContentQuery(msgspec.Struct):
 async def create_file(call: Call[None, None]) -> objects.File:
     """The form's fields may come before or after the file: what is known when the file begins is used at once."""
     form = Form(call.request.headers.get("content-type", ""), "file", _TEXT_FIELDS)
-    _refuse_too_large(call)
+    refuse_too_large(call)
     async with AsyncExitStack() as closing:
         feeder: Feeder | None = None
         async for data in call.request.stream():
@@ -88,7 +88,7 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
     """The body is the file: `curl -T requests.jsonl '…/v1/files?purpose=batch&filename=requests.jsonl'`."""
     if call.request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "Send the file as it is, without 'Content-Encoding'.", code="unsupported_media_type")
-    _refuse_too_large(call)
+    refuse_too_large(call)
     upload = _open(call, clean_filename(call.query.filename), call.query.purpose)
     async with Feeder(upload) as feeder:
         async for data in call.request.stream():
@@ -97,7 +97,7 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
         return await _finish(upload, call.query.purpose, call.query.expires_after_seconds)
 
 
-def _refuse_too_large(call: Call[Any, Any]) -> None:
+def refuse_too_large(call: Call[Any, Any]) -> None:
     """Refuse by its Content-Length, before anything is read."""
     most = call.server.config.intake.max_upload_bytes
     length = call.request.headers.get("content-length", "")
@@ -299,14 +299,14 @@ async def download(
         media_type=media_type,
         headers={
             **headers,
-            "content-disposition": _attachment(filename),
+            "content-disposition": attachment(filename),
             "x-content-type-options": "nosniff",
             "cache-control": "private, no-store",
         },
     )
 
 
-def _attachment(filename: str) -> str:
+def attachment(filename: str) -> str:
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._- ()") else "_" for c in filename)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
 

@@ -114,7 +114,13 @@ class Feeder:
 class Form:
     """A multipart/form-data body as it arrives."""
 
-    def __init__(self, content_type: str, file_field: str, text_fields: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        content_type: str,
+        file_field: str,
+        text_fields: frozenset[str] = frozenset(),
+        max_field_bytes: int = _MAX_FIELD_BYTES,
+    ) -> None:
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
@@ -129,6 +135,7 @@ class Form:
         self.ended = False
         self._file_field = file_field
         self._text_fields = text_fields
+        self._max_field_bytes = max_field_bytes
         self._parts = 0
         self._beyond = 0
         self._headers: dict[bytes, bytes] = {}
@@ -218,8 +225,8 @@ class Form:
             self._file.append(data[start:end])
             return
         self._value += data[start:end]
-        if len(self._value) > _MAX_FIELD_BYTES:
-            raise ApiError(400, f"'{self._name}' is longer than {_MAX_FIELD_BYTES} bytes.", param=self._name)
+        if len(self._value) > self._max_field_bytes:
+            raise ApiError(400, f"'{self._name}' is longer than {self._max_field_bytes} bytes.", param=self._name)
 
     def _part_ends(self) -> None:
         if self._name is not None and self._name != self._file_field:

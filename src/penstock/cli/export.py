@@ -17,7 +17,7 @@ from penstock.errors import ExitCode, PenstockError, UsageError
 if TYPE_CHECKING:
     from penstock.cli.api import Answer
     from penstock.cli.progress import Display
-    from penstock.export.jsonl import _Draft as Draft
+    from penstock.export.draft import Draft
 
 
 _STDOUT = "-"
@@ -124,7 +124,7 @@ async def _download(
     import asyncio
 
     from penstock.cli.api import Refused, Unreachable
-    from penstock.export.jsonl import _Draft as Draft
+    from penstock.export.draft import Draft
 
     for left in reversed(range(_TRIES)):
         with contextlib.ExitStack() as held:

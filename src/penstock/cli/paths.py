@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.errors import UsageError
-from penstock.export.jsonl import draft_of, errors_path
+from penstock.export.draft import draft_of
+from penstock.export.jsonl import errors_path
 
 
 def check_paths(source: Path, output: Path) -> None:

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
+from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import psycopg
 import uvloop
 
@@ -28,12 +30,14 @@ from penstock.claim import gates, liveness
 from penstock.cli.paths import check_paths
 from penstock.cli.progress import Display, duration
 from penstock.cli.summary import print_summary
+from penstock.cli.tables import OWNER, RowsPlan, make_job
 from penstock.config import Config
 from penstock.db.pool import Connection, Pool, open_pool
 from penstock.db.start import explain_database_errors, migrate_database, start_database
 from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
+from penstock.export.sheet_file import export_sheet
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
 from penstock.observe.logs import log_to
@@ -41,7 +45,6 @@ from penstock.tasks import handle_signals
 from penstock.worker.identity import register_identity
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 
-_OWNER = "local"
 _LOOK_EVERY_S = 0.2
 _ANSWER_WITHIN_S = 5.0
 # The first signal lets calls end, the second cuts them short, and the third leaves at once.
@@ -58,6 +61,8 @@ class Plan:
     target: Target
     workers: int = 1
     deadline: timedelta | None = None
+    rows: RowsPlan | None = None
+    """What is done with each row, where the input is a table."""
     start_anew: bool = False
     as_json: bool = False
     verbose: bool = False
@@ -66,7 +71,9 @@ class Plan:
     def key(self) -> str:
         """Key by which a run is found again, the same for the same command: from input, output and target."""
         output = self.output.parent.resolve() / self.output.name
-        parts = [str(self.input.resolve()), str(output), str(self.target)]
+        parts: list[Any] = [str(self.input.resolve()), str(output), str(self.target)]
+        if self.rows is not None:
+            parts.append([self.target.definition, msgspec.to_builtins(self.rows.spec), self.rows.limit])
         return "run:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -148,7 +155,7 @@ class _Run:
 
     async def _find(self, database: Pool) -> UUID | None:
         async with database.connection() as connection:
-            known = await find_batch_by_key(connection, _OWNER, self._plan.key)
+            known = await find_batch_by_key(connection, OWNER, self._plan.key)
             if known is None:
                 return None
             name = batch_public_id(known.id)
@@ -182,52 +189,68 @@ class _Run:
     async def _store(self, conninfo: str, database: Pool) -> UUID:
         """Read the file into the database and make the batch. If interrupted, nothing of it is kept."""
         self._display.stage("storing")
-        size = self._plan.input.stat().st_size
         origin = _origin(self._plan.input)
         await self._sweep_abandoned(conninfo, database)
         async with register_identity(database, "intake", self._config.liveness) as worker_id:
             try:
-                stored = await asyncio.to_thread(
-                    ingest.ingest_file,
-                    conninfo,
-                    self._plan.input,
-                    owner=_OWNER,
-                    worker_id=worker_id,
-                    filename=os.fsencode(self._plan.input.name).decode("utf-8", "replace"),
-                    limits=self._config.intake,
-                    on_progress=lambda read: self._display.amount("storing", read, size, "bytes"),
-                    should_stop=self._interrupted.is_set,
-                )
+                file_id, columns = await asyncio.to_thread(self._ingest, conninfo, worker_id)
             except refusal.IntakeInterrupted as error:
                 raise _Interrupted(
                     "interrupted while storing: nothing was kept", hint="Run the command again."
                 ) from error
-            return await self._create(database, stored.file.id, origin)
+            return await self._create(database, file_id, columns, origin)
+
+    def _ingest(self, conninfo: str, worker_id: UUID) -> tuple[UUID, tuple[str, ...]]:
+        """Store the input; returns its file, and the columns of a table."""
+        path, rows, size = self._plan.input, self._plan.rows, self._plan.input.stat().st_size
+        common: dict[str, Any] = {
+            "owner": OWNER,
+            "worker_id": worker_id,
+            "filename": os.fsencode(path.name).decode("utf-8", "replace"),
+            "limits": self._config.intake,
+            "on_progress": lambda read: self._display.amount("storing", read, size, "bytes"),
+            "should_stop": self._interrupted.is_set,
+        }
+        if rows is None:
+            return ingest.ingest_file(conninfo, path, **common).file.id, ()
+        stored = ingest.ingest_table(
+            conninfo,
+            path,
+            route=str(rows.target.route),
+            spec=rows.spec,
+            table_limits=self._config.tables,
+            first_rows=rows.limit,
+            **common,
+        )
+        return stored.file.file.id, stored.columns
 
     async def _sweep_abandoned(self, conninfo: str, database: Pool) -> None:
         async with database.connection() as connection:
             gone = await liveness.list_exited_workers(connection)
         await asyncio.to_thread(_sweep, conninfo, self._config.liveness.heartbeat_grace_s, gone)
 
-    async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
+    async def _create(self, database: Pool, file_id: UUID, columns: tuple[str, ...], origin: dict[str, str]) -> UUID:
         batch_id, window = uuid4(), self._plan.deadline
         async with database.connection() as connection:
             deadline = await _database_time(connection) + window if window else None
             try:
-                await create_batch(
-                    connection,
-                    batch_id=batch_id,
-                    file_id=file_id,
-                    owner=_OWNER,
-                    pool=f"run:{batch_id.hex}",
-                    key=self._plan.key,
-                    target=str(self._plan.target),
-                    route=self._plan.target.route,
-                    metadata=origin,
-                    deadline=deadline,
-                )
+                async with connection.transaction():
+                    await create_batch(
+                        connection,
+                        batch_id=batch_id,
+                        file_id=file_id,
+                        owner=OWNER,
+                        pool=f"run:{batch_id.hex}",
+                        key=self._plan.key,
+                        target=str(self._plan.target),
+                        route=self._plan.target.route,
+                        metadata=origin,
+                        deadline=deadline,
+                    )
+                    if self._plan.rows is not None:
+                        await make_job(connection, batch_id, self._plan.rows, self._plan.input.stem, columns)
             except psycopg.errors.UniqueViolation:
-                known = await find_batch_by_key(connection, _OWNER, self._plan.key)
+                known = await find_batch_by_key(connection, OWNER, self._plan.key)
                 if known is None:
                     raise
                 self._display.say(f"the same command made {batch_public_id(known.id)} meanwhile: joining it")
@@ -320,14 +343,14 @@ class _Run:
 
     async def _export(self, conninfo: str, batch: Batch) -> Exported:
         self._display.stage("writing")
-        return await asyncio.to_thread(
-            export_files,
-            conninfo,
-            batch.id,
-            batch.state,
-            self._plan.output,
-            on_progress=lambda done: self._on_written(done, batch.counts.total),
-        )
+
+        def show(done: int) -> None:
+            self._on_written(done, batch.counts.total)
+
+        output = self._plan.output
+        if self._plan.rows is not None:
+            return await asyncio.to_thread(export_sheet, conninfo, batch.id, output, on_progress=show)
+        return await asyncio.to_thread(export_files, conninfo, batch.id, batch.state, output, on_progress=show)
 
     def _on_written(self, done: int, total: int) -> None:
         if self._interrupted.is_set():

@@ -54,10 +54,10 @@ def choose_providers(config: Config, named: ProviderOptions) -> tuple[Provider, 
     if named.base_url is None:
         if named.api_key_env or named.api_key_file:
             raise UsageError("a key without --base-url", hint="Providers in penstock.toml name their own keys.")
-        if not config.providers:
+        if not config.providers and not config.processors:
             raise UsageError(
                 "no provider is configured: no model would be served",
-                hint="Give --base-url URL, or [[providers]] in penstock.toml (docs/serve.md).",
+                hint="Give --base-url URL, or [[providers]] or [[processors]] in penstock.toml (docs/serve.md).",
             )
         providers = config.providers
     elif config.providers:

@@ -263,7 +263,7 @@ class _Entry(TableEntry):
             self._models(),
             env or None,
             file or None,
-            self._concurrency(),
+            self.whole_number("max_concurrency", 1, _MAX_CONCURRENCY),
             self._headers(),
             self._timeouts(),
             self._options(base_url),
@@ -284,14 +284,6 @@ class _Entry(TableEntry):
         if not isinstance(models, list) or not models or not all(isinstance(m, str) and m.strip() for m in models):
             raise self.wrong("models", "is not a list of names", 'For example models = ["llama-*", "qwen3-32b"].')
         return tuple(models)
-
-    def _concurrency(self) -> int | None:
-        value = self.table.get("max_concurrency")
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_CONCURRENCY:
-            raise self.wrong("max_concurrency", f"{value!r} is not a whole number from 1 to {_MAX_CONCURRENCY:,}")
-        return value
 
     def _headers(self) -> dict[str, str]:
         headers = self.table.get("headers", {})
@@ -315,15 +307,8 @@ class _Entry(TableEntry):
 
     def _timeouts(self) -> dict[str, float]:
         known = {entry.name: entry.metadata for entry in dataclasses.fields(DispatchLimits)}
-        found: dict[str, float] = {}
-        for name in _TIMEOUTS:
-            if name not in self.table:
-                continue
-            value, low, high = self.table[name], known[name]["low"], known[name]["high"]
-            if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-                raise self.wrong(name, f"{value!r} is not a number from {low:g} to {high:g}")
-            found[name] = float(value)
-        return found
+        told = {name: self.any_number(name, known[name]["low"], known[name]["high"]) for name in _TIMEOUTS}
+        return {name: value for name, value in told.items() if value is not None}
 
 
 def with_longest_timeout(config: Config, providers: Providers) -> Config:

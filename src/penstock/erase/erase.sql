@@ -570,6 +570,12 @@ no_head AS (
   DELETE FROM penstock.journal_heads
    WHERE batch_id = (SELECT object_id FROM free WHERE kind IN ('batch', 'message_batch'))
 ),
+no_column AS (
+  DELETE FROM penstock.job_columns WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
+no_job AS (
+  DELETE FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
 no_lane AS (
   DELETE FROM penstock.lanes WHERE id = ANY (ARRAY(SELECT lane.id FROM lane, free))
 ),

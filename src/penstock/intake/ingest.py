@@ -5,19 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from uuid import UUID
 
 import psycopg
 
-from penstock.config import IntakeLimits
+from penstock.config import IntakeLimits, TableLimits
 from penstock.errors import PenstockError
-from penstock.intake.intake import FileIntake
+from penstock.intake.intake import BATCH, FileIntake
+from penstock.intake.reader import CHUNK_BYTES
 from penstock.intake.refusal import IntakeInterrupted
+from penstock.intake.rows import FileLane, Lane, pack_row, table_lane
 from penstock.intake.source import Source
-from penstock.intake.writer import SealUnheardError, StoredFile
+from penstock.intake.tables.formats import open_table
+from penstock.intake.tables.table import TableRow, TableSpec
+from penstock.intake.writer import FileWriter, SealUnheardError, StoredFile
+from penstock.model import ROWS
 
 _PROGRESS_INTERVAL_S = 0.1
+_BLOCK_ROWS = 500
 
 
 def ingest_file(
@@ -44,11 +52,70 @@ def ingest_file(
             FileIntake(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits) as intake,
         ):
             _pump(source, intake, on_progress, should_stop)
-            if should_stop():
-                raise IntakeInterrupted(f"{source.name}: interrupted; nothing was stored")
+            _stop_if(should_stop, source.name)
             stored = intake.finish()
             on_progress(intake.bytes_taken)
             return stored
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A sealed table."""
+
+    file: StoredFile
+    columns: tuple[str, ...]
+    """Names of its columns, in order."""
+
+
+def ingest_table(
+    conninfo: str,
+    path: Path,
+    *,
+    owner: str,
+    worker_id: UUID,
+    route: str,
+    spec: TableSpec,
+    filename: str,
+    limits: IntakeLimits,
+    table_limits: TableLimits,
+    first_rows: int | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> StoredTable:
+    """Store the rows of a table, whole or not at all; or its `first_rows` alone. All of them go to one route."""
+    writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=False)
+    with _database_errors(filename), path.open("rb") as file:
+        try:
+            while chunk := file.read(CHUNK_BYTES):
+                writer.take(chunk)  # for its digest
+            file.seek(0)
+            with open_table(file, filename, spec, table_limits, limits) as table:
+                lane = table_lane(writer.source_id)
+                rows = islice(table.rows(), first_rows)
+                while block := _packed(lane, islice(rows, _BLOCK_ROWS)):
+                    _stop_if(should_stop, filename)
+                    writer.write(*block)
+                    on_progress(file.tell())
+                writer.flush()
+                stored = writer.seal([FileLane(0, route, ROWS, lane.total)], purpose=BATCH)
+                return StoredTable(stored, table.columns)
+        except BaseException:
+            writer.abandon()
+            raise
+
+
+def _stop_if(should_stop: Callable[[], bool], name: str) -> None:
+    if should_stop():
+        raise IntakeInterrupted(f"{name}: interrupted; nothing was stored")
+
+
+def _packed(lane: Lane, rows: Iterator[TableRow]) -> tuple[bytes, int] | None:
+    """Some rows packed for COPY, and how many they are; None if there is none left."""
+    before = lane.total
+    packed = b"".join(
+        [pack_row(lane, lane.total + 1, row.custom_id.encode(), row.summary.encode(), row.body) for row in rows]
+    )
+    return (packed, lane.total - before) if packed else None
 
 
 def _pump(

@@ -32,12 +32,14 @@ from penstock.deliver import sinks, webhooks
 from penstock.dispatch.providers import Providers
 from penstock.erase import erase, purge
 from penstock.intake import parts, sweep
+from penstock.server.job_ingest import JobIngest
 from penstock.tasks import cancel_and_wait
 from penstock.worker.maintenance import BatchMaintenance
 
 _log = logging.getLogger("penstock.background")
 
 _VALIDATE_EVERY_S = 5.0
+_INGEST_EVERY_S = 2.0
 _END_EVERY_S = 2.0
 _REROUTE_EVERY_S = 5.0
 _EXPIRE_EVERY_S = 10.0
@@ -93,6 +95,7 @@ class BackgroundDuties:
             duty.name: duty
             for duty in (
                 _Duty("validate", self._validate, _VALIDATE_EVERY_S),
+                _Duty("ingest", self._ingest, _INGEST_EVERY_S),
                 _Duty("reroute", self._reroute, _REROUTE_EVERY_S),
                 _Duty("end", self._end, _END_EVERY_S, turn="round"),
                 _Duty("expire", self._expire, _EXPIRE_EVERY_S, turn="expire"),
@@ -111,6 +114,9 @@ class BackgroundDuties:
         self._unserved_since: dict[str, float] = {}
         self._retired_to = _FIRST
         self._batch_maintenance = BatchMaintenance(database)
+        self._job_ingest = JobIngest(config, conninfo, database)
+        self.worker_id: UUID | None = None
+        """The server's registered identity, under which it reads the rows of jobs."""
 
     def wake(self, name: str) -> None:
         """Run this duty now: there is something to do for it."""
@@ -211,6 +217,10 @@ class BackgroundDuties:
         else:
             remedy = "it moves to the providers that serve its models now, unless a worker for it appears"
         _log.warning("%s has unfinished work and no provider or worker: %s", pool, remedy)
+
+    async def _ingest(self) -> bool:
+        """Store the rows of jobs."""
+        return await self._job_ingest.step(self.worker_id) if self.worker_id is not None else False
 
     async def _end(self) -> bool:
         """Finish batches in time even where no worker is left to do it."""

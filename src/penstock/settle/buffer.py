@@ -14,7 +14,8 @@ import msgspec
 from penstock.config import SettleLimits
 from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
-from penstock.model import Again, Item, Lease, Outcome, OutcomeState
+from penstock.model import ROWS, Again, Item, Lease, Outcome, OutcomeState
+from penstock.settle.columns import ResultColumns
 from penstock.settle.write import Changes, count_applied, pass_over, settle
 
 _log = logging.getLogger("penstock.settle")
@@ -77,6 +78,7 @@ class SettleWrite:
         self._worker_id = worker_id
         self._on_more = on_more
         self._on_answers = on_answers
+        self._columns = ResultColumns()
         self.tally = Tally()
         self.suspects: set[Hashable] = set()
         """Keys of unwritten items of suspect leases: one more loss may fail them as `worker_lost`."""
@@ -103,6 +105,13 @@ class SettleWrite:
                 changes.decide(entry.item, entry.verdict)
             else:
                 changes.give_back(entry.lease, entry.ranges)
+        results = [
+            (lease.batch_id, outcome.body)
+            for lease, _, _, _, outcome in changes.outcomes
+            if lease.endpoint == ROWS and outcome.body is not None
+        ]
+        if results:
+            await self._columns.record(connection, results)
         settled = await settle(connection, self._worker_id, changes, notify=self._on_answers is None)
         if changes.waited and self._on_answers is not None:
             # Where some were refused, it is not known here which.

@@ -156,7 +156,7 @@ followed AS (
   INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)
   SELECT batch_id, lane_id, range_agg(completed), range_agg(others), @now
     FROM held
-   WHERE NOT limited AND NOT (isempty(completed) AND isempty(others))
+   WHERE NOT session AND NOT (isempty(completed) AND isempty(others))
    GROUP BY batch_id, lane_id
 ),
 -- Progress is kept for batches alone: sessions have no figures.
@@ -179,7 +179,7 @@ counted AS (
 ),
 notified AS MATERIALIZED (
   SELECT pg_notify('penstock_answers', %(notify)s::text)
-   WHERE %(notify)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
+   WHERE %(notify)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE session)
   UNION ALL
   -- Other workers may be idle.
   SELECT pg_notify('penstock_work', pool) FROM (SELECT DISTINCT pool FROM back) AS given_back
@@ -325,3 +325,11 @@ SELECT mine.n
    SELECT FROM penstock.attempts
     WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal AND lease_nonce = mine.nonce
     GROUP BY lane_id, ordinal) AS found
+
+-- name: add_columns
+-- Records result columns of a job, in this order; those that are there already keep their place.
+INSERT INTO penstock.job_columns (batch_id, name)
+SELECT %(batch_id)s, n.name
+  FROM unnest(%(names)s::text[]) WITH ORDINALITY AS n (name, place)
+ ORDER BY n.place
+ON CONFLICT (batch_id, name) DO NOTHING

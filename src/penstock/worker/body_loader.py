@@ -10,9 +10,10 @@ from penstock.claim import claim as claims
 from penstock.claim import liveness
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
-from penstock.model import Item, Lease, Outcome, OutcomeState
+from penstock.model import ROWS, Item, Lease, Outcome, OutcomeState
 from penstock.settle.buffer import SettleBuffer
 from penstock.worker.inventory import Inventory
+from penstock.worker.row_jobs import RowJobs
 
 _log = logging.getLogger("penstock.worker")
 
@@ -29,6 +30,7 @@ class BodyLoader:
         self._inventory = inventory
         self._dispatcher = dispatcher
         self._buffer = buffer
+        self._jobs = RowJobs()
 
     async def load_batch(self, lease: Lease) -> None:
         """Read the bodies of a batch's lease, a page at a time, as fast as the dispatcher takes them."""
@@ -38,6 +40,10 @@ class BodyLoader:
                 items = await claims.read_bodies(
                     connection, lease, ranges, max_rows=READ_ROWS, max_bytes=self._inventory.free_bytes
                 )
+                if lease.endpoint == ROWS:
+                    job = await self._jobs.find(connection, lease.batch_id)
+                    for item in items:
+                        item.job = job
             if not self._inventory.unread(lease):
                 # The lease's route was halted or held during the read: everything unread was given back.
                 return

@@ -58,10 +58,19 @@ class ServeOrder(Order, frozen=True, kw_only=True, tag="serve"):
     """Whether the server's own process has a share of the providers' calls too."""
 
 
-_orders: msgspec.json.Decoder[RunOrder | ServeOrder] = msgspec.json.Decoder(RunOrder | ServeOrder)
+class ProcessorOrder(Order, frozen=True, kw_only=True, tag="processors"):
+    """A worker for each registered processor. They have processes of their own: a function that kills its process harms
+    no provider's work."""
+
+    processors: list[dict[str, Any]]
 
 
-def read_order() -> RunOrder | ServeOrder:
+AnyOrder = RunOrder | ServeOrder | ProcessorOrder
+
+_orders: msgspec.json.Decoder[AnyOrder] = msgspec.json.Decoder(AnyOrder)
+
+
+def read_order() -> AnyOrder:
     """Read this worker process's order, the first line on standard input. Without one the parent is gone: exit."""
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
@@ -254,9 +263,13 @@ class ServerWorkers(WorkerProcesses):
     def __init__(
         self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False
     ) -> None:
-        common = {**_common(config, log_level), "processes": size, "in_server": in_server}
+        common = _common(config, log_level)
+        shared = {**common, "processes": size, "in_server": in_server}
         served = [provider.as_dict() for provider in providers]
-        super().__init__([ServeOrder(**common, providers=served, index=index) for index in range(size)])
+        orders: list[Order] = [ServeOrder(**shared, providers=served, index=index) for index in range(size)]
+        if config.processors:
+            orders += [ProcessorOrder(**common, processors=[one.as_dict() for one in config.processors])] * size
+        super().__init__(orders)
         self._pause_s = _FIRST_PAUSE_S
 
     async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- none is reason to give up

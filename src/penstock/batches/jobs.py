@@ -1,0 +1,176 @@
+"""Jobs: what a batch over rows has besides, and the columns of its results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from penstock.db import sql
+from penstock.db.pool import Connection, Now, fetch_one
+from penstock.errors import PenstockError
+
+_SQL = sql.load("penstock.batches", "jobs.sql")
+
+
+class KeyTaken(PenstockError):  # noqa: N818 - a verdict on the input
+    """Another batch was made under the idempotency key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a batch has as a job."""
+
+    batch_id: UUID
+    owner: str
+    job_type: str
+    spec: dict[str, Any]
+    parts: list[tuple[str, int]] | None
+    """Name and size of each of the files that came together; None if it was one."""
+    client: str
+    """The address that the upload came from, or the adapter that found the file."""
+    created_at: datetime
+    ingested_at: datetime | None
+    """When all rows were stored; None while more may come."""
+    columns: list[str]
+    """The input's columns."""
+    rows: int
+    """Rows stored so far by the ingest."""
+    problem: str | None
+    """Why its rows could not be read to their end."""
+    filename: str | None
+    """Name of the input; None once it is deleted."""
+
+
+async def insert_job(
+    connection: Connection,
+    batch_id: UUID,
+    *,
+    owner: str,
+    job_type: str,
+    spec: Mapping[str, Any],
+    client: str,
+    parts: Sequence[tuple[str, int]] | None = None,
+    columns: Sequence[str] = (),
+    ingested: bool = False,
+    now: Now = None,
+) -> None:
+    """Make a batch a job, in the transaction that creates it."""
+    parameters = {
+        "batch_id": batch_id,
+        "owner": owner,
+        "job_type": job_type,
+        "spec": json.dumps(spec),
+        "parts": None if parts is None else json.dumps(parts),
+        "client": client,
+        "columns": list(columns),
+        "ingested": ingested,
+        "now": now,
+    }
+    await connection.execute(_SQL["insert_job"], parameters)
+
+
+def create_job(
+    connection: psycopg.Connection,
+    batch_id: UUID,
+    *,
+    owner: str,
+    file_id: UUID,
+    pool: str,
+    key: str | None,
+    fingerprint: bytes,
+    priority: int,
+    job_type: str,
+    spec: str,
+    client: str,
+    parts: str | None = None,
+) -> None:
+    """Create a job over an upload, in the transaction that seals it. Raises KeyTaken."""
+    told = {
+        "batch_id": batch_id,
+        "owner": owner,
+        "file_id": file_id,
+        "pool": pool,
+        "key": key,
+        "fingerprint": fingerprint,
+        "priority": priority,
+        "job_type": job_type,
+        "spec": spec,
+        "client": client,
+        "parts": parts,
+        "now": None,
+    }
+    try:
+        connection.execute(_SQL["create_job"], told)
+    except psycopg.errors.UniqueViolation:
+        raise KeyTaken("the idempotency key was used before", hint="Use a new key for every job.") from None
+
+
+async def find_job_by_key(connection: Connection, owner: str, key: str) -> tuple[UUID, bytes] | None:
+    """Find the job that was made under a key: its id, and the fingerprint of what was asked."""
+    row = await fetch_one(connection, _SQL["find_job_by_key"], {"owner": owner, "key": key})
+    return (row[0], row[1]) if row else None
+
+
+async def read_jobs(connection: Connection, batches: Sequence[UUID]) -> dict[UUID, Job]:
+    """Read the jobs among some batches."""
+    cursor = await connection.execute(_SQL["read_jobs"], {"batches": list(batches)})
+    return {row[0]: Job(*row) for row in await cursor.fetchall()}
+
+
+class Ingest(NamedTuple):
+    """A job whose rows are to be read."""
+
+    batch_id: UUID
+    source_id: int
+    filename: str
+    bytes: int
+    pool: str
+    spec: dict[str, Any]
+    parts: list[tuple[str, int]] | None
+    rows: int
+    """Rows that are stored already."""
+    columns: list[str]
+
+
+async def take_ingest(connection: Connection, worker_id: UUID, grace_s: float, *, now: Now = None) -> Ingest | None:
+    """Take the ingest of a job that nobody alive reads; None if there is none."""
+    parameters = {"worker_id": worker_id, "grace_s": grace_s, "now": now}
+    taken = await fetch_one(connection, _SQL["take_ingest_if_free"], parameters)
+    if taken is None:
+        return None
+    row = await fetch_one(connection, _SQL["read_ingest"], {"batch_id": taken[0]})
+    return Ingest(taken[0], *row) if row else None
+
+
+async def count_rows(
+    connection: Connection, batch_id: UUID, worker_id: UUID, rows: int, columns: Sequence[str]
+) -> bool:
+    """Count rows that this transaction stores. False if another process reads the job now: then none may be stored."""
+    parameters = {"batch_id": batch_id, "worker_id": worker_id, "rows": rows, "columns": list(columns)}
+    return await fetch_one(connection, _SQL["count_rows_if_reading"], parameters) is not None
+
+
+async def end_ingest(
+    connection: Connection,
+    batch_id: UUID,
+    worker_id: UUID,
+    columns: Sequence[str],
+    problem: str | None = None,
+    *,
+    now: Now = None,
+) -> bool:
+    """End the ingest: all rows are stored, or the next cannot be read. False if another process reads the job."""
+    parameters = {
+        "batch_id": batch_id,
+        "worker_id": worker_id,
+        "columns": list(columns),
+        "problem": problem,
+        "now": now,
+    }
+    return await fetch_one(connection, _SQL["end_ingest_if_reading"], parameters) is not None

@@ -1,0 +1,82 @@
+"""A job's sheet, from one snapshot: its rows in input order, each with its result and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+
+from penstock.db import arrays
+from penstock.db.pool import Connection
+from penstock.errors import PenstockError
+from penstock.export.draft import Draft, explain_write_errors
+from penstock.export.grid import find_grid, list_live, read_columns, read_grid
+from penstock.export.jsonl import Exported
+from penstock.export.sheets.columns import SheetColumns
+from penstock.export.sheets.writer import sheet_writer
+
+FORMATS = ("csv", "xlsx", "jsonl")
+
+_PAGE_ROWS = 1_000
+
+
+def sheet_format(filename: str) -> tuple[str, bool] | None:
+    """Format that a file's name asks for, and whether it is to be gzipped; None if it names no format of sheets."""
+    name, dot, ending = filename.lower().rpartition(".")
+    gzip = ending == "gz"
+    if gzip:
+        name, dot, ending = name.rpartition(".")
+    return (ending, gzip) if dot and ending in FORMATS else None
+
+
+def export_sheet(
+    conninfo: str, batch_id: UUID, output: Path, *, on_progress: Callable[[int], None] = lambda _: None
+) -> Exported:
+    """Write a job's sheet beside its final name, then rename: whole or not at all."""
+    found = sheet_format(output.name)
+    if found is None:
+        raise ValueError(output.name)
+    with explain_write_errors(output), Draft(output) as draft:
+        asyncio.run(_write_sheet(conninfo, batch_id, draft, *found, on_progress))
+        draft.publish(if_empty="keep")
+    return Exported(output, draft.lines, None, 0)
+
+
+async def _write_sheet(
+    conninfo: str,
+    batch_id: UUID,
+    draft: Draft,
+    file_format: str,
+    gzip: bool,
+    on_progress: Callable[[int], None],
+) -> None:
+    async with await psycopg.AsyncConnection.connect(conninfo) as connection:
+        arrays.register(connection)
+        await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+        await connection.set_read_only(True)
+        async for block, rows in sheet_blocks(connection, batch_id, file_format, gzip=gzip):
+            draft.write(block, rows)
+            on_progress(draft.lines)
+
+
+async def sheet_blocks(
+    connection: Connection, batch_id: UUID, file_format: str, *, gzip: bool
+) -> AsyncIterator[tuple[bytes, int]]:
+    """Blocks of a job's sheet and how many rows each has, read in the connection's transaction: one snapshot."""
+    job = await read_columns(connection, batch_id)
+    if job is None:
+        raise PenstockError(f"{batch_id} is no job", hint="Only jobs over tables and images have sheets.")
+    columns = SheetColumns(job.input, job.result)
+    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type)
+    yield writer.begin(), 0
+    grid = await find_grid(connection, batch_id)
+    if grid is not None:
+        live = await list_live(connection, batch_id)
+        for start in range(0, grid.total, _PAGE_ROWS):
+            rows = await read_grid(connection, grid, live, [(start, start + _PAGE_ROWS)])
+            cells = [columns.assemble(row.body, row.result, row.status, row.attempts, row.error) for row in rows]
+            yield writer.write(cells), len(cells)
+    yield writer.end(), 0
