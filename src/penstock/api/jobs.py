@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
@@ -13,26 +12,23 @@ from uuid import UUID
 
 import msgspec
 import psycopg
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from penstock.api import batches
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import conflict, not_found
-from penstock.api.files import attachment, refuse_too_large
+from penstock.api.files import refuse_too_large
 from penstock.api.multipart import Feeder, Form, idempotency_key, in_thread, invalid, missing
 from penstock.batches import jobs, read
 from penstock.batches import steer as batch_steer
 from penstock.batches.read import Batch, get_batch
-from penstock.db import arrays
 from penstock.db.pool import borrowed
 from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
 from penstock.erase import erase
 from penstock.errors import UsageError
-from penstock.export import sheet_file
-from penstock.export.grid import STATUSES, GridRow, find_grid, find_ordinals, list_live, read_grid, stretches
 from penstock.intake.job_upload import JobUpload
 from penstock.intake.tables.table import TableSpec
-from penstock.model import BatchState, new_id, parse_id, public_id, request_public_id
+from penstock.model import BatchState, new_id, parse_id, public_id
 
 _SPEC_BYTES = 1024 * 1024
 _FORM = {
@@ -45,10 +41,9 @@ _FORM = {
 }
 
 JobState = Literal["INGESTING", "QUEUED", "RUNNING", "PAUSED", "DONE", "FAILED", "CANCELLED"]
-Format = Literal["xlsx", "csv", "jsonl"]
 
 
-class _Camel(msgspec.Struct, rename="camel", kw_only=True):
+class Camel(msgspec.Struct, rename="camel", kw_only=True):
     """Struct whose fields are camelCase on the wire."""
 
 
@@ -63,17 +58,17 @@ class JobSpec(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
 
 
-class JobCreated(_Camel):
+class JobCreated(Camel):
     job_id: str
 
 
-class JobIngest(_Camel):
+class JobIngest(Camel):
     done: bool
     rows: int
     problem: str | None
 
 
-class Job(_Camel):
+class Job(Camel):
     id: str
     job_type: str
     state: JobState
@@ -95,43 +90,14 @@ class Job(_Camel):
     columns: list[str]
 
 
-class JobList(_Camel):
+class JobList(Camel):
     jobs: list[Job]
-    next: str | None
-
-
-class JobItem(_Camel):
-    id: str
-    row: int
-    status: str
-    attempts: int
-    input: msgspec.Raw
-    result: msgspec.Raw | None
-    error: str | None
-    locked_by: str | None
-    updated_at: datetime | None
-
-
-class JobItems(_Camel):
-    items: list[JobItem]
     next: str | None
 
 
 class JobsQuery(msgspec.Struct):
     after: str | None = None
     page_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = msgspec.field(default=20, name="pageSize")
-
-
-class ItemsQuery(msgspec.Struct):
-    from_row: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = msgspec.field(default=1, name="from")
-    page_size: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = msgspec.field(default=100, name="pageSize")
-    status: str | None = None
-    statuses: str | None = None
-
-
-class ExportQuery(msgspec.Struct):
-    format: Format = "csv"
-    gzip: bool = False
 
 
 # -- creating
@@ -251,7 +217,7 @@ async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: 
 
 async def retrieve_job(call: Call[None, None]) -> Job:
     async with borrowed(call.server.database) as connection:
-        batch = _known(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
+        batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         found = await jobs.read_jobs(connection, [batch.id])
     return _job(batch, found[batch.id])
 
@@ -274,7 +240,7 @@ async def list_jobs(call: Call[JobsQuery, None]) -> JobList:
     )
 
 
-def _known(call: Call[Any, Any], batch: Batch | None) -> Batch:
+def known_job(call: Call[Any, Any], batch: Batch | None) -> Batch:
     if batch is None or batch.dialect != "job":
         raise not_found("Job", call.path["job_id"])
     return batch
@@ -325,56 +291,6 @@ def _state(batch: Batch, job: jobs.Job) -> JobState:
     return "RUNNING" if batch.counts.settled or batch.counts.in_flight else "QUEUED"
 
 
-async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
-    """A page of rows in their order: all of them, or those with certain statuses."""
-    query, size = call.query, call.query.page_size
-    statuses = _statuses(query)
-    async with borrowed(call.server.database) as connection, connection.transaction():
-        batch = _known(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
-        grid = await find_grid(connection, batch.id)
-        if grid is None:
-            return JobItems(items=[], next=None)
-        live = await list_live(connection, batch.id)
-        start = query.from_row - 1
-        if statuses is None:
-            ordinals = list(range(start, min(start + size + 1, grid.total)))
-        else:
-            ordinals = await find_ordinals(connection, grid, live, statuses, start, size + 1)
-        rows = await read_grid(connection, grid, live, stretches(ordinals[:size]))
-    more = len(ordinals) > size
-    return JobItems(items=[_item(batch.id, row) for row in rows], next=str(ordinals[size] + 1) if more else None)
-
-
-def _statuses(query: ItemsQuery) -> set[str] | None:
-    if query.status is None and query.statuses is None:
-        return None
-    words = {word for text in (query.status, query.statuses) if text for word in text.split(",")}
-    if not words <= set(STATUSES):
-        raise invalid("statuses", f"expected one or more of {', '.join(STATUSES)}.")
-    return words
-
-
-class _Body(msgspec.Struct):
-    row: msgspec.Raw
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
-
-
-def _item(batch_id: UUID, row: GridRow) -> JobItem:
-    return JobItem(
-        id=request_public_id(batch_id, row.line),
-        row=row.line,
-        status=row.status,
-        attempts=row.attempts,
-        input=_decode_body(row.body).row,
-        result=None if row.result is None else msgspec.Raw(row.result),
-        error=row.error,
-        locked_by=None if row.worker_id is None else str(row.worker_id),
-        updated_at=row.updated_at,
-    )
-
-
 # -- steering
 
 
@@ -394,9 +310,9 @@ async def _steer(call: Call[Any, Any], verb: str, move: batches.Move, *there: Jo
     """Move the job to a state; one that is there already is left as it is."""
     job_id = call.id("job", "job_id")
     async with borrowed(call.server.database) as connection:
-        found = _known(call, await get_batch(connection, job_id, call.caller.scope))
+        found = known_job(call, await get_batch(connection, job_id, call.caller.scope))
         moved = await batches.steer(call, connection, found, move)
-        batch = _known(call, await get_batch(connection, job_id, call.caller.scope))
+        batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
         job = _job(batch, (await jobs.read_jobs(connection, [batch.id]))[batch.id])
     if not moved and job.state not in there:
         raise conflict(f"Cannot {verb} a job that is {job.state}.")
@@ -406,35 +322,12 @@ async def _steer(call: Call[Any, Any], verb: str, move: batches.Move, *there: Jo
 async def delete_job(call: Call[None, None]) -> Response:
     job_id = call.id("job", "job_id")
     async with borrowed(call.server.database) as connection:
-        batch = _known(call, await get_batch(connection, job_id, call.caller.scope))
+        batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
         await erase.delete_batch(connection, job_id, call.caller.scope)
         if batch.file_id is not None:
             await erase.delete_file(connection, batch.file_id, call.caller.scope)
     call.server.background.wake("purge")
     return Response(status_code=204)
-
-
-# -- the sheet
-
-
-async def export_job(call: Call[ExportQuery, Nothing | None]) -> Response:
-    """The job's sheet as it is now, from one snapshot."""
-    job_id, query = call.id("job", "job_id"), call.query
-    async with borrowed(call.server.database) as connection:
-        _known(call, await get_batch(connection, job_id, call.caller.scope))
-
-    async def blocks() -> AsyncIterator[bytes]:
-        async with await psycopg.AsyncConnection.connect(call.server.conninfo) as connection:
-            arrays.register(connection)
-            await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
-            await connection.set_read_only(True)
-            async for block, _ in sheet_file.sheet_blocks(connection, job_id, query.format, gzip=query.gzip):
-                if block:
-                    yield block
-
-    name = f"{call.path['job_id']}.{query.format}{'.gz' if query.gzip else ''}"
-    headers = {"content-disposition": attachment(name), "cache-control": "private, no-store"}
-    return StreamingResponse(blocks(), media_type="application/octet-stream", headers=headers)
 
 
 _ONE = "/api/jobs/{job_id}"
@@ -444,9 +337,7 @@ ENDPOINTS = (
     Endpoint("GET", "/api/jobs", list_jobs, "List jobs, newest first."),
     Endpoint("GET", _ONE, retrieve_job, "One job.", errors=(404,)),
     Endpoint("DELETE", _ONE, delete_job, "Erase a job, its rows and its results.", status=204, errors=(404, 409)),
-    Endpoint("GET", f"{_ONE}/items", list_items, "A page of a job's rows, from a row number on.", errors=(404,)),
     Endpoint("POST", f"{_ONE}/pause", pause_job, "Start nothing more of a job for now.", errors=(404, 409)),
     Endpoint("POST", f"{_ONE}/resume", resume_job, "Go on with a paused job.", errors=(404, 409)),
     Endpoint("POST", f"{_ONE}/cancel", cancel_job, "Start nothing more of a job.", errors=(404, 409)),
-    Endpoint("POST", f"{_ONE}/export", export_job, "A job's sheet.", media="application/octet-stream", errors=(404,)),
 )

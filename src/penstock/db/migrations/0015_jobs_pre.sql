@@ -27,7 +27,7 @@ CREATE TABLE penstock.jobs (
   -- The input's columns, once they are known.
   columns      text[] NOT NULL DEFAULT '{}',
   CONSTRAINT jobs_ingest_ends CHECK (ingested_at IS NULL OR worker_id IS NULL)
-) WITH (fillfactor = 80);
+) WITH (fillfactor = 80, vacuum_truncate = off, toast.vacuum_truncate = off);
 CREATE INDEX jobs_to_ingest ON penstock.jobs (batch_id) WHERE ingested_at IS NULL;
 
 -- The result's columns of a job, in the order in which they were first seen. Recorded before the results that have them.
@@ -36,7 +36,7 @@ CREATE TABLE penstock.job_columns (
   name      text NOT NULL,
   id        bigint GENERATED ALWAYS AS IDENTITY,
   PRIMARY KEY (batch_id, name)
-);
+) WITH (vacuum_truncate = off);
 
 -- Images, stored once for each owner.
 CREATE TABLE penstock.blobs (
@@ -53,7 +53,7 @@ CREATE TABLE penstock.blob_uses (
   digest     bytea NOT NULL,
   source_id  bigint NOT NULL,
   PRIMARY KEY (owner, digest, source_id)
-);
+) WITH (vacuum_truncate = off);
 CREATE INDEX blob_uses_of_source ON penstock.blob_uses (source_id, digest);
 
 -- Every change that a user made to a job, for admins to read.
