@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from bench.ground import median, options, print_table, scratch_database, server, settle_down
+from bench.ground import median, options, print_table, scratch_database, server, settle_down, words
 from penstock.batches.create import create_batch
 from penstock.claim import claim as claims
 from penstock.claim import liveness
@@ -71,16 +71,9 @@ def main() -> None:
     print_table(["bodies and answers", "intake, MB/s", "claim, read, settle, items/s", "bytes on disk per byte"], rows)
 
 
-def _words(size: int, chance: random.Random) -> str:
-    """Text of about four letters a word, of which some are frequent."""
-    known = ["".join(chance.choices("etaoinshrdlu", k=chance.randint(2, 9))) for _ in range(2_000)]
-    text = " ".join(chance.choices(known, weights=[1 / (n + 1) for n in range(len(known))], k=size // 3))
-    return text[:size]
-
-
 def _write(path: Path, size: int, lines: int) -> Path:
     chance = random.Random(size)
-    texts = [_words(size - 60, chance) for _ in range(100)]
+    texts = [words(size - 60, chance) for _ in range(100)]
     with path.open("w") as file:
         for number in range(lines):
             body = f'{{"model": "{ROUTE}", "messages": [{{"role": "user", "content": "{texts[number % 100]}"}}]}}'
@@ -100,7 +93,7 @@ def _measure(conninfo: str, path: Path, size: int, lines: int, way: str) -> Figu
         started = perf_counter()
         file_id = ingest_file(database, path, owner="bench", worker_id=uuid4()).file.id
         intake_s = perf_counter() - started
-        answers = [f'{{"content": "{_words(size - 20, random.Random(n))}"}}'.encode() for n in range(100)]
+        answers = [f'{{"content": "{words(size - 20, random.Random(n))}"}}'.encode() for n in range(100)]
         engine_s = asyncio.run(_work_off(database, file_id, size, answers))
         with psycopg.connect(database, autocommit=True) as connection:
             row = connection.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -23,6 +24,18 @@ def options(about: str | None) -> ArgumentParser:
     parser = ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     return parser
+
+
+def words(size: int, chance: random.Random) -> str:
+    """Text of about four letters a word, of which some are frequent: it compresses as text does."""
+    known = ["".join(chance.choices("etaoinshrdlu", k=chance.randint(2, 9))) for _ in range(2_000)]
+    text = " ".join(chance.choices(known, weights=[1 / (n + 1) for n in range(len(known))], k=size // 2))
+    return text[:size]
+
+
+def body(size: int) -> bytes:
+    """A JSON body of that many bytes."""
+    return f'{{"text": "{words(size - 12, random.Random(size))}"}}'.encode()
 
 
 def sized(chosen: Namespace, full: int, quick: int) -> int:

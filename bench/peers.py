@@ -1,11 +1,11 @@
 """A whole worker that does nothing, against pgqueuer doing nothing, on the same server in the same run.
 
-    python -m bench.peers [--items 200000] [--rounds 3] [--quick]
+    python -m bench.peers [--items 200000] [--bytes 600] [--rounds 3] [--quick]
 
 Penstock: a stored file, a batch over it, one worker process with its default settings; the Python function gets 600
-bytes and answers 500, which are stored. pgqueuer: as many jobs of 600 bytes, one worker process draining them in
-batches of 500; its entrypoint is an empty coroutine and no result is stored. Storing and enqueuing are not measured.
-asyncpg is taken for pgqueuer where it is installed, psycopg otherwise; the table says which.
+bytes of text and answers as many, which are stored. pgqueuer: as many jobs of 600 bytes, one worker process draining
+them in batches of 500; its entrypoint is an empty coroutine and no result is stored. Storing and enqueuing are not
+measured. asyncpg is taken for pgqueuer where it is installed, psycopg otherwise; the table says which.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uuid import UUID
 import psycopg
 import uvloop
 
-from bench.ground import median, options, print_table, scratch_database, server, settle_down, sized
+from bench.ground import body, median, options, print_table, scratch_database, server, settle_down, sized
 from penstock.batches.create import create_batch
 from penstock.batches.read import read_status
 from penstock.config import Config
@@ -33,8 +33,6 @@ from penstock.model import Item
 from penstock.worker.worker import Worker
 from tests.support.engine import make_file
 
-BODY = b'{"input": "' + b"x" * 587 + b'"}'
-ANSWER = b'{"output": "' + b"y" * 486 + b'"}'
 PGQUEUER_BATCH = 500
 ENQUEUE_AT_ONCE = 10_000
 POOL = "bench"
@@ -45,18 +43,19 @@ HAS_ASYNCPG = importlib.util.find_spec("asyncpg") is not None
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--items", type=int)
+    parser.add_argument("--bytes", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     items = chosen.items or sized(chosen, 200_000, 20_000)
-    rates: dict[Callable[[str, int], float], list[float]] = {measure_penstock: [], measure_pgqueuer: []}
+    rates: dict[Callable[[str, int, bytes], float], list[float]] = {measure_penstock: [], measure_pgqueuer: []}
     with server() as conninfo:
         for _ in range(1 if chosen.quick else chosen.rounds):
             for measure, found in rates.items():
-                found.append(items / measure(conninfo, items))
+                found.append(items / measure(conninfo, items, body(chosen.bytes)))
     own, peer = (median(found) for found in rates.values())
     driver = "asyncpg" if HAS_ASYNCPG else "psycopg"
     print_table(
-        [f"{items:,} items, one worker process", "items/s", "times"],
+        [f"{items:,} items of {chosen.bytes:,} B, one worker process", "items/s", "times"],
         [
             ["Penstock, answers stored", f"{own:,.0f}", f"{own / peer:.1f}"],
             [f"pgqueuer ({driver}), nothing stored", f"{peer:,.0f}", "1.0"],
@@ -64,21 +63,21 @@ def main() -> None:
     )
 
 
-def measure_penstock(conninfo: str, items: int) -> float:
+def measure_penstock(conninfo: str, items: int, body: bytes) -> float:
     with scratch_database(conninfo) as database:
-        batch_id = asyncio.run(_with_connection(database, lambda connection: _store(connection, items)))
+        batch_id = asyncio.run(_with_connection(database, lambda connection: _store(connection, items, body)))
         settle_down(database)
         seconds = _in_child(_run_penstock, database, batch_id)
         with psycopg.connect(database) as connection:
-            row = connection.execute("SELECT count(*) FROM penstock.outcomes WHERE length(response) = 500").fetchone()
+            row = connection.execute("SELECT count(*) FROM penstock.outcomes WHERE response = %s", [body]).fetchone()
         if row != (items,):
             raise AssertionError(f"{row} answers of {items}")
         return seconds
 
 
-def measure_pgqueuer(conninfo: str, items: int) -> float:
+def measure_pgqueuer(conninfo: str, items: int, body: bytes) -> float:
     with scratch_database(conninfo, migrated=False) as database:
-        asyncio.run(_enqueue(database, items))
+        asyncio.run(_enqueue(database, items, body))
         settle_down(database)
         seconds = _in_child(_run_pgqueuer, database, None)
         with psycopg.connect(database) as connection:
@@ -105,13 +104,13 @@ async def _with_connection(database: str, action: Callable[[Connection], Awaitab
         return await action(connection)
 
 
-async def _store(connection: Connection, items: int) -> UUID:
-    file_id = await make_file(connection, [items], body=BODY)
+async def _store(connection: Connection, items: int, body: bytes) -> UUID:
+    file_id = await make_file(connection, [items], body=body)
     return await create_batch(connection, file_id=file_id, owner="local", pool=POOL)
 
 
-def answer(_: Item) -> bytes:
-    return ANSWER
+def answer(item: Item) -> bytes:
+    return item.raw
 
 
 async def _run_penstock(database: str, batch_id: UUID) -> float:
@@ -133,7 +132,7 @@ async def _run_penstock(database: str, batch_id: UUID) -> float:
     return seconds
 
 
-async def _enqueue(database: str, items: int) -> None:
+async def _enqueue(database: str, items: int, body: bytes) -> None:
     from pgqueuer.db import PsycopgDriver
     from pgqueuer.queries import Queries
 
@@ -142,7 +141,7 @@ async def _enqueue(database: str, items: int) -> None:
         await queries.install()
         for start in range(0, items, ENQUEUE_AT_ONCE):
             count = min(ENQUEUE_AT_ONCE, items - start)
-            await queries.enqueue(["empty"] * count, [BODY] * count, [0] * count)
+            await queries.enqueue(["empty"] * count, [body] * count, [0] * count)
 
 
 async def _run_pgqueuer(database: str, _: None) -> float:

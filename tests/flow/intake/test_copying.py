@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +94,23 @@ def test_the_reader_goes_on_while_the_server_is_busy_as_far_as_the_queue_goes(
     assert stored(connection, writer) == 2 * QUEUE_BLOCKS * BLOCK_ROWS
     writer.abandon()
     assert connection.execute("SELECT count(*) FROM penstock.files").fetchone() == (0,)
+
+
+def test_threads_take_quick_turns_for_as_long_as_rows_are_copied(
+    database_18: str, connection: psycopg.Connection
+) -> None:
+    wait_until(lambda: sys.getswitchinterval() >= 0.005, DEADLINE_S)
+    writer = begin(database_18)
+    rows = Rows(writer)
+    with connection.transaction():
+        _ = writer.source_id
+        connection.execute("SELECT FROM penstock.files FOR UPDATE")
+        rows.write(QUEUE_BLOCKS)
+        wait_until(lambda: waits_for_a_lock(connection), DEADLINE_S)
+        assert sys.getswitchinterval() < 0.001
+    writer.flush()
+    wait_until(lambda: sys.getswitchinterval() >= 0.005, DEADLINE_S)
+    writer.abandon()
 
 
 def test_nothing_is_held_while_nothing_comes(database_18: str, connection: psycopg.Connection) -> None:
