@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -138,9 +138,12 @@ class Ingest(NamedTuple):
     columns: list[str]
 
 
-async def take_ingest(connection: Connection, worker_id: UUID, grace_s: float, *, now: Now = None) -> Ingest | None:
-    """Take the ingest of a job that nobody alive reads; None if there is none."""
-    parameters = {"worker_id": worker_id, "grace_s": grace_s, "now": now}
+async def take_ingest(
+    connection: Connection, worker_id: UUID, grace_s: float, reading: Collection[UUID] = (), *, now: Now = None
+) -> Ingest | None:
+    """Take the ingest of a job that nobody alive reads; None if there is none. `reading` are those that this process
+    reads already."""
+    parameters = {"worker_id": worker_id, "grace_s": grace_s, "reading": list(reading), "now": now}
     taken = await fetch_one(connection, _SQL["take_ingest_if_free"], parameters)
     if taken is None:
         return None
@@ -149,10 +152,17 @@ async def take_ingest(connection: Connection, worker_id: UUID, grace_s: float, *
 
 
 async def count_rows(
-    connection: Connection, batch_id: UUID, worker_id: UUID, rows: int, columns: Sequence[str]
+    connection: Connection, batch_id: UUID, worker_id: UUID, before: int, rows: int, columns: Sequence[str]
 ) -> bool:
-    """Count rows that this transaction stores. False if another process reads the job now: then none may be stored."""
-    parameters = {"batch_id": batch_id, "worker_id": worker_id, "rows": rows, "columns": list(columns)}
+    """Count rows that this transaction stores after those `before`. False if another reads the job now: then none may
+    be stored."""
+    parameters = {
+        "batch_id": batch_id,
+        "worker_id": worker_id,
+        "before": before,
+        "rows": rows,
+        "columns": list(columns),
+    }
     return await fetch_one(connection, _SQL["count_rows_if_reading"], parameters) is not None
 
 
@@ -160,15 +170,17 @@ async def end_ingest(
     connection: Connection,
     batch_id: UUID,
     worker_id: UUID,
+    rows: int,
     columns: Sequence[str],
     problem: str | None = None,
     *,
     now: Now = None,
 ) -> bool:
-    """End the ingest: all rows are stored, or the next cannot be read. False if another process reads the job."""
+    """End the ingest: all rows are stored, or the next cannot be read. False if another reads the job."""
     parameters = {
         "batch_id": batch_id,
         "worker_id": worker_id,
+        "rows": rows,
         "columns": list(columns),
         "problem": problem,
         "now": now,

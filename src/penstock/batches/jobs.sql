@@ -25,13 +25,14 @@ INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, parts, client, creat
 VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::jsonb, %(parts)s::jsonb, %(client)s, @now)
 
 -- name: take_ingest_if_free
--- Takes the ingest of the oldest job whose rows are to be read and whose reader, if it had one, is dead. The reader's id
--- is the fence: every block of rows is stored under it.
+-- Takes the ingest of the oldest job whose rows are to be read and whose reader, if it had one, is dead or is this process
+-- and has given it up. The reader's id and the rows that it knows of are the fence: every block is stored under both.
 UPDATE penstock.jobs SET worker_id = %(worker_id)s
  WHERE batch_id = (
    SELECT j.batch_id FROM penstock.jobs j
     WHERE j.ingested_at IS NULL
-      AND (j.worker_id IS NULL OR NOT EXISTS (
+      AND j.batch_id <> ALL (%(reading)s::uuid[])
+      AND (j.worker_id IS NULL OR j.worker_id = %(worker_id)s OR NOT EXISTS (
              SELECT FROM penstock.workers w
               WHERE w.id = j.worker_id AND w.heartbeat_at > @now - make_interval(secs => %(grace_s)s)))
     ORDER BY j.batch_id
@@ -48,15 +49,15 @@ SELECT f.source_id, f.filename, f.bytes, b.pool, j.spec, j.parts, j.rows, j.colu
  WHERE j.batch_id = %(batch_id)s
 
 -- name: count_rows_if_reading
--- Counts rows that this transaction stores, unless another process reads the job now.
+-- Counts rows that this transaction stores, unless another reads the job now.
 UPDATE penstock.jobs SET rows = rows + %(rows)s, columns = %(columns)s::text[]
- WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND ingested_at IS NULL
+ WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND rows = %(before)s AND ingested_at IS NULL
 RETURNING rows
 
 -- name: end_ingest_if_reading
 -- Ends the ingest: all rows are stored, or none that follows can be.
 UPDATE penstock.jobs SET ingested_at = @now, worker_id = NULL, columns = %(columns)s::text[], problem = %(problem)s
- WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND ingested_at IS NULL
+ WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND rows = %(rows)s AND ingested_at IS NULL
 RETURNING batch_id
 
 -- name: find_job_by_key

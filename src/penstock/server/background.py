@@ -130,6 +130,7 @@ class BackgroundDuties:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await cancel_and_wait(self._tasks)
+        await self._job_ingest.close()
 
     async def _keep(self, duty: _Duty) -> None:
         backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)

@@ -16,6 +16,8 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import psycopg
+from psycopg_pool import PoolTimeout
 
 from penstock.batches.growth import NotGrowing, hold_growing, move_totals, seal_batch
 from penstock.batches.jobs import Ingest, count_rows, end_ingest, take_ingest
@@ -29,6 +31,7 @@ from penstock.intake.stored_bytes import PieceReader, StoredBytes
 from penstock.intake.tables.formats import open_table
 from penstock.intake.tables.table import Table, TableRow, TableSpec
 from penstock.model import ROWS
+from penstock.tasks import cancel_and_wait
 
 _log = logging.getLogger("penstock.ingest")
 
@@ -37,42 +40,66 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 
 
 class _TakenOverError(Exception):
-    """Another process reads the job now: this one was taken for dead."""
+    """Another reads the job now: this process was taken for dead."""
+
+
+_AT_ONCE = 4
+"""Jobs whose rows a server reads at a time: a small one does not wait for a large one to end."""
 
 
 class JobIngest:
-    """Reads the rows of jobs, one job at a time."""
+    """Reads the rows of jobs, some jobs at a time."""
 
     def __init__(self, config: Config, conninfo: str, database: Pool) -> None:
         self._config = config
         self._conninfo = conninfo
         self._database = database
+        self._reading: dict[UUID, asyncio.Task[None]] = {}
 
     async def step(self, worker_id: UUID) -> bool:
-        """Read one job's rows to their end. True if there may be another."""
+        """Begin to read the rows of one more job, once there is room for it. True if there may be another."""
+        if len(self._reading) >= _AT_ONCE:
+            await asyncio.wait(self._reading.values(), return_when=asyncio.FIRST_COMPLETED)
         async with borrowed(self._database) as connection:
-            ingest = await take_ingest(connection, worker_id, self._config.liveness.heartbeat_grace_s)
+            grace_s = self._config.liveness.heartbeat_grace_s
+            ingest = await take_ingest(connection, worker_id, grace_s, self._reading)
         if ingest is None:
             return False
+        task = asyncio.create_task(self._try_to_read(ingest, worker_id))
+        self._reading[ingest.batch_id] = task
+        task.add_done_callback(lambda _: self._reading.pop(ingest.batch_id))
+        return True
+
+    async def close(self) -> None:
+        """Read nothing more. Another server goes on with what was begun."""
+        await cancel_and_wait(self._reading.values())
+
+    async def _try_to_read(self, ingest: Ingest, worker_id: UUID) -> None:
+        """Read a job's rows to their end. After a fault the next step takes the job again."""
         try:
             await self._read(ingest, worker_id)
         except (NotGrowing, _TakenOverError) as ended:
             _log.info("ingest of %s ends: %s", ingest.batch_id, ended)
-        return True
+        except (psycopg.Error, PoolTimeout, OSError) as error:
+            _log.warning("ingest of %s: trying again: %s", ingest.batch_id, type(error).__name__)
+        except Exception as error:
+            _log.error("ingest of %s: failed: %s", ingest.batch_id, type(error).__name__)
 
     async def _read(self, ingest: Ingest, worker_id: UUID) -> None:
+        stored = ingest.rows
         with ExitStack() as stack:
             try:
                 table = await asyncio.to_thread(self._open, ingest, stack)
                 rows = table.rows()
-                await asyncio.to_thread(_skip, rows, ingest.rows)
+                await asyncio.to_thread(_skip, rows, stored)
                 while block := await asyncio.to_thread(_next_block, rows):
-                    await self._store(ingest, worker_id, table, block)
+                    await self._store(ingest, worker_id, table, stored, block)
+                    stored += len(block)
             except IntakeRefused as refused:
                 # Everything was read once before the job was made: a limit was lowered since.
-                await self._end(ingest, worker_id, ingest.columns, refused.message)
+                await self._end(ingest, worker_id, stored, ingest.columns, refused.message)
                 return
-            await self._end(ingest, worker_id, table.columns, None)
+            await self._end(ingest, worker_id, stored, table.columns, None)
 
     def _open(self, ingest: Ingest, stack: ExitStack) -> Table:
         pieces = stack.enter_context(PieceReader(self._conninfo, ingest.source_id))
@@ -80,11 +107,11 @@ class JobIngest:
         spec = msgspec.convert(ingest.spec.get("columns", {}), TableSpec)
         return stack.enter_context(open_table(file, ingest.filename, spec, self._config.tables, self._config.intake))
 
-    async def _store(self, ingest: Ingest, worker_id: UUID, table: Table, block: list[TableRow]) -> None:
+    async def _store(self, ingest: Ingest, worker_id: UUID, table: Table, before: int, block: list[TableRow]) -> None:
         async with borrowed(self._database) as connection, connection.transaction():
             growing = await hold_growing(connection, ingest.batch_id)
-            if not await count_rows(connection, ingest.batch_id, worker_id, len(block), table.columns):
-                raise _TakenOverError("another process reads it")
+            if not await count_rows(connection, ingest.batch_id, worker_id, before, len(block), table.columns):
+                raise _TakenOverError("another reads it")
             place = (str(ingest.spec["route"]), ROWS)
             source_lane, filled = growing.lanes.setdefault(place, (len(growing.lanes), 0))
             packed = _pack(table_lane(growing.source_id, source_lane, filled), growing.total, block)
@@ -92,9 +119,9 @@ class JobIngest:
             size = sum(len(row.body) for row in block)
             await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, size)
 
-    async def _end(self, ingest: Ingest, worker_id: UUID, columns: Any, problem: str | None) -> None:
+    async def _end(self, ingest: Ingest, worker_id: UUID, rows: int, columns: Any, problem: str | None) -> None:
         async with borrowed(self._database) as connection, connection.transaction():
-            if not await end_ingest(connection, ingest.batch_id, worker_id, columns, problem):
+            if not await end_ingest(connection, ingest.batch_id, worker_id, rows, columns, problem):
                 return
             if problem is not None:
                 await cancel_batch(connection, ingest.batch_id)

@@ -200,3 +200,27 @@ def test_an_ingest_that_dies_goes_on_elsewhere(tmp_path: Path, database_18: str)
             items = items_of(second, name)
         assert [item["input"]["sku"] for item in items] == list(range(1, rows + 1))
         assert ask(connection, "SELECT count(*) FROM penstock.outcomes") == rows
+
+
+def test_a_small_job_does_not_wait_for_the_rows_of_a_large_one(server: ServerProcess, database_18: str) -> None:
+    with psycopg.connect(database_18, autocommit=True) as connection:
+        slow_down_rows(connection, 0.5)
+        large = start_job(server, table(20_000), PRICE)
+        wait_until(lambda: job_of(server, large)["ingest"]["rows"] > 0, 30)
+        until_state(server, start_job(server, table(3), PRICE), "DONE")
+        assert job_of(server, large)["state"] == "INGESTING"
+
+
+def test_an_ingest_goes_on_after_the_database_broke_off(server: ServerProcess, database_18: str) -> None:
+    rows = 8_000
+    broken = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    with psycopg.connect(database_18, autocommit=True) as connection:
+        slow_down_rows(connection, 0.2)
+        name = start_job(server, table(rows), PRICE)
+        wait_until(lambda: job_of(server, name)["ingest"]["rows"] > 0, 30)
+        connection.execute(f"{broken} AND pid <> pg_backend_pid()".encode())
+        assert ask(connection, "SELECT rows FROM penstock.jobs") < rows
+        wait_until(lambda: server.ask("GET", f"/api/jobs/{name}").status == 200, 30)
+        job = until_state(server, name, "DONE")
+    assert (job["total"], job["ingest"]["rows"]) == (rows, rows)
+    assert [item["input"]["sku"] for item in items_of(server, name)] == list(range(1, rows + 1))
