@@ -84,7 +84,7 @@ class _Interrupted(PenstockError):  # noqa: N818 -- a person's wish
 def execute(plan: Plan, config: Config) -> ExitCode:
     """Carry the plan out; errors are reported, not raised."""
     try:
-        check_paths(plan.input, plan.output)
+        check_paths(plan.input, plan.output, is_sheet=plan.rows is not None)
         with explain_database_errors(_GO_ON), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Run(plan, config).execute())
     except PenstockError as error:

@@ -1,4 +1,4 @@
-"""Options of `penstock run` over a table: which rows, and what is asked of the model for each."""
+"""Options about the rows of a table: which of them, and what is asked of the model for each."""
 
 from __future__ import annotations
 
@@ -29,13 +29,38 @@ _OUTPUTS = "answers.csv, answers.xlsx or answers.jsonl, each also with .gz"
 
 
 @dataclass(frozen=True, slots=True)
-class TableOptions:
-    """Options that concern the rows of a table."""
+class PromptOptions:
+    """Options that say what is asked of a model for each row."""
 
     model: str | None
     prompt: str | None
     system: str | None
     schema: Path | None
+
+    def definition(self, provider: str) -> dict[str, Any] | None:
+        """What to ask of the provider's model for each row; None if no prompt is given."""
+        if self.prompt is None:
+            for flag, given in (("--model", self.model), ("--system", self.system), ("--schema", self.schema)):
+                if given is not None:
+                    raise UsageError(f"{flag} without --prompt", hint="--prompt says what is asked for each row.")
+            return None
+        if self.model is None:
+            raise UsageError("--prompt without --model", hint="Name the model to ask: --model NAME")
+        from penstock.dispatch.rows.definition import parse_definition
+
+        told = {"model": self.model, "prompt": self.prompt, "system": self.system}
+        definition = {"type": "chat", "provider": provider}
+        definition |= {name: text for name, text in told.items() if text is not None}
+        if self.schema is not None:
+            definition["schema"] = read_json(self.schema, "--schema", "A schema is one JSON object.")
+        parse_definition(definition)
+        return definition
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions(PromptOptions):
+    """Options that concern the rows of a table."""
+
     sheet: str | None
     limit: int | None
     dry_run: bool
@@ -45,6 +70,24 @@ class TableOptions:
         return any((self.model, self.prompt, self.system, self.schema, self.sheet, self.limit, self.dry_run))
 
 
+_PROMPT_OPTIONS = (
+    click.option("--prompt", metavar="TEXT", help="Prompt for each row: 'Which category is {{ title }}?'"),
+    click.option("--model", metavar="NAME", help="Model that is asked the prompt."),
+    click.option("--system", metavar="TEXT", help="System message for each row, a template too."),
+    click.option(
+        "--schema",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="JSON schema of the answer; its properties become columns.",
+    ),
+)
+SHEET_OPTION = click.option("--sheet", metavar="NAME", help="Sheet of a workbook, by name or number.")
+
+
+def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a prompt; the command gets them as `asked`."""
+    return gather(command, "asked", PromptOptions, _PROMPT_OPTIONS)
+
+
 def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options; the command gets them as `table`."""
     return gather(
@@ -52,15 +95,8 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "table",
         TableOptions,
         (
-            click.option("--model", metavar="NAME", help="Model to ask for each row of a table."),
-            click.option("--prompt", metavar="TEXT", help="Prompt for each row: 'Which category is {{ title }}?'"),
-            click.option("--system", metavar="TEXT", help="System message for each row, a template too."),
-            click.option(
-                "--schema",
-                type=click.Path(path_type=Path, dir_okay=False),
-                help="JSON schema of the answer; its properties become columns.",
-            ),
-            click.option("--sheet", metavar="NAME", help="Sheet of a workbook, by name or number."),
+            *_PROMPT_OPTIONS,
+            SHEET_OPTION,
             click.option("--limit", type=click.IntRange(1), metavar="N", help="The first N rows of a table alone."),
             click.option("--dry-run", is_flag=True, help="Print the request of a table's first row; send nothing."),
         ),
@@ -88,7 +124,7 @@ def plan_rows(path: Path, options: TableOptions, target: Target) -> RowsPlan:
     """Plan what is done with the rows of a table; checked as far as it can be without a row."""
     from penstock.intake.tables.table import TableSpec
 
-    definition = _definition(options)
+    definition = options.definition("run")
     if definition is None and target.processor is None:
         raise UsageError(
             f"{path}: what is to be done with each row?",
@@ -96,39 +132,24 @@ def plan_rows(path: Path, options: TableOptions, target: Target) -> RowsPlan:
         )
     if definition is not None and target.base_url is None:
         raise UsageError("--prompt with --processor", hint="--prompt asks the model at --base-url.")
-    sheet = options.sheet
-    spec = TableSpec(sheet=int(sheet) if sheet is not None and sheet.isdecimal() else sheet)
-    return RowsPlan(spec, replace(target, definition=definition), options.limit)
+    return RowsPlan(TableSpec(sheet=sheet_of(options.sheet)), replace(target, definition=definition), options.limit)
 
 
-def _definition(options: TableOptions) -> dict[str, Any] | None:
-    """What to ask of the model for each row; None where a function works the rows off."""
-    if options.prompt is None:
-        for flag, given in (("--model", options.model), ("--system", options.system), ("--schema", options.schema)):
-            if given is not None:
-                raise UsageError(f"{flag} without --prompt", hint="--prompt says what is asked for each row.")
-        return None
-    if options.model is None:
-        raise UsageError("--prompt without --model", hint="Name the model to ask: --model NAME")
-    from penstock.dispatch.rows.definition import parse_definition
-
-    told = {"model": options.model, "prompt": options.prompt, "system": options.system}
-    definition = {"type": "chat", "provider": "run", **{name: text for name, text in told.items() if text is not None}}
-    if options.schema is not None:
-        definition["schema"] = _read_schema(options.schema)
-    parse_definition(definition)
-    return definition
+def sheet_of(text: str | None) -> str | int | None:
+    """Sheet that --sheet names: a number from 1, or a name."""
+    return int(text) if text is not None and text.isdecimal() else text
 
 
-def _read_schema(path: Path) -> Any:
+def read_json(path: Path, option: str, hint: str) -> Any:
+    """Read the JSON file that an option names."""
     import msgspec
 
     try:
         return msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"--schema {path}: {error.strerror}", hint="Name a file that holds a JSON schema.") from None
+        raise UsageError(f"{option} {path}: {error.strerror}", hint=hint) from None
     except msgspec.DecodeError as error:
-        raise UsageError(f"--schema {path}: not JSON: {error}", hint="A schema is one JSON object.") from None
+        raise UsageError(f"{option} {path}: not JSON: {error}", hint=hint) from None
 
 
 def check_output(output: Path) -> None:
@@ -136,7 +157,7 @@ def check_output(output: Path) -> None:
     from penstock.export.sheet_file import sheet_format
 
     if sheet_format(output.name) is None:
-        raise UsageError(f"-o {output}: a table's answers are a sheet", hint=f"Name it {_OUTPUTS}.")
+        raise UsageError(f"-o {output}: the results of rows are a sheet", hint=f"Name it {_OUTPUTS}.")
 
 
 async def make_job(
