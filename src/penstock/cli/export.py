@@ -103,13 +103,11 @@ def check_output(output: Path, source: Path | None) -> None:
 
 def check_sheet_output(output: Path, source: Path | None) -> None:
     """Refuse an output that cannot work for a job, before anything is done."""
-    if str(output) == _STDOUT:
-        return
-    from penstock.cli import tables
-    from penstock.cli.paths import check_outputs
+    if str(output) != _STDOUT:
+        from penstock.cli import tables
 
-    tables.check_output(output)
-    check_outputs(output, source, is_sheet=True)
+        tables.check_output(output)
+        check_output(output, source)
 
 
 async def export_results(context: CommandContext, batch: Json, output: Path) -> WrittenResults:

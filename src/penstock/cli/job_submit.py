@@ -73,7 +73,8 @@ async def submit(
     from penstock.cli.upload import Source
 
     if output is not None:
-        check_sheet_output(output, files[0])
+        for file in files:
+            check_sheet_output(output, file)
     spec = _spec(processor, asked, provider, spec_file)
     _fill(spec, job_type, sheet, priority)
     sources = [Source(_checked(file)) for file in files]

@@ -9,22 +9,22 @@ from penstock.export.draft import draft_of
 from penstock.export.jsonl import errors_path
 
 
-def check_paths(source: Path, output: Path, *, is_sheet: bool = False) -> None:
-    """Check that the input is a regular file, and that the output can be written and overwrites nothing else."""
+def check_paths(source: Path, output: Path) -> None:
+    """Check that the input is a regular file, and that the output and its error file can be written and overwrite
+    nothing else."""
     _check_input(source)
-    check_outputs(output, source, is_sheet=is_sheet)
+    check_outputs(output, source)
 
 
-def check_outputs(output: Path, source: Path | None = None, *, is_sheet: bool = False) -> None:
-    """Check that the output can be written and overwrites nothing else; so too its error file, which a sheet has
-    none of."""
+def check_outputs(output: Path, source: Path | None = None) -> None:
+    """Check that the output and its error file can be written, and overwrite nothing else."""
     if str(output.absolute().parent) in ("/dev", "/dev/fd") or output.absolute().is_relative_to("/proc"):
         # Some of these lead to regular files, such as a redirected output, which the rename would replace.
         raise UsageError(f"{output} is not a regular file", hint="Name a file for the answers, such as answers.jsonl.")
-    targets = [_final(output)] if is_sheet else [_final(output), _final(errors_path(output))]
+    targets = [_final(output), _final(errors_path(output))]
     if source is not None and source.resolve() in targets:
         raise UsageError("the output would overwrite the input", hint="Choose another -o.")
-    if targets[1:] == targets[:1]:
+    if targets[0] == targets[1]:
         raise UsageError(
             f"{output} and {errors_path(output)} are the same file",
             hint="Failures go beside the output: remove the link, or choose another -o.",

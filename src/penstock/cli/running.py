@@ -68,6 +68,11 @@ class Plan:
     verbose: bool = False
 
     @property
+    def unit(self) -> str:
+        """What the input has many of."""
+        return "request" if self.rows is None else "row"
+
+    @property
     def key(self) -> str:
         """Key by which a run is found again, the same for the same command: from input, output and target."""
         output = self.output.parent.resolve() / self.output.name
@@ -84,7 +89,7 @@ class _Interrupted(PenstockError):  # noqa: N818 -- a person's wish
 def execute(plan: Plan, config: Config) -> ExitCode:
     """Carry the plan out; errors are reported, not raised."""
     try:
-        check_paths(plan.input, plan.output, is_sheet=plan.rows is not None)
+        check_paths(plan.input, plan.output)
         with explain_database_errors(_GO_ON), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Run(plan, config).execute())
     except PenstockError as error:
@@ -126,7 +131,8 @@ class _Run:
         counts = batch.counts
         failed = counts.failed + counts.not_found + counts.cancelled + counts.expired
         code = ExitCode.FAILED_ROWS if failed else ExitCode.OK
-        print_summary(batch, exported, monotonic() - self._started_at, code, as_json=self._plan.as_json)
+        seconds = monotonic() - self._started_at
+        print_summary(batch, exported, seconds, code, as_json=self._plan.as_json, unit=self._plan.unit)
         return code
 
     # -- the batch this plan already made
@@ -220,6 +226,7 @@ class _Run:
             spec=rows.spec,
             table_limits=self._config.tables,
             first_rows=rows.limit,
+            through=rows.check,
             **common,
         )
         return stored.file.file.id, stored.columns
@@ -358,7 +365,7 @@ class _Run:
                 "interrupted while writing: every result is stored, the output is as it was before",
                 hint="Run the same command again to write it.",
             )
-        self._display.amount("writing", done, total, "lines")
+        self._display.amount("writing", done, total, "rows" if self._plan.rows else "lines")
 
     async def _say_unfinished(self, database: Pool, batch: Batch) -> ExitCode:
         if self._interrupted.is_set():
@@ -374,13 +381,14 @@ class _Run:
             ExitCode.PAUSED,
             as_json=self._plan.as_json,
             reasons=reasons,
+            unit=self._plan.unit,
         )
         return ExitCode.PAUSED
 
     def _say_interrupted(self, batch: Batch) -> ExitCode:
         self._display.__exit__(None, None, None)
         seconds = monotonic() - self._started_at
-        print_summary(batch, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
+        print_summary(batch, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json, unit=self._plan.unit)
         return ExitCode.INTERRUPTED
 
 

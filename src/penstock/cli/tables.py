@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from penstock.config import Config
     from penstock.db.pool import Connection
     from penstock.dispatch.target import Target
-    from penstock.intake.tables.table import TableSpec
+    from penstock.intake.tables.table import TableRow, TableSpec
 
 OWNER = "local"
 """Owner of everything that commands on this machine make."""
 
-_PACKED = (".gz", ".zst")
 _TABLES = (".csv", ".tsv", ".xlsx")
+_TEXT = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson")
 _OUTPUTS = "answers.csv, answers.xlsx or answers.jsonl, each also with .gz"
 
 
@@ -52,7 +52,7 @@ class PromptOptions:
         definition = {"type": "chat", "provider": provider}
         definition |= {name: text for name, text in told.items() if text is not None}
         if self.schema is not None:
-            definition["schema"] = read_json(self.schema, "--schema", "A schema is one JSON object.")
+            definition["schema"] = read_json(self.schema, "--schema", "Name a file with one JSON object, the schema.")
         parse_definition(definition)
         return definition
 
@@ -62,12 +62,14 @@ class TableOptions(PromptOptions):
     """Options that concern the rows of a table."""
 
     sheet: str | None
+    delimiter: str | None
+    encoding: str | None
     limit: int | None
     dry_run: bool
 
     @property
     def any(self) -> bool:
-        return any((self.model, self.prompt, self.system, self.schema, self.sheet, self.limit, self.dry_run))
+        return any(getattr(self, field.name) for field in fields(self))
 
 
 _PROMPT_OPTIONS = (
@@ -97,33 +99,47 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
         (
             *_PROMPT_OPTIONS,
             SHEET_OPTION,
+            click.option("--delimiter", metavar="CHAR", help="What separates the cells of a CSV.  [default: found]"),
+            click.option("--encoding", metavar="NAME", help="Encoding of a CSV, such as cp1252.  [default: found]"),
             click.option("--limit", type=click.IntRange(1), metavar="N", help="The first N rows of a table alone."),
             click.option("--dry-run", is_flag=True, help="Print the request of a table's first row; send nothing."),
         ),
     )
 
 
-def is_table(path: Path, options: TableOptions) -> bool:
-    """Whether FILE is to be read as a table: by its name, or because a prompt asks for something of each row."""
+def is_table(path: Path, options: TableOptions, output: Path | None) -> bool:
+    """Whether FILE is to be read as a table: by its name, because a prompt asks for something of each row, or because
+    the output can only be a sheet."""
+    is_sheet = output is not None and _plain_name(output).endswith((".csv", ".xlsx"))
+    return is_sheet or options.prompt is not None or _plain_name(path).endswith(_TABLES)
+
+
+def _plain_name(path: Path) -> str:
+    """Name in lower case, without the ending of a packed file."""
     name = path.name.lower()
-    for packed in _PACKED:
-        name = name.removesuffix(packed)
-    return options.prompt is not None or name.endswith(_TABLES)
+    return name.removesuffix(".gz").removesuffix(".zst")
 
 
 @dataclass(frozen=True, slots=True)
 class RowsPlan:
     """How `penstock run` reads a table, and what it does with each row."""
 
+    name: str
     spec: TableSpec
     target: Target
     limit: int | None
 
+    def check(self, rows: Iterator[TableRow]) -> Iterator[TableRow]:
+        """Pass the rows on; refuse them if they have not what the prompt asks of them."""
+        from penstock.dispatch.rows.check import check_rendering
+        from penstock.dispatch.rows.definition import parse_definition
+
+        told = self.target.definition
+        return rows if told is None else check_rendering(parse_definition(told), self.name, rows)
+
 
 def plan_rows(path: Path, options: TableOptions, target: Target) -> RowsPlan:
     """Plan what is done with the rows of a table; checked as far as it can be without a row."""
-    from penstock.intake.tables.table import TableSpec
-
     definition = options.definition("run")
     if definition is None and target.processor is None:
         raise UsageError(
@@ -132,7 +148,19 @@ def plan_rows(path: Path, options: TableOptions, target: Target) -> RowsPlan:
         )
     if definition is not None and target.base_url is None:
         raise UsageError("--prompt with --processor", hint="--prompt asks the model at --base-url.")
-    return RowsPlan(TableSpec(sheet=sheet_of(options.sheet)), replace(target, definition=definition), options.limit)
+    spec = _table_spec(path, options)
+    return RowsPlan(path.name, spec, replace(target, definition=definition), options.limit)
+
+
+def _table_spec(path: Path, options: TableOptions) -> TableSpec:
+    from penstock.intake.tables.table import TableSpec
+
+    if options.sheet is not None and _plain_name(path).endswith(_TEXT):
+        raise UsageError(f"--sheet: {path} has no sheets", hint="It is for workbooks (.xlsx).")
+    delimiter = "\t" if options.delimiter in ("\\t", "tab") else options.delimiter
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+        raise UsageError(f"--delimiter {options.delimiter}: not one character", hint="For example ';' or tab.")
+    return TableSpec(sheet=sheet_of(options.sheet), delimiter=delimiter, encoding=options.encoding)
 
 
 def sheet_of(text: str | None) -> str | int | None:
@@ -157,7 +185,9 @@ def check_output(output: Path) -> None:
     from penstock.export.sheet_file import sheet_format
 
     if sheet_format(output.name) is None:
-        raise UsageError(f"-o {output}: the results of rows are a sheet", hint=f"Name it {_OUTPUTS}.")
+        raise UsageError(
+            f"-o {output}: its ending names no format of sheets", hint=f"Rows become a sheet: name it {_OUTPUTS}."
+        )
 
 
 async def make_job(
@@ -179,6 +209,13 @@ async def make_job(
     )
 
 
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", hint="Check the path.") from None
+
+
 def first_request(path: Path, rows: RowsPlan, config: Config) -> bytes:
     """The request of the first row, as it would be sent; for a Python function, the row as it would get it."""
     import msgspec
@@ -188,7 +225,11 @@ def first_request(path: Path, rows: RowsPlan, config: Config) -> bytes:
     from penstock.dispatch.rows.template import RenderError
     from penstock.intake.tables.formats import open_table
 
-    with path.open("rb") as file, open_table(file, path.name, rows.spec, config.tables, config.intake) as table:
+    if rows.target.processor is not None:
+        from penstock.dispatch.loading import load_processor
+
+        load_processor(rows.target.processor)
+    with _opened(path) as file, open_table(file, path.name, rows.spec, config.tables, config.intake) as table:
         first = next(iter(table.rows()))
     row = msgspec.json.decode(first.body)["row"]
     if rows.target.definition is None:

@@ -144,8 +144,8 @@ def _text_of_part(part: Any) -> str | None:
     if isinstance(part.get("text"), str):
         return str(part["text"])
     image = part.get("image_url")
-    url = image.get("url") if isinstance(image, dict) else image
-    found = _DATA_URL.match(url) if isinstance(url, str) else None
+    url = str(image.get("url") if isinstance(image, dict) else image)
+    found = _DATA_URL.match(url)
     if found is None:
         return None
     size = (len(url) - found.end()) * 3 // 4 - url[-2:].count("=")
