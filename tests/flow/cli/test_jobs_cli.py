@@ -123,13 +123,15 @@ def test_rows_are_shown_page_by_page(desk: Desk) -> None:
 
 
 def test_a_prompt_with_a_schema_in_one_command(desk: Desk) -> None:
-    (desk.directory / "schema.json").write_text('{"type": "object", "properties": {"category": {"type": "string"}}}')
+    properties = {"category": {"type": "string"}, "b": {"type": "integer"}, "a": {"type": "integer"}}
+    (desk.directory / "schema.json").write_text(json.dumps({"type": "object", "properties": properties}))
     ask = ("--model", "small", "--prompt", "Which category is {{ product_title }}?", "--schema", "schema.json")
     ended = desk("jobs", "submit", "rows.csv", *ask, "-o", "sheet.csv", "--json").expect(0)
     told = ended.summary
     assert told["state"] == "DONE"
     assert told["results"] == {"job": told["id"], "complete": True, "output": "sheet.csv"}
     rows = rows_of((desk.directory / "sheet.csv").read_text("utf-8"))
+    assert list(rows[0])[3:6] == ["category", "b", "a"]
     assert all("Which category is Chair" in row["category"] for row in rows)
 
 
