@@ -37,7 +37,7 @@ from penstock.db.start import explain_database_errors, migrate_database, start_d
 from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
-from penstock.export.sheet_file import export_sheet
+from penstock.export.sheet_file import export_sheet, sheet_stem
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
 from penstock.observe.logs import log_to
@@ -74,8 +74,10 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """Key by which a run is found again, the same for the same command: from input, output and target."""
-        output = self.output.parent.resolve() / self.output.name
+        """Key by which a run is found again, the same for the same command: from input, output and target. A sheet's
+        format is no part of it: the rows are not worked off again for another."""
+        name = self.output.name if self.rows is None else sheet_stem(self.output.name)
+        output = self.output.parent.resolve() / name
         parts: list[Any] = [str(self.input.resolve()), str(output), str(self.target)]
         if self.rows is not None:
             parts.append([self.target.definition, msgspec.to_builtins(self.rows.spec), self.rows.limit])

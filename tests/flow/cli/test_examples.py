@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import openpyxl
 import pytest
 
 from tests.support.cli import DEADLINE_S, environment
@@ -91,3 +92,17 @@ def test_what_a_section_quotes_stands_in_the_files(title: str) -> None:
     files = [path.read_text("utf-8") for path in (REPOSITORY / "examples").iterdir() if path.is_file()]
     for kind, block in _BLOCK.findall(SECTIONS[title]):
         assert kind == "console" or any(block in content for content in files), block
+
+
+def test_the_demo_ends_with_a_sheet(tmp_path: Path, prepared: Prepared) -> None:
+    prepared(tmp_path / "demo-out" / "data")
+    command = [sys.executable, REPOSITORY / "examples" / "demo.py", "--requests", "20"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("a sheet to open:      demo-out/products.xlsx\n")
+    sheet = openpyxl.load_workbook(tmp_path / "demo-out" / "products.xlsx").worksheets[0]
+    header, *rows = sheet.iter_rows(values_only=True)
+    assert header == ("sku", "product_title", "brand", "category", "fragile", "status", "attempts", "error")
+    assert [row[0] for row in rows] == list(range(1001, 1011))

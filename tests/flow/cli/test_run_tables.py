@@ -78,6 +78,8 @@ def test_the_same_command_writes_every_format(site: Path) -> None:
     write_table(site / "rows.csv", 9)
     for name in ("out.csv", "out.jsonl.gz", "out.jsonl"):
         run_cli("run", "rows.csv", "--processor", "prices:price", "-o", name, *QUICK, cwd=site).expect(3)
+    with opened(site / ".penstock") as connection:
+        assert connection.execute("SELECT count(*) FROM penstock.batches").fetchone() == (1,)
     with (site / "out.csv").open(newline="", encoding="utf-8") as file:
         cells = list(csv.reader(file))
     assert cells[1] == ["1", "Chair 1", "'=1+1", "2", "EUR", "DONE", "1", ""]
