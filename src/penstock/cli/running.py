@@ -68,11 +68,6 @@ class Plan:
     verbose: bool = False
 
     @property
-    def unit(self) -> str:
-        """What the input has many of."""
-        return "request" if self.rows is None else "row"
-
-    @property
     def key(self) -> str:
         """Key by which a run is found again, the same for the same command: from input, output and target. A sheet's
         format is no part of it: the rows are not worked off again for another."""
@@ -129,13 +124,9 @@ class _Run:
         if not batch.state.terminal:
             return await self._say_unfinished(database, batch)
         exported = await self._export(conninfo, batch)
-        self._display.__exit__(None, None, None)
         counts = batch.counts
         failed = counts.failed + counts.not_found + counts.cancelled + counts.expired
-        code = ExitCode.FAILED_ROWS if failed else ExitCode.OK
-        seconds = monotonic() - self._started_at
-        print_summary(batch, exported, seconds, code, as_json=self._plan.as_json, unit=self._plan.unit)
-        return code
+        return self._end(batch, exported, ExitCode.FAILED_ROWS if failed else ExitCode.OK)
 
     # -- the batch this plan already made
 
@@ -371,27 +362,20 @@ class _Run:
 
     async def _say_unfinished(self, database: Pool, batch: Batch) -> ExitCode:
         if self._interrupted.is_set():
-            return self._say_interrupted(batch)
+            return self._end(batch, None, ExitCode.INTERRUPTED)
         async with database.connection() as connection:
             waits = await gates.list_closed(connection, f"run:{batch.id.hex}")
         reasons = sorted({f"{gate.route}: {gate.message}" for gate in waits if gate.halted_at is not None})
-        self._display.__exit__(None, None, None)
-        print_summary(
-            batch,
-            None,
-            monotonic() - self._started_at,
-            ExitCode.PAUSED,
-            as_json=self._plan.as_json,
-            reasons=reasons,
-            unit=self._plan.unit,
-        )
-        return ExitCode.PAUSED
+        return self._end(batch, None, ExitCode.PAUSED, reasons)
 
-    def _say_interrupted(self, batch: Batch) -> ExitCode:
+    def _end(
+        self, batch: Batch, exported: Exported | None, code: ExitCode, reasons: list[str] | None = None
+    ) -> ExitCode:
+        """Print the summary in the display's place, and return the exit code."""
         self._display.__exit__(None, None, None)
-        seconds = monotonic() - self._started_at
-        print_summary(batch, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json, unit=self._plan.unit)
-        return ExitCode.INTERRUPTED
+        seconds, unit = monotonic() - self._started_at, "request" if self._plan.rows is None else "row"
+        print_summary(batch, exported, seconds, code, as_json=self._plan.as_json, reasons=reasons, unit=unit)
+        return code
 
 
 async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:

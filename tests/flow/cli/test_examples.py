@@ -96,7 +96,7 @@ def test_what_a_section_quotes_stands_in_the_files(title: str) -> None:
 
 def test_the_demo_ends_with_a_sheet(tmp_path: Path, prepared: Prepared) -> None:
     prepared(tmp_path / "demo-out" / "data")
-    command = [sys.executable, REPOSITORY / "examples" / "demo.py", "--requests", "20"]
+    command = [sys.executable, str(REPOSITORY / "examples" / "demo.py"), "--requests", "20"]
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )

@@ -29,9 +29,8 @@ def test_one_row_that_can_be_rendered_is_enough() -> None:
 
 @pytest.mark.parametrize("count", [1, 999, 1_000, 5_000])
 def test_a_column_that_no_row_has_is_named(count: int) -> None:
-    taken = []
     with pytest.raises(NotRenderable) as caught:
-        taken += check_rendering(PROMPT, "rows.csv", iter([row(tilte="x", sku=1)] * count))
+        list(check_rendering(PROMPT, "rows.csv", iter([row(tilte="x", sku=1)] * count)))
     assert caught.value.message == (
         "rows.csv: row 1: prompt: line 1: there is no column 'title'; the columns are tilte, sku"
     )
