@@ -25,7 +25,7 @@ $(READY): requirements.lock pyproject.toml
 lock: ## refresh requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --system-certs --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev --extra folder --extra s3 --extra ftp pyproject.toml -o requirements.lock --python-version 3.11
 
-demo: setup ## run 2,000 requests against a mock upstream and look at the result
+demo: setup ## run 2,000 requests and a table's rows against a mock upstream, and look at the results
 	@$(BIN)/python examples/demo.py
 
 # One more than there are cores: many tests wait, for a grace, a drain or a packet that does not come.

@@ -23,11 +23,12 @@ from penstock.batches import jobs, read
 from penstock.batches import steer as batch_steer
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import borrowed
+from penstock.dispatch.rows.check import NotRenderable, check_rendering
 from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
 from penstock.erase import erase
 from penstock.errors import UsageError
 from penstock.intake.job_upload import JobUpload
-from penstock.intake.tables.table import TableSpec
+from penstock.intake.tables.table import TableSpec, Through, pass_rows
 from penstock.model import BatchState, new_id, parse_id, public_id
 
 _SPEC_BYTES = 1024 * 1024
@@ -197,7 +198,10 @@ async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: 
         )
 
     try:
-        stored = await in_thread(partial(upload.finish, spec.columns, alongside))
+        through = _check_of(spec, upload.filename)
+        stored = await in_thread(partial(upload.finish, spec.columns, alongside, through=through))
+    except NotRenderable as problem:
+        raise invalid("spec", f"{problem.message}.") from None
     except jobs.KeyTaken as taken:
         raise conflict(f"{taken.message}.", param="Idempotency-Key", code="idempotency_conflict") from None
     if stored.existed:
@@ -210,6 +214,13 @@ async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: 
         batch_id = earlier[0]
     call.server.background.wake("ingest")
     return JobCreated(job_id=public_id("job", batch_id))
+
+
+def _check_of(spec: JobSpec, filename: str) -> Through:
+    """Check that the rows have what a definition asks of them."""
+    if isinstance(spec.processor, str):
+        return pass_rows
+    return partial(check_rendering, parse_definition(spec.processor), filename)
 
 
 # -- showing

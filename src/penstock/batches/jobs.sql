@@ -1,7 +1,7 @@
 -- name: insert_job
 -- Makes a batch a job: what is to be done with each row, and who asked for it.
 INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, parts, client, created_at, ingested_at, columns)
-VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::jsonb, %(parts)s::jsonb, %(client)s, @now,
+VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(parts)s::jsonb, %(client)s, @now,
         CASE WHEN %(ingested)s::boolean THEN @now END, %(columns)s::text[])
 
 -- name: read_jobs
@@ -22,7 +22,7 @@ WITH batch AS (
           true)
 )
 INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, parts, client, created_at)
-VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::jsonb, %(parts)s::jsonb, %(client)s, @now)
+VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(parts)s::jsonb, %(client)s, @now)
 
 -- name: take_ingest_if_free
 -- Takes the ingest of the oldest job whose rows are to be read and whose reader, if it had one, is dead or is this process

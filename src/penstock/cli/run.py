@@ -21,7 +21,7 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
     return timedelta(seconds=seconds)
 
 
-@click.command(short_help="Work off a file of requests and write every answer.")
+@click.command(short_help="Work off a file of requests or rows, write every answer.")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--base-url", metavar="URL", help="Endpoint to call, ending in /v1.")
 @click.option("--processor", metavar="MODULE:FUNCTION", help="Python function to call instead.")
@@ -63,10 +63,11 @@ def run(
 ) -> None:
     """Work off FILE, one request or row each, and write every answer to the output.
 
-    FILE is JSONL in the Batch API's shape, or a table (.csv, .tsv, .xlsx, with --prompt also JSONL); .gz and .zst of
-    the text ones. Everything is stored before anything is sent. When interrupted, the same command goes on where it
-    stopped; when done, it writes the output again. Failures of requests go to a file beside the output: answers.jsonl
-    has answers.errors.jsonl. A table's output is a sheet (.csv, .xlsx or .jsonl) of all its rows, each with its result.
+    FILE is JSONL in the Batch API's shape, or a table: .csv, .tsv, .xlsx, or JSONL where --prompt is given or the
+    output is .csv or .xlsx. Text may be packed (.gz, .zst). Everything is stored before anything is sent. When
+    interrupted, the same command goes on where it stopped; when done, it writes the output again. Failures of requests
+    go to a file beside the output: answers.jsonl has answers.errors.jsonl. A table's output is a sheet (.csv, .xlsx or
+    .jsonl, each also with .gz) of all its rows, each with its result.
 
     \b
     penstock run requests.jsonl --base-url http://127.0.0.1:8000/v1 -o answers.jsonl
@@ -80,17 +81,18 @@ def run(
     try:
         config = load_config(database, concurrency=concurrency)
         target = make_target(base_url, processor, api_key_env, api_key_file, ca_file, proxy)
-        rows = tables.plan_rows(file, table, target) if tables.is_table(file, table) else None
+        rows = tables.plan_rows(file, table, target) if tables.is_table(file, table, output) else None
         if rows is None and table.any:
             raise UsageError(
                 f"{file} is no table: --model, --prompt, --sheet, --limit and the like are for tables",
-                hint="A table's name ends in .csv, .tsv or .xlsx; with --prompt it may be JSONL.",
+                hint="A table's name ends in .csv, .tsv or .xlsx; with --prompt or -o answers.csv it may be JSONL.",
             )
         if rows is not None and table.dry_run:
             click.echo(tables.first_request(file, rows, config))
             return
         if output is None:
-            raise UsageError("-o is missing", hint="Name the file for the answers, such as -o answers.jsonl")
+            ending = "jsonl" if rows is None else "xlsx"
+            raise UsageError("-o is missing", hint=f"Name the file for the answers, such as -o answers.{ending}")
         if rows is not None:
             tables.check_output(output)
     except PenstockError as error:

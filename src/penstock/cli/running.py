@@ -37,7 +37,7 @@ from penstock.db.start import explain_database_errors, migrate_database, start_d
 from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
-from penstock.export.sheet_file import export_sheet
+from penstock.export.sheet_file import export_sheet, sheet_stem
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
 from penstock.observe.logs import log_to
@@ -69,8 +69,10 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """Key by which a run is found again, the same for the same command: from input, output and target."""
-        output = self.output.parent.resolve() / self.output.name
+        """Key by which a run is found again, the same for the same command: from input, output and target. A sheet's
+        format is no part of it: the rows are not worked off again for another."""
+        name = self.output.name if self.rows is None else sheet_stem(self.output.name)
+        output = self.output.parent.resolve() / name
         parts: list[Any] = [str(self.input.resolve()), str(output), str(self.target)]
         if self.rows is not None:
             parts.append([self.target.definition, msgspec.to_builtins(self.rows.spec), self.rows.limit])
@@ -122,12 +124,9 @@ class _Run:
         if not batch.state.terminal:
             return await self._say_unfinished(database, batch)
         exported = await self._export(conninfo, batch)
-        self._display.__exit__(None, None, None)
         counts = batch.counts
         failed = counts.failed + counts.not_found + counts.cancelled + counts.expired
-        code = ExitCode.FAILED_ROWS if failed else ExitCode.OK
-        print_summary(batch, exported, monotonic() - self._started_at, code, as_json=self._plan.as_json)
-        return code
+        return self._end(batch, exported, ExitCode.FAILED_ROWS if failed else ExitCode.OK)
 
     # -- the batch this plan already made
 
@@ -220,6 +219,7 @@ class _Run:
             spec=rows.spec,
             table_limits=self._config.tables,
             first_rows=rows.limit,
+            through=rows.check,
             **common,
         )
         return stored.file.file.id, stored.columns
@@ -358,30 +358,24 @@ class _Run:
                 "interrupted while writing: every result is stored, the output is as it was before",
                 hint="Run the same command again to write it.",
             )
-        self._display.amount("writing", done, total, "lines")
+        self._display.amount("writing", done, total, "rows" if self._plan.rows else "lines")
 
     async def _say_unfinished(self, database: Pool, batch: Batch) -> ExitCode:
         if self._interrupted.is_set():
-            return self._say_interrupted(batch)
+            return self._end(batch, None, ExitCode.INTERRUPTED)
         async with database.connection() as connection:
             waits = await gates.list_closed(connection, f"run:{batch.id.hex}")
         reasons = sorted({f"{gate.route}: {gate.message}" for gate in waits if gate.halted_at is not None})
-        self._display.__exit__(None, None, None)
-        print_summary(
-            batch,
-            None,
-            monotonic() - self._started_at,
-            ExitCode.PAUSED,
-            as_json=self._plan.as_json,
-            reasons=reasons,
-        )
-        return ExitCode.PAUSED
+        return self._end(batch, None, ExitCode.PAUSED, reasons)
 
-    def _say_interrupted(self, batch: Batch) -> ExitCode:
+    def _end(
+        self, batch: Batch, exported: Exported | None, code: ExitCode, reasons: list[str] | None = None
+    ) -> ExitCode:
+        """Print the summary in the display's place, and return the exit code."""
         self._display.__exit__(None, None, None)
-        seconds = monotonic() - self._started_at
-        print_summary(batch, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
-        return ExitCode.INTERRUPTED
+        seconds, unit = monotonic() - self._started_at, "request" if self._plan.rows is None else "row"
+        print_summary(batch, exported, seconds, code, as_json=self._plan.as_json, reasons=reasons, unit=unit)
+        return code
 
 
 async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:

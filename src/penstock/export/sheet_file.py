@@ -32,6 +32,11 @@ def sheet_format(filename: str) -> tuple[str, bool] | None:
     return (ending, gzip) if dot and ending in FORMATS else None
 
 
+def sheet_stem(filename: str) -> str:
+    """Name of a sheet without the endings that say its format."""
+    return filename if sheet_format(filename) is None else filename.removesuffix(".gz").rpartition(".")[0]
+
+
 def export_sheet(
     conninfo: str, batch_id: UUID, output: Path, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> Exported:

@@ -20,7 +20,7 @@ from penstock.intake.refusal import IntakeInterrupted
 from penstock.intake.rows import FileLane, Lane, pack_row, table_lane
 from penstock.intake.source import Source
 from penstock.intake.tables.formats import open_table
-from penstock.intake.tables.table import TableRow, TableSpec
+from penstock.intake.tables.table import TableRow, TableSpec, Through, pass_rows
 from penstock.intake.writer import FileWriter, SealUnheardError, StoredFile
 from penstock.model import ROWS
 
@@ -79,10 +79,12 @@ def ingest_table(
     limits: IntakeLimits,
     table_limits: TableLimits,
     first_rows: int | None = None,
+    through: Through = pass_rows,
     on_progress: Callable[[int], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> StoredTable:
-    """Store the rows of a table, whole or not at all; or its `first_rows` alone. All of them go to one route."""
+    """Store the rows of a table, whole or not at all; or its `first_rows` alone. All of them go to one route. `through`
+    sees them first, and may refuse them."""
     writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=False)
     with _database_errors(filename), path.open("rb") as file:
         try:
@@ -91,7 +93,7 @@ def ingest_table(
             file.seek(0)
             with open_table(file, filename, spec, table_limits, limits) as table:
                 lane = table_lane(writer.source_id)
-                rows = islice(table.rows(), first_rows)
+                rows = through(islice(table.rows(), first_rows))
                 while block := _packed(lane, islice(rows, _BLOCK_ROWS)):
                     _stop_if(should_stop, filename)
                     writer.write(*block)

@@ -15,7 +15,7 @@ from penstock.config import IntakeLimits, TableLimits
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.stored_bytes import StoredBytes
 from penstock.intake.tables.formats import open_table
-from penstock.intake.tables.table import TableSpec
+from penstock.intake.tables.table import TableSpec, Through, pass_rows
 from penstock.intake.writer import Alongside, FileWriter, StoredFile
 
 JOB: Final = "job"
@@ -39,7 +39,7 @@ class JobUpload:
         table_limits: TableLimits,
         idempotency_key: str | None = None,
     ) -> None:
-        self._filename = filename
+        self.filename = filename
         self._limits = limits
         self._table_limits = table_limits
         self._key = idempotency_key
@@ -60,20 +60,21 @@ class JobUpload:
         """Take the next bytes, cut anywhere."""
         if self._writer.bytes + len(data) > self._limits.max_upload_bytes:
             raise IntakeRefused(
-                f"{self._filename}: more than {self._limits.max_upload_bytes:,} bytes (max_upload_bytes)",
+                f"{self.filename}: more than {self._limits.max_upload_bytes:,} bytes (max_upload_bytes)",
                 code="file_too_large",
                 hint="Split the file, or compress it with gzip or zstd.",
             )
         self._writer.take(data)
 
-    def finish(self, spec: TableSpec, alongside: Alongside) -> StoredFile:
-        """Read the input through, then seal it and make the job, in one transaction. Raises IntakeRefused."""
+    def finish(self, spec: TableSpec, alongside: Alongside, *, through: Through = pass_rows) -> StoredFile:
+        """Read the input through, then seal it and make the job, in one transaction. Raises IntakeRefused, and what
+        `through` raises."""
         with self._writer.session():
             self._writer.take_rest()
             self._writer.flush()
             file = io.BufferedReader(StoredBytes(self._writer.kept, self._writer.bytes))
-            with open_table(file, self._filename, spec, self._table_limits, self._limits) as table:
-                for _ in table.rows():
+            with open_table(file, self.filename, spec, self._table_limits, self._limits) as table:
+                for _ in through(table.rows()):
                     pass
             stored = self._writer.seal([], purpose=JOB, idempotency_key=self._key, alongside=alongside)
         self._sealed = not stored.existed

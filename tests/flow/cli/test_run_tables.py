@@ -78,6 +78,8 @@ def test_the_same_command_writes_every_format(site: Path) -> None:
     write_table(site / "rows.csv", 9)
     for name in ("out.csv", "out.jsonl.gz", "out.jsonl"):
         run_cli("run", "rows.csv", "--processor", "prices:price", "-o", name, *QUICK, cwd=site).expect(3)
+    with opened(site / ".penstock") as connection:
+        assert connection.execute("SELECT count(*) FROM penstock.batches").fetchone() == (1,)
     with (site / "out.csv").open(newline="", encoding="utf-8") as file:
         cells = list(csv.reader(file))
     assert cells[1] == ["1", "Chair 1", "'=1+1", "2", "EUR", "DONE", "1", ""]
@@ -128,7 +130,7 @@ def test_a_killed_run_goes_on(site: Path) -> None:
     ("options", "words"),
     [
         (("rows.csv", "-o", "x.csv", "--base-url", "http://127.0.0.1:9/v1"), "what is to be done with each row"),
-        (("rows.csv", "-o", "x.txt", "--processor", "prices:price"), "a table's answers are a sheet"),
+        (("rows.csv", "-o", "x.txt", "--processor", "prices:price"), "names no format of sheets"),
         (("rows.csv", "-o", "x.csv", "--processor", "prices:price", "--model", "m"), "--model without --prompt"),
         (("rows.csv", "-o", "x.csv", "--processor", "prices:price", "--prompt", "a", "--model", "m"), "--prompt with"),
         (("rows.csv", "--processor", "prices:price"), "-o is missing"),
@@ -141,6 +143,14 @@ def test_a_killed_run_goes_on(site: Path) -> None:
             ("rows.csv", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--prompt", "{{ sku ", "--dry-run"),
             "processor.prompt",
         ),
+        (
+            ("rows.csv", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--prompt", "x", "--sheet", "2"),
+            "rows.csv has no sheets",
+        ),
+        (("rows.csv", "-o", "x.csv", "--processor", "prices:price", "--delimiter", ";;"), "not one character"),
+        (("rows.csv", "--processor", "prices:lost", "--dry-run"), "prices has no 'lost'"),
+        (("lost.csv", "--processor", "prices:price", "--dry-run"), "lost.csv: cannot be read: No such file"),
+        (("rows.jsonl", "-o", "x.xlsx", "--base-url", "http://127.0.0.1:9/v1"), "what is to be done with each row"),
     ],
 )
 def test_what_does_not_fit_is_said(site: Path, options: tuple[str, ...], words: str) -> None:
@@ -154,3 +164,21 @@ def test_a_ragged_row_stores_nothing(site: Path) -> None:
     run_cli("run", "rows.csv", "--processor", "prices:price", "-o", "out.csv", cwd=site).refuses(2, "row 2")
     with opened(site / ".penstock") as connection:
         assert connection.execute("SELECT count(*) FROM penstock.files WHERE state = 'ready'").fetchone() == (0,)
+
+
+def test_a_column_that_is_not_there_stores_nothing(site: Path, mock: MockProcess) -> None:
+    write_table(site / "rows.csv", 3)
+    ask = ("--base-url", mock.base_url, "--model", "small", "--prompt", "{{ titel }}", "-o", "out.csv")
+    run_cli("run", "rows.csv", *ask, cwd=site).refuses(2, "rows.csv: row 1", "no column 'titel'", "product_title")
+    assert call_count(mock) == 0
+    assert not (site / "out.csv").exists()
+    with opened(site / ".penstock") as connection:
+        assert connection.execute("SELECT count(*) FROM penstock.files WHERE state = 'ready'").fetchone() == (0,)
+
+
+def test_objects_of_json_lines_are_rows_where_a_sheet_is_asked_for(site: Path) -> None:
+    (site / "rows.jsonl").write_text('{"SKU": 1}\n{"SKU": 2, "odd": [1]}\n')
+    ended = run_cli("run", "rows.jsonl", "--processor", "prices:price", "-o", "out.csv", *QUICK, cwd=site).expect(0)
+    assert "2 rows, 2 completed" in ended.stdout
+    rows = (site / "out.csv").read_text("utf-8").splitlines()
+    assert rows == ["sku,odd,price,currency,status,attempts,error", "1,,2,EUR,DONE,1,", "2,[1],4,EUR,DONE,1,"]

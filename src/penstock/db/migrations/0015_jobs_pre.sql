@@ -10,8 +10,9 @@ CREATE TABLE penstock.jobs (
   batch_id     uuid PRIMARY KEY,
   owner        text NOT NULL,
   job_type     text NOT NULL,
-  -- What is done with each row, and how its columns are read.
-  spec         jsonb NOT NULL,
+  -- What is done with each row, and how its columns are read. As it was written: the order of its members is that of the
+  -- result's columns.
+  spec         json NOT NULL,
   -- The batch's file holds the bytes as they came, and the rows read from them. Files that came together are one after
   -- the other in it: [[name, bytes], …]; NULL if it is one.
   parts        jsonb,

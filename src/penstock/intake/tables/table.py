@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -55,6 +55,14 @@ class Table(Protocol):
 
     def rows(self) -> Iterator[TableRow]:
         """Every row, once. Raises IntakeRefused at the first that cannot be taken."""
+
+
+Through = Callable[[Iterator[TableRow]], Iterator[TableRow]]
+"""Passes rows on, and may raise a UsageError instead."""
+
+
+def pass_rows(rows: Iterator[TableRow]) -> Iterator[TableRow]:
+    return rows
 
 
 class RowFault(Exception):  # noqa: N818 - a verdict on the row, which its reader puts in its place

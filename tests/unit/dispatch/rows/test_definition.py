@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -216,3 +218,11 @@ def test_headers_that_carry_secrets_or_frame_the_message_are_refused(name: str) 
     with pytest.raises(UsageError) as caught:
         parse_definition({**HTTP, "headers": {name: "x"}})
     assert caught.value.message.startswith(f"processor.headers.{name}: ")
+
+
+def test_the_definitions_of_the_page_are_ones() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "jobs.md").read_text("utf-8")
+    found = [
+        msgspec.json.decode(block) for block in re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    ]
+    assert [type(parse_definition(each)) for each in found] == [ChatDefinition, HttpDefinition]
