@@ -10,8 +10,8 @@ spec = { processor = "price", jobType = "prices" }
 scan_every_s = 60
 settled_s = 10
 
-A store (`kind = "s3"`) has bucket, prefix, endpoint, region, access_key_env and secret_key_env in place of root; an FTP
-server (`kind = "ftp"`) has host, port, user, password_env and directory.
+A store (`kind = "s3"`) has bucket, prefix, endpoint, region, access_key_env and secret_key_env in place of root, and no
+settled_s: its objects are whole. An FTP server (`kind = "ftp"`) has host, port, user, password_env and directory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from penstock.errors import UsageError
 from penstock.server.job_spec import JobSpec
 from penstock.validators import checked_url, read_secret_variable
 
-_COMMON = ("name", "kind", "pattern", "owner", "spec", "scan_every_s", "settled_s")
+_COMMON = ("name", "kind", "pattern", "owner", "spec", "scan_every_s")
 _PLACES = {
-    "folder": ("root",),
+    "folder": ("root", "settled_s"),
     "s3": ("bucket", "prefix", "endpoint", "region", "access_key_env", "secret_key_env"),
-    "ftp": ("host", "port", "user", "password_env", "directory"),
+    "ftp": ("host", "port", "user", "password_env", "directory", "settled_s"),
 }
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{1,62}")
 _HOST = re.compile(r"[A-Za-z0-9.:-]+")
@@ -84,12 +84,15 @@ class FtpPlace:
         return read_secret_variable(self.password_env, f"the variable {self.password_env} (password_env)")
 
 
+Place = FolderPlace | S3Place | FtpPlace
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """Place where files arrive."""
 
     name: str
-    place: FolderPlace | S3Place | FtpPlace
+    place: Place
     pattern: Pattern
     owner: str
     """Owner of the jobs; besides admins, the only one who may refer to the files."""
@@ -97,7 +100,7 @@ class Adapter:
     """What is done with each file; without it nothing is scanned, and files are only referred to."""
     scan_every_s: float
     settled_s: float
-    """How long a file must stay the same before it is taken."""
+    """How long a file must stay the same before it is taken, where it may be seen before it is whole."""
 
 
 def parse(entries: Any, file: str) -> tuple[Adapter, ...]:
@@ -107,7 +110,7 @@ def parse(entries: Any, file: str) -> tuple[Adapter, ...]:
 
 class _Entry(TableEntry):
     kind = "adapters"
-    fields = (*_COMMON, *(name for names in _PLACES.values() for name in names))
+    fields = (*_COMMON, *dict.fromkeys(name for names in _PLACES.values() for name in names))
     hint = "docs/jobs.md shows an adapter of each kind."
 
     def parse(self) -> Adapter:
@@ -119,16 +122,20 @@ class _Entry(TableEntry):
                 raise self.wrong(
                     field, f"is not a field of kind = '{kind}'", f"Its own are {', '.join(_PLACES[kind])}."
                 )
-        place = {"folder": self._folder, "s3": self._s3, "ftp": self._ftp}[kind]()
         return Adapter(
             name,
-            place,
+            self._place(kind),
             self._pattern(),
             self.text("owner", required=True),
             self._spec(),
             self.any_number("scan_every_s", 0.1, _MAX_S) or _SCAN_EVERY_S,
             _SETTLED_S if (settled_s := self.any_number("settled_s", 0, _MAX_S)) is None else settled_s,
         )
+
+    def _place(self, kind: str) -> Place:
+        if kind == "folder":
+            return self._folder()
+        return self._s3() if kind == "s3" else self._ftp()
 
     def _folder(self) -> FolderPlace:
         root = Path(self.text("root", required=True))

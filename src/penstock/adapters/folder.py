@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -87,7 +87,7 @@ class FolderSource:
             if _found(file.path, os.fstat(opened.fd)) != file:
                 raise changed(file.path)
 
-    def _walk(self, directory: str) -> Iterator[FoundFile]:
+    def _walk(self, directory: str) -> Generator[FoundFile]:
         try:
             entries = os.scandir(self._root / directory)
         except OSError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -69,6 +70,7 @@ class FtpSource:
     async def read(self, file: FoundFile) -> AsyncGenerator[bytes]:
         size = 0
         async with self._connected() as client:
+            await self._check(client, file)
             with _explained(file.path):
                 try:
                     async with client.download_stream(self._full(file.path)) as stream:
@@ -77,12 +79,17 @@ class FtpSource:
                             yield block
                 except aioftp.StatusCodeError as error:
                     raise _refused(file.path, error) from None
-            try:
-                now = await self._look(client, file.path)
-            except FileUnreadable:
-                raise FileNotReady(f"{file.path}: it is gone") from None
-            if now != file or size != file.size:
-                raise changed(file.path)
+            await self._check(client, file)
+        if size != file.size:
+            raise changed(file.path)
+
+    async def _check(self, client: aioftp.Client, file: FoundFile) -> None:
+        try:
+            now = await self._look(client, file.path)
+        except FileUnreadable:
+            raise FileNotReady(f"{file.path}: it is gone") from None
+        if now != file:
+            raise changed(file.path)
 
     async def _look(self, client: aioftp.Client, path: str) -> FoundFile:
         with _explained(path):
@@ -110,8 +117,9 @@ class FtpSource:
                 raise
         try:
             yield client
+            with suppress(OSError, aioftp.AIOFTPException):
+                await client.quit()
         finally:
-            # Not QUIT: a listing or a file may be under way on this connection.
             client.close()
 
 
@@ -137,7 +145,7 @@ def _explained(what: str) -> Iterator[None]:
     except TimeoutError:
         reason = "the server does not answer in time"
     except OSError as error:
-        reason = error.strerror or type(error).__name__
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else type(error).__name__
     except (aioftp.AIOFTPException, EOFError, KeyError, ValueError) as error:
         reason = f"the server's answer cannot be read ({type(error).__name__})"
     else:

@@ -24,8 +24,8 @@ def explain_bad_path(path: str) -> str | None:
 
 
 class Pattern:
-    """Pattern of paths: `*` and `?` stand for any characters of one name, `**` for any number of directories. Names that
-    begin with a dot never match."""
+    """Pattern of paths: `*` stands for any characters of one name, `?` for one, `**` for any number of directories.
+    Names that begin with a dot never match."""
 
     def __init__(self, text: str) -> None:
         """Raises ValueError, with the reason, if the text is no pattern."""

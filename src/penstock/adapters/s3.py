@@ -25,6 +25,7 @@ from penstock.adapters.source import (
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
+    from obstore.store import S3Config
 
 # Each range is a request with a timeout of its own: how large an object is does not matter to it.
 _RANGE_BYTES = 4 * 1024 * 1024
@@ -40,10 +41,12 @@ class S3Source:
         self._prefix = place.prefix
         self._pattern = pattern
         timeout = timedelta(seconds=timeout_s)
-        endpoint = {"endpoint": place.endpoint} if place.endpoint else {}
+        config: S3Config = {"region": place.region}
+        if place.endpoint:
+            config["endpoint"] = place.endpoint
         self._store = S3Store(
             place.bucket,
-            region=place.region,
+            config=config,
             access_key_id=place.access_key(),
             secret_access_key=place.secret_key(),
             client_options={
@@ -52,7 +55,6 @@ class S3Source:
                 "connect_timeout": timeout,
             },
             retry_config={"max_retries": _RETRIES, "retry_timeout": timeout},
-            **endpoint,
         )
 
     async def list_files(self) -> AsyncGenerator[list[FoundFile]]:

@@ -1,7 +1,7 @@
 """Scans of adapters: one server at a time lists an adapter's files, and makes a job of each that is new and complete.
 
 Which server that is does not matter: all that is remembered is in the database, and a file's record is written in the
-transaction that makes its job (ADR 17).
+transaction that makes its job (ADR 16).
 """
 
 from __future__ import annotations

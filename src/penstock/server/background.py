@@ -89,8 +89,8 @@ class BackgroundDuties:
         describe: sinks.Describe | None = None,
         scans: AdapterScans | None = None,
     ) -> None:
-        """`describe` makes the event that sinks get of a request; without it they get none. Without `scans` there are no
-        adapters."""
+        """`describe` makes the event that sinks get of a request; without it they get none. `scans` has the adapters;
+        without it there are none."""
         self._config = config
         self._conninfo = conninfo
         self._database = database
