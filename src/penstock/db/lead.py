@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 import psycopg
@@ -27,8 +28,9 @@ _TAKE = """
 async def lead(conninfo: str, name: str, grace_s: float, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T | None:
     """Do the work while this process has the lead; None, at once, if another has it. Losing it cancels the work and
     raises the database's error."""
+    # Parameters that are sent apart would leave a portal open, with its snapshot.
     connection = await psycopg.AsyncConnection.connect(
-        conninfo, application_name=name, prepare_threshold=None, connect_timeout=10, **KEEPALIVE
+        conninfo, cursor_factory=psycopg.AsyncClientCursor, application_name=name, connect_timeout=10, **KEEPALIVE
     )
     try:
         await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
@@ -36,7 +38,10 @@ async def lead(conninfo: str, name: str, grace_s: float, work: Callable[[], Coro
         taken = await (await connection.execute(_TAKE, parameters)).fetchone()
         return await _work(connection, name, grace_s / 3, work) if taken and taken[1] else None
     finally:
-        await connection.close()  # without a commit: the lock ends with the connection
+        # Closing alone frees the lock too, some time later.
+        with suppress(psycopg.Error):
+            await connection.rollback()
+        await connection.close()
 
 
 async def _work(

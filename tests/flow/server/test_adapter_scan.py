@@ -87,7 +87,7 @@ def test_a_scan_that_dies_is_taken_over_at_once(tmp_path: Path, ftp: FtpServer, 
 
     def reads(server: ServerProcess) -> bool:
         ends = psutil.Process(server.process.pid).net_connections("tcp")
-        return any(end.raddr and end.raddr.port == ftp.port for end in ends)
+        return any(ftp.port in tuple(end.raddr) for end in ends)
 
     with ExitStack() as stack:
         servers = replicas(stack, tmp_path, database_18, {"ftp": ftp})
