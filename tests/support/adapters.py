@@ -70,12 +70,12 @@ def scan(server: ServerProcess, **options: Any) -> dict[str, Any]:
     return {found["adapter"]: found for found in answer.json["adapters"]}
 
 
-def ingested(server: ServerProcess, page_size: int = 100, **options: Any) -> list[Any]:
-    """All that was taken and set aside, newest first, page by page."""
+def ingested(server: ServerProcess, page_size: int = 100, user_id: str = "me", **options: Any) -> list[Any]:
+    """What was taken and set aside, newest first, page by page."""
     files: list[Any] = []
     after = ""
     while True:
-        answer = server.ask("GET", f"/api/ingestion/files?pageSize={page_size}{after}", **options)
+        answer = server.ask("GET", f"/api/ingestion/files?userId={user_id}&pageSize={page_size}{after}", **options)
         assert answer.status == 200, answer.content
         files += answer.json["files"]
         if answer.json["next"] is None:

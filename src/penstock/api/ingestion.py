@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from penstock.adapters import files
 from penstock.adapters.config import Adapter
 from penstock.api.endpoint import Call, Endpoint, Nothing
+from penstock.api.errors import ApiError
 from penstock.api.multipart import invalid
 from penstock.backoff import Backoff
 from penstock.db.pool import borrowed
@@ -73,6 +74,7 @@ class IngestedFiles(_Camel):
 
 class FilesQuery(msgspec.Struct):
     after: str | None = None
+    user_id: Literal["me", "all"] = msgspec.field(default="me", name="userId")
     page_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = msgspec.field(default=20, name="pageSize")
 
 
@@ -104,13 +106,16 @@ async def _scan(call: Call[None, Nothing | None], adapter: Adapter) -> AdapterSc
 
 
 async def list_files(call: Call[FilesQuery, None]) -> IngestedFiles:
-    """What was taken and set aside, newest first: the caller's, or everybody's for an admin."""
+    """What was taken and set aside, newest first: the caller's, or everybody's for an admin that asks for it."""
     query = call.query
+    if query.user_id == "all" and call.caller.role != "admin":
+        raise ApiError(403, "Only an admin sees everybody's files.", param="userId", code="forbidden")
     after = None
     if query.after is not None and (after := parse_id("ingested", query.after)) is None:
         raise invalid("after", "expected the 'next' of the page before.")
+    owner = None if query.user_id == "all" else call.caller.owner
     async with borrowed(call.server.database) as connection:
-        rows = await files.list_files(connection, owner=call.caller.scope, after=after, limit=query.page_size + 1)
+        rows = await files.list_files(connection, owner=owner, after=after, limit=query.page_size + 1)
     page = rows[: query.page_size]
     return IngestedFiles(
         files=[
@@ -133,5 +138,12 @@ async def list_files(call: Call[FilesQuery, None]) -> IngestedFiles:
 
 ENDPOINTS = (
     Endpoint("POST", "/api/ingestion/scan", scan, "Look for new files now.", role="admin", name="scan_for_files"),
-    Endpoint("GET", "/api/ingestion/files", list_files, "List files that were found.", name="list_ingested_files"),
+    Endpoint(
+        "GET",
+        "/api/ingestion/files",
+        list_files,
+        "List files that were found.",
+        name="list_ingested_files",
+        errors=(403,),
+    ),
 )

@@ -160,7 +160,9 @@ def test_an_owner_sees_its_own_adapters_alone(ground: TenantGround, drop: Folder
         ("good.csv", "bob", True),
         ("bad.csv", "bob", False),
     }
-    assert ingested(server, page_size=1, key=root) == seen
+    assert ingested(server, page_size=1, user_id="all", key=root) == seen
+    assert ingested(server, key=root) == []
+    assert ground.ask("bob", "GET", "/api/ingestion/files?userId=all").status == 403
     assert ingested(server, key=ground.keys["alice"]) == []
     assert ground.ask("bob", "GET", "/api/ingestion/files?after=x").status == 400
     (job,) = ground.ok("bob", "GET", "/api/jobs")["jobs"]
