@@ -64,22 +64,25 @@ class Folder:
 
 
 class Gate:
-    """Gate in the way of the bytes that an FTP server sends: while it is closed, no file gets past its beginning."""
+    """Gate in the way of the bytes that an FTP server sends: while it is closed to a file, none of it is sent."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self._opened = threading.Event()
         self._opened.set()
+        self._closed_to = ""
 
-    def close(self) -> None:
+    def close(self, name: str = "") -> None:
+        """Close it to files whose names end so."""
+        self._closed_to = name
         self.reached.clear()
         self._opened.clear()
 
     def open(self) -> None:
         self._opened.set()
 
-    async def pass_through(self) -> None:
-        if not self._opened.is_set():
+    async def pass_through(self, name: str) -> None:
+        if not self._opened.is_set() and name.endswith(self._closed_to):
             self.reached.set()
             await asyncio.to_thread(self._opened.wait)
 
@@ -103,7 +106,7 @@ def ftp_server(directory: Path) -> Iterator[FtpServer]:
 
     class GatedPathIO(aioftp.PathIO):
         async def read(self, file: io.BytesIO, n: int = -1) -> bytes:
-            await running.gate.pass_through()
+            await running.gate.pass_through(str(getattr(file, "name", "")))
             block: bytes = await super().read(file, n)
             return block
 

@@ -35,6 +35,10 @@ TAKE_AT_ONCE = 1_000
 """Files that one scan takes; what is left is for the next, which follows at once."""
 
 
+_MAX_FAILURES = 3
+"""Files that cannot be read, one after the other, after which a scan ends."""
+
+
 class _TakenError(Exception):
     """Another server made a job of this version of the file."""
 
@@ -57,7 +61,11 @@ class ScanReport:
     more: bool = False
     """There are more files to take than one scan takes."""
     problem: str | None = None
-    """Why the scan ended early."""
+    """Why not all could be listed or read."""
+
+    def fail(self, error: SourceUnavailable) -> None:
+        self.problem = error.message
+        _log.warning("adapter %s: %s", self.adapter, error.message)
 
     def waits(self, seconds: float) -> None:
         self.settling += 1
@@ -130,13 +138,21 @@ class AdapterScans:
         return await lead(self._conninfo, f"penstock scan {name}", self._config.liveness.heartbeat_grace_s, work)
 
     async def _scan(self, name: str, worker_id: UUID, limit: int) -> ScanReport:
-        report = ScanReport(name)
+        report, failures = ScanReport(name), 0
         try:
             for file in await self._find_complete(name, limit, report):
-                await self._take(name, worker_id, file, report)
+                try:
+                    await self._take(name, worker_id, file, report)
+                except SourceUnavailable as error:
+                    # Perhaps it is this file that the source cannot send: the others need not wait for it.
+                    failures += 1
+                    if failures == _MAX_FAILURES:
+                        raise
+                    report.fail(error)
+                else:
+                    failures = 0
         except SourceUnavailable as error:
-            report.problem = error.message
-            _log.warning("adapter %s: %s", name, error.message)
+            report.fail(error)
         return report
 
     async def _find_complete(self, name: str, limit: int, report: ScanReport) -> list[FoundFile]:

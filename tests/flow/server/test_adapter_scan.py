@@ -141,6 +141,7 @@ def test_a_changed_folder_is_scanned(tmp_path: Path, folder: Folder, database_18
 
 def test_a_file_that_still_grows_is_not_taken(tmp_path: Path, ftp: FtpServer, database_18: str) -> None:
     entry = adapter(ftp, "ftp", settled_s=3_600)
+    ftp.put("first.csv", table(1))
     with (
         adapters_server(tmp_path, database_18, {"ftp": ftp}, entry) as server,
         psycopg.connect(database_18, autocommit=True) as connection,
@@ -149,6 +150,9 @@ def test_a_file_that_still_grows_is_not_taken(tmp_path: Path, ftp: FtpServer, da
         def let_hours_pass() -> None:
             connection.execute("UPDATE penstock.sighted_files SET since = since - interval '2 hours'")
 
+        # The scan with which the server begins is over: from here on there are those that are asked for.
+        wait_until(lambda: ask(connection, "SELECT count(*) FROM penstock.sighted_files") == 1, DEADLINE_S)
+        (ftp.root / "first.csv").unlink()
         for rows in (1, 2, 3):
             ftp.put("rows.csv", table(rows))
             found = scan(server)["ftp"]
@@ -186,6 +190,24 @@ def test_a_refused_file_is_set_aside_and_the_others_go_on(tmp_path: Path, folder
         wait_until(lambda: len(ingested(server)) == 5, DEADLINE_S)
         assert ingested(server)[0]["path"] == "bad.csv"
         assert ingested(server)[0]["jobId"] is not None
+
+
+def test_a_file_that_a_source_cannot_send_keeps_no_other_waiting(
+    tmp_path: Path, ftp: FtpServer, database_18: str
+) -> None:
+    entry = adapter(ftp, "ftp", settled_s=0)
+    ftp.put("first.csv", table(1))
+    with adapters_server(tmp_path, database_18, {"ftp": ftp}, entry) as server:
+        wait_until(lambda: len(ingested(server)) == 1, DEADLINE_S)  # the scan with which the server begins is over
+        ftp.gate.close("stuck.csv")
+        for name in ("a.csv", "stuck.csv", "z.csv"):
+            ftp.put(name, table(1))
+        found = scan(server)["ftp"]
+        assert {taken["path"] for taken in found["taken"]} == {"a.csv", "z.csv"}
+        assert found["problem"] == "stuck.csv cannot be read: the server does not answer in time"
+        ftp.gate.open()
+        (taken,) = scan(server)["ftp"]["taken"]
+        assert taken["path"] == "stuck.csv"
 
 
 @pytest.mark.parametrize(
