@@ -20,6 +20,7 @@ from penstock.errors import UsageError
 from penstock.validators import checked_public_url
 
 if TYPE_CHECKING:
+    from penstock.adapters.config import Adapter
     from penstock.deliver.sink_config import Sink
     from penstock.dispatch.processors import ProcessorConfig
     from penstock.dispatch.providers import Provider
@@ -198,6 +199,13 @@ class SessionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """Files that adapters find."""
+
+    scan_timeout_s: float = _knob(60, 0.1, 3_600, "longest silence of a store or an FTP server")
+
+
+@dataclass(frozen=True, slots=True)
 class EraseLimits:
     """Erasure: how deleted data is removed."""
 
@@ -219,10 +227,12 @@ class Config:
     webhooks: WebhookLimits = field(default_factory=WebhookLimits)
     serve: ServeLimits = field(default_factory=ServeLimits)
     sessions: SessionLimits = field(default_factory=SessionLimits)
+    scan: ScanLimits = field(default_factory=ScanLimits)
     erase: EraseLimits = field(default_factory=EraseLimits)
     providers: tuple[Provider, ...] = ()
     processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     public_url: str | None = None
     """URL by which clients reach the server, if that is not where it listens."""
     root_path: str = ""
@@ -269,6 +279,7 @@ _GROUPS: dict[str, type[Any]] = {
     "webhooks": WebhookLimits,
     "serve": ServeLimits,
     "sessions": SessionLimits,
+    "scan": ScanLimits,
     "erase": EraseLimits,
 }
 
@@ -305,7 +316,7 @@ def load(
 
     if toml_path is not None:
         for name, value in _read_toml(toml_path).items():
-            if name in ("providers", "processors", "sinks"):
+            if name in ("providers", "processors", "sinks", "adapters"):
                 tables[name] = _parse_tables(name, value, str(toml_path))
                 continue
             if name not in known and name not in _OTHER_SETTINGS:
@@ -337,6 +348,7 @@ def load(
         providers=tables.get("providers", ()),
         processors=tables.get("processors", ()),
         sinks=tables.get("sinks", ()),
+        adapters=tables.get("adapters", ()),
         public_url=checked_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
         root_path=_root_path(*chosen["root_path"]) if "root_path" in chosen else "",
         webhook_allow=_entries(*chosen["webhook_allow"]) if "webhook_allow" in chosen else (),
@@ -365,6 +377,10 @@ def _parse_tables(name: str, value: Any, file: str) -> tuple[Any, ...]:
         from penstock.dispatch import processors
 
         return processors.parse(value, file)
+    if name == "adapters":
+        from penstock.adapters import config as adapters
+
+        return adapters.parse(value, file)
     from penstock.deliver import sink_config
 
     return sink_config.parse(value, file)

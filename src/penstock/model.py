@@ -402,6 +402,7 @@ ID_PREFIX = {
     "event": "evt_",
     "session": "session_",
     "session_request": "sreq_",
+    "ingested": "ingested_",
     "job": "job_",
 }
 _HEX = re.compile(r"[0-9a-f]{32}")

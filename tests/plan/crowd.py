@@ -32,7 +32,7 @@ LEASED = 100
 TABLES = (
     *("files", "file_lanes", "templates", "batches", "lanes", "leases"),
     *("deferrals", "outcomes", "attempts", "reclaims", "progress", "journal", "workers", "gates"),
-    *("sessions", "session_requests"),
+    *("sessions", "session_requests", "jobs", "job_columns"),
     *("file_chunks", "erasures", "erasure_pieces", "webhook_endpoints", "webhook_deliveries"),
 )
 
@@ -51,6 +51,10 @@ _NEIGHBOURS = (
     "INSERT INTO penstock.lanes (batch_id, owner, pool, route, endpoint, source_id, source_lane, next, total, tag)"
     " SELECT b.id, 'owner-' || f.source_id %% 7, %(pool)s, %(route)s, '/v1', f.source_id, n, n, 1, f.source_id"
     "   FROM penstock.batches b JOIN penstock.files f ON f.id = b.file_id, generate_series(0, 1) AS n",
+    "INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, client, created_at, ingested_at)"
+    " SELECT id, owner, 'job', '{}', '', now(), now() FROM penstock.batches ON CONFLICT DO NOTHING",
+    "INSERT INTO penstock.job_columns (batch_id, name)"
+    " SELECT batch_id, 'column_' || n FROM penstock.jobs, generate_series(1, 3) AS n ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.progress (batch_id) SELECT id FROM penstock.batches, generate_series(1, 5)",
     "INSERT INTO penstock.journal_heads (batch_id) SELECT id FROM penstock.batches ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)"

@@ -139,6 +139,8 @@ def test_every_kind_of_id_is_named_by_some_route(furnished: Furnished) -> None:
 
 LISTS = [endpoint for endpoint in routes() if endpoint.query is not None and not VARIABLE.search(endpoint.path)]
 LISTS = [endpoint for endpoint in LISTS if endpoint.method == "GET" and endpoint.role == "user"]
+# Files that an adapter found are the operator's doing, not the tenant's: flow/api/test_api_ingestion.py has some.
+LISTS = [endpoint for endpoint in LISTS if endpoint.path != "/api/ingestion/files"]
 
 
 @pytest.mark.parametrize("endpoint", LISTS, ids=named)

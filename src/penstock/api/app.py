@@ -33,6 +33,7 @@ from penstock.api import (
     files,
     follow,
     health,
+    ingestion,
     job_rows,
     jobs,
     keys,
@@ -60,6 +61,7 @@ from penstock.intake.parts import UploadMissing, UploadNotPending
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.writer import IdempotencyConflict
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
+from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties
 from penstock.server.halts import Halts
 from penstock.server.waiters import Waiters
@@ -84,6 +86,7 @@ _MODULES = (
     follow,
     jobs,
     job_rows,
+    ingestion,
     messages,
     sessions,
     events,
@@ -401,7 +404,14 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
         _pool(conninfo, limits, "penstock serve") as database,
         _pool(conninfo, few, "penstock sessions", planned_once=True) as sessions_database,
         LastingIdentity(database, POOL, config.liveness) as identity,
-        BackgroundDuties(config, conninfo, database, known, describe=events.describe_request) as background,
+        BackgroundDuties(
+            config,
+            conninfo,
+            database,
+            known,
+            describe=events.describe_request,
+            scans=AdapterScans(config, conninfo, database, known, config.adapters),
+        ) as background,
     ):
         background.worker_id = identity.id
         server = make_server(config, conninfo, database, known, identity.id, background, sessions_database)

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
-from uuid import UUID
 
 import msgspec
-import psycopg
 from starlette.responses import Response
 
+from penstock.adapters.source import FileNotReady, FileUnreadable, SourceUnavailable
 from penstock.api import batches
 from penstock.api.endpoint import Call, Endpoint, Nothing
-from penstock.api.errors import conflict, not_found
+from penstock.api.errors import busy, conflict, not_found
 from penstock.api.files import refuse_too_large
-from penstock.api.multipart import Feeder, Form, idempotency_key, in_thread, invalid, missing
+from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
 from penstock.batches import jobs, read
 from penstock.batches import steer as batch_steer
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import borrowed
-from penstock.dispatch.rows.check import NotRenderable, check_rendering
-from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
+from penstock.dispatch.rows.check import NotRenderable
 from penstock.erase import erase
 from penstock.errors import UsageError
 from penstock.intake.job_upload import JobUpload
-from penstock.intake.tables.table import TableSpec, Through, pass_rows
-from penstock.model import BatchState, new_id, parse_id, public_id
+from penstock.model import BatchState, parse_id, public_id
+from penstock.server.adapter_scan import feed_file
+from penstock.server.job_spec import JobSpec, NewJob, SourceReference, place_job
 
 _SPEC_BYTES = 1024 * 1024
+_KEY_USED = "The idempotency key was used before for a job that differs."
 _FORM = {
     "type": "object",
-    "required": ["file", "spec"],
+    "required": ["spec"],
     "properties": {
         "file": {"type": "string", "format": "binary"},
+        "source": {"type": "string", "contentMediaType": "application/json"},
         "spec": {"type": "string", "contentMediaType": "application/json"},
     },
 }
@@ -46,17 +45,6 @@ JobState = Literal["INGESTING", "QUEUED", "RUNNING", "PAUSED", "DONE", "FAILED",
 
 class Camel(msgspec.Struct, rename="camel", kw_only=True):
     """Struct whose fields are camelCase on the wire."""
-
-
-class JobSpec(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True):
-    """What is done with each row."""
-
-    processor: str | dict[str, Any]
-    """A registered processor's name, or a definition of what is asked of a provider."""
-    job_type: Annotated[str, msgspec.Meta(min_length=1, max_length=100)] = "job"
-    columns: TableSpec = TableSpec()
-    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
-    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
 
 
 class JobCreated(Camel):
@@ -105,8 +93,10 @@ class JobsQuery(msgspec.Struct):
 
 
 async def create_job(call: Call[None, None]) -> JobCreated:
-    """Stores the upload, reads it through, and answers: the rows are stored from there in the background."""
-    form = Form(call.request.headers.get("content-type", ""), "file", frozenset({"spec"}), _SPEC_BYTES)
+    """Stores the upload, or the file that `source` names, reads it through, and answers: the rows are stored from there
+    in the background."""
+    content_type = call.request.headers.get("content-type", "")
+    form = Form(content_type, "file", frozenset({"spec", "source"}), _SPEC_BYTES, instead="source")
     refuse_too_large(call)
     async with AsyncExitStack() as closing:
         feeder: Feeder | None = None
@@ -119,14 +109,15 @@ async def create_job(call: Call[None, None]) -> JobCreated:
                 for piece in pieces:
                     await feeder.put(piece)
         form.finish()
-        if feeder is None:
-            raise missing("file")
         if "spec" not in form.fields:
             raise missing("spec")
-        spec = _read_spec(form.fields["spec"])
-        pool, route = _place(call, spec)
+        job = _new_job(call, _read_spec(form.fields["spec"]), form.fields.get("source"))
+        if feeder is None:
+            return await _create_from_source(call, job)
+        if job.source is not None:
+            raise invalid("source", "a file is given too; give one of them.")
         await feeder.flush()
-        return await _finish(call, upload, spec, pool, route)
+        return await _finish(call, upload, job)
 
 
 def _open(call: Call[Any, Any], filename: str) -> JobUpload:
@@ -157,70 +148,78 @@ def _read_spec(text: str) -> JobSpec:
         raise invalid("spec", f"it is not JSON: {error}.") from None
 
 
-def _place(call: Call[Any, Any], spec: JobSpec) -> tuple[str, str]:
-    """Pool and route of the job's lane. Tenants name processors and providers; what these are, the operator says."""
-    server = call.server
-    if isinstance(spec.processor, str):
-        for known in server.config.processors:
-            if known.name == spec.processor:
-                return known.pool, known.name
-        names = ", ".join(known.name for known in server.config.processors) or "none is registered"
-        raise invalid("spec", f"there is no processor '{spec.processor[:100]}'; there are: {names}.")
+def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None) -> NewJob:
+    """The job that a call asks for. `source` is JSON."""
     try:
-        definition = parse_definition(spec.processor)
+        pool, route = place_job(spec, call.server.config.processors, call.server.providers)
     except UsageError as error:
         raise invalid("spec", f"{error.message}.") from None
-    for provider in server.providers:
-        if provider.name == definition.provider:
-            return provider.pool, definition.model if isinstance(definition, ChatDefinition) else "http"
-    raise invalid("spec", f"processor.provider: there is no provider '{definition.provider[:100]}'.")
-
-
-async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: str, route: str) -> JobCreated:
-    batch_id, key, owner = new_id(), _key(call), call.caller.owner
-    told = {**msgspec.to_builtins(spec), "route": route}
-    fingerprint = hashlib.sha256(msgspec.json.encode(told, order="deterministic")).digest()
-    client = call.request.client
-
-    def alongside(connection: psycopg.Connection, file_id: UUID) -> None:
-        jobs.create_job(
-            connection,
-            batch_id,
-            owner=owner,
-            file_id=file_id,
-            pool=pool,
-            key=key,
-            fingerprint=fingerprint,
-            priority=spec.priority,
-            job_type=spec.job_type,
-            spec=json.dumps(told),
-            client=client.host if client else "",
-        )
-
     try:
-        through = _check_of(spec, upload.filename)
-        stored = await in_thread(partial(upload.finish, spec.columns, alongside, through=through))
+        reference = None if source is None else msgspec.json.decode(source, type=SourceReference)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise invalid("source", f"{error}.") from None
+    client = call.request.client
+    return NewJob(
+        owner=call.caller.owner,
+        spec=spec,
+        pool=pool,
+        route=route,
+        client=client.host if client else "",
+        key=_key(call),
+        source=reference,
+    )
+
+
+async def _create_from_source(call: Call[Any, Any], job: NewJob) -> JobCreated:
+    """Fetch the file that a reference names, while the caller waits. Under a key that was used before, nothing is
+    fetched: the file may be another now."""
+    if job.source is None:
+        raise missing("file")
+    if (earlier := await _find_earlier(call, job)) is not None:
+        return earlier
+    try:
+        source, file = await call.server.background.scans.find(job.source, call.caller.scope)
+        upload = _open(call, clean_filename(file.path))
+        async with Feeder(upload) as feeder:
+            await feed_file(feeder, source, file)
+            return await _finish(call, upload, job)
+    except FileUnreadable as error:
+        raise invalid("source", f"{error.message}.") from None
+    except FileNotReady as error:
+        raise conflict(f"{error.message}.", param="source", code="source_changed") from None
+    except SourceUnavailable as error:
+        raise busy(f"{error.message}.") from None
+
+
+async def _find_earlier(call: Call[Any, Any], job: NewJob) -> JobCreated | None:
+    """The job that was made under the caller's key, if the same was asked."""
+    if job.key is None:
+        return None
+    async with borrowed(call.server.database) as connection:
+        earlier = await jobs.find_job_by_key(connection, job.owner, job.key)
+    if earlier is None:
+        return None
+    if earlier[1] != job.fingerprint:
+        raise conflict(_KEY_USED, param="Idempotency-Key", code="idempotency_conflict")
+    return JobCreated(job_id=public_id("job", earlier[0]))
+
+
+async def _finish(call: Call[Any, Any], upload: JobUpload, job: NewJob) -> JobCreated:
+    try:
+        stored = await in_thread(
+            partial(upload.finish, job.spec.columns, job.create, through=job.check(upload.filename))
+        )
     except NotRenderable as problem:
         raise invalid("spec", f"{problem.message}.") from None
     except jobs.KeyTaken as taken:
         raise conflict(f"{taken.message}.", param="Idempotency-Key", code="idempotency_conflict") from None
     if stored.existed:
         # The same bytes under the same key: the job of that time, if the same was asked.
-        async with borrowed(call.server.database) as connection:
-            earlier = await jobs.find_job_by_key(connection, owner, str(key))
-        if earlier is None or earlier[1] != fingerprint:
-            message = "The idempotency key was used before for a job that differs."
-            raise conflict(message, param="Idempotency-Key", code="idempotency_conflict")
-        batch_id = earlier[0]
+        if (earlier := await _find_earlier(call, job)) is not None:
+            return earlier
+        raise conflict(_KEY_USED, param="Idempotency-Key", code="idempotency_conflict")
     call.server.background.wake("ingest")
-    return JobCreated(job_id=public_id("job", batch_id))
-
-
-def _check_of(spec: JobSpec, filename: str) -> Through:
-    """Check that the rows have what a definition asks of them."""
-    if isinstance(spec.processor, str):
-        return pass_rows
-    return partial(check_rendering, parse_definition(spec.processor), filename)
+    return JobCreated(job_id=public_id("job", job.id))
 
 
 # -- showing

@@ -120,7 +120,10 @@ class Form:
         file_field: str,
         text_fields: frozenset[str] = frozenset(),
         max_field_bytes: int = _MAX_FIELD_BYTES,
+        *,
+        instead: str | None = None,
     ) -> None:
+        """`instead` is a text field that may stand in place of the file."""
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
@@ -136,6 +139,7 @@ class Form:
         self._file_field = file_field
         self._text_fields = text_fields
         self._max_field_bytes = max_field_bytes
+        self._instead = instead
         self._parts = 0
         self._beyond = 0
         self._headers: dict[bytes, bytes] = {}
@@ -180,7 +184,7 @@ class Form:
         """The body is over. One without its last boundary was cut."""
         if not self.ended:
             raise ApiError(400, "The multipart body ends before its last boundary.")
-        if self.filename is None:
+        if self.filename is None and self._instead not in self.fields:
             raise missing(self._file_field)
 
     # -- told by the parser

@@ -69,3 +69,29 @@ CREATE TABLE penstock.audit (
   details    jsonb NOT NULL DEFAULT '{}'
 );
 CREATE INDEX audit_of_object ON penstock.audit (object_id, id);
+
+-- Files that adapters found. Each version of a file once, over all servers: a job was made of it, in the transaction that
+-- wrote the row, or it was set aside.
+CREATE TABLE penstock.ingested_files (
+  id           uuid PRIMARY KEY,
+  adapter      text NOT NULL,
+  path         text NOT NULL,
+  version      text NOT NULL,
+  bytes        int8 NOT NULL,
+  owner        text NOT NULL,
+  batch_id     uuid,
+  problem      text,
+  recorded_at  timestamptz NOT NULL,
+  UNIQUE (adapter, path, version),
+  CONSTRAINT ingested_files_taken_or_not CHECK ((batch_id IS NULL) <> (problem IS NULL))
+);
+CREATE INDEX ingested_files_of_owner ON penstock.ingested_files (owner, id);
+-- Files that were seen and not recorded yet: since when each is as it is.
+CREATE TABLE penstock.sighted_files (
+  adapter  text NOT NULL,
+  path     text NOT NULL,
+  version  text NOT NULL,
+  since    timestamptz NOT NULL,
+  seen_at  timestamptz NOT NULL,
+  PRIMARY KEY (adapter, path)
+) WITH (fillfactor = 80, vacuum_truncate = off);

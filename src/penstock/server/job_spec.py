@@ -1,0 +1,103 @@
+"""Job as it is asked for: what is done with each row, where that is worked off, and how it is made with its input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+
+from penstock.batches import jobs
+from penstock.dispatch.processors import ProcessorConfig
+from penstock.dispatch.providers import Provider
+from penstock.dispatch.rows.check import check_rendering
+from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
+from penstock.errors import UsageError
+from penstock.intake.tables.table import TableSpec, Through, pass_rows
+from penstock.model import new_id
+
+
+class JobSpec(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True):
+    """What is done with each row."""
+
+    processor: str | dict[str, Any]
+    """A registered processor's name, or a definition of what is asked of a provider."""
+    job_type: Annotated[str, msgspec.Meta(min_length=1, max_length=100)] = "job"
+    columns: TableSpec = TableSpec()
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+
+
+class SourceReference(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """File that an adapter reaches."""
+
+    adapter: str
+    path: str
+
+
+def place_job(spec: JobSpec, processors: Iterable[ProcessorConfig], providers: Iterable[Provider]) -> tuple[str, str]:
+    """Pool and route of the job's lane. A spec names processors and providers; what these are, the operator says.
+    Raises UsageError."""
+    if isinstance(spec.processor, str):
+        known = {processor.name: processor for processor in processors}
+        if spec.processor in known:
+            return known[spec.processor].pool, spec.processor
+        names = ", ".join(known) or "none is registered"
+        raise UsageError(f"there is no processor '{spec.processor[:100]}'; there are: {names}")
+    definition = parse_definition(spec.processor)
+    for provider in providers:
+        if provider.name == definition.provider:
+            return provider.pool, definition.model if isinstance(definition, ChatDefinition) else "http"
+    raise UsageError(f"processor.provider: there is no provider '{definition.provider[:100]}'")
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """Job that is made when its input is sealed."""
+
+    owner: str
+    spec: JobSpec
+    pool: str
+    route: str
+    client: str
+    key: str | None = None
+    source: SourceReference | None = None
+    """The input, if it was asked for by reference."""
+    id: UUID = field(default_factory=new_id)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Hash of what was asked: a repeated call under the same key must ask the same."""
+        return hashlib.sha256(msgspec.json.encode(self._told(), order="deterministic")).digest()
+
+    def create(self, connection: psycopg.Connection, file_id: UUID) -> None:
+        """Create the job, in the transaction that seals its input. Raises KeyTaken."""
+        jobs.create_job(
+            connection,
+            self.id,
+            owner=self.owner,
+            file_id=file_id,
+            pool=self.pool,
+            key=self.key,
+            fingerprint=self.fingerprint,
+            priority=self.spec.priority,
+            job_type=self.spec.job_type,
+            spec=json.dumps(self._told()),
+            client=self.client,
+        )
+
+    def check(self, filename: str) -> Through:
+        """Check that the rows of the input have what a definition asks of them."""
+        if isinstance(self.spec.processor, str):
+            return pass_rows
+        return partial(check_rendering, parse_definition(self.spec.processor), filename)
+
+    def _told(self) -> dict[str, Any]:
+        told = {**msgspec.to_builtins(self.spec), "route": self.route}
+        return told if self.source is None else {**told, "source": msgspec.to_builtins(self.source)}
