@@ -1,4 +1,4 @@
-"""Jobs: a table in, what is to be done with each row, a sheet out."""
+"""Jobs: a table or images in, what is to be done with each row, a sheet out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.db.pool import borrowed
 from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
 from penstock.erase import erase
 from penstock.errors import UsageError
-from penstock.intake.job_upload import JobUpload
+from penstock.intake.job_upload import JobUpload, Part
 from penstock.intake.tables.table import TableSpec
 from penstock.model import BatchState, new_id, parse_id, public_id
 
@@ -35,7 +35,12 @@ _FORM = {
     "type": "object",
     "required": ["file", "spec"],
     "properties": {
-        "file": {"type": "string", "format": "binary"},
+        "file": {
+            "description": "A table, an image, or a zip of images; given more than once, images.",
+            "type": "array",
+            "items": {"type": "string", "format": "binary"},
+            "minItems": 1,
+        },
         "spec": {"type": "string", "contentMediaType": "application/json"},
     },
 }
@@ -105,7 +110,8 @@ class JobsQuery(msgspec.Struct):
 
 async def create_job(call: Call[None, None]) -> JobCreated:
     """Stores the upload, reads it through, and answers: the rows are stored from there in the background."""
-    form = Form(call.request.headers.get("content-type", ""), "file", frozenset({"spec"}), _SPEC_BYTES)
+    content_type, most = call.request.headers.get("content-type", ""), call.server.config.tables.max_images
+    form = Form(content_type, "file", frozenset({"spec"}), _SPEC_BYTES, max_files=most)
     refuse_too_large(call)
     async with AsyncExitStack() as closing:
         feeder: Feeder | None = None
@@ -125,7 +131,8 @@ async def create_job(call: Call[None, None]) -> JobCreated:
         spec = _read_spec(form.fields["spec"])
         pool, route = _place(call, spec)
         await feeder.flush()
-        return await _finish(call, upload, spec, pool, route)
+        parts = form.files if len(form.files) > 1 else None
+        return await _finish(call, upload, parts, spec, pool, route)
 
 
 def _open(call: Call[Any, Any], filename: str) -> JobUpload:
@@ -175,10 +182,12 @@ def _place(call: Call[Any, Any], spec: JobSpec) -> tuple[str, str]:
     raise invalid("spec", f"processor.provider: there is no provider '{definition.provider[:100]}'.")
 
 
-async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: str, route: str) -> JobCreated:
+async def _finish(
+    call: Call[Any, Any], upload: JobUpload, parts: list[Part] | None, spec: JobSpec, pool: str, route: str
+) -> JobCreated:
     batch_id, key, owner = new_id(), _key(call), call.caller.owner
     told = {**msgspec.to_builtins(spec), "route": route}
-    fingerprint = hashlib.sha256(msgspec.json.encode(told, order="deterministic")).digest()
+    fingerprint = hashlib.sha256(msgspec.json.encode([told, parts], order="deterministic")).digest()
     client = call.request.client
 
     def alongside(connection: psycopg.Connection, file_id: UUID) -> None:
@@ -194,10 +203,11 @@ async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: 
             job_type=spec.job_type,
             spec=json.dumps(told),
             client=client.host if client else "",
+            parts=None if parts is None else json.dumps(parts),
         )
 
     try:
-        stored = await in_thread(partial(upload.finish, spec.columns, alongside))
+        stored = await in_thread(partial(upload.finish, spec.columns, alongside, parts))
     except jobs.KeyTaken as taken:
         raise conflict(f"{taken.message}.", param="Idempotency-Key", code="idempotency_conflict") from None
     if stored.existed:
@@ -333,7 +343,14 @@ async def delete_job(call: Call[None, None]) -> Response:
 _ONE = "/api/jobs/{job_id}"
 
 ENDPOINTS = (
-    Endpoint("POST", "/api/jobs", create_job, "Do something with every row of a table.", form=_FORM, errors=(409, 413)),
+    Endpoint(
+        "POST",
+        "/api/jobs",
+        create_job,
+        "Do something with every row of a table, or every image.",
+        form=_FORM,
+        errors=(409, 413),
+    ),
     Endpoint("GET", "/api/jobs", list_jobs, "List jobs, newest first."),
     Endpoint("GET", _ONE, retrieve_job, "One job.", errors=(404,)),
     Endpoint("DELETE", _ONE, delete_job, "Erase a job, its rows and its results.", status=204, errors=(404, 409)),

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from penstock.config import Config
     from penstock.db.pool import Connection
     from penstock.dispatch.target import Target
+    from penstock.intake.ingest import StoredTable
+    from penstock.intake.local_table import LocalTable
     from penstock.intake.tables.table import TableSpec
 
 OWNER = "local"
 """Owner of everything that commands on this machine make."""
 
 _PACKED = (".gz", ".zst")
-_TABLES = (".csv", ".tsv", ".xlsx")
+_TABLES = (".csv", ".tsv", ".xlsx", ".zip", ".png", ".jpg", ".jpeg", ".gif", ".webp")
 _OUTPUTS = "answers.csv, answers.xlsx or answers.jsonl, each also with .gz"
 
 
@@ -67,9 +69,12 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def is_table(path: Path, options: TableOptions) -> bool:
-    """Whether FILE is to be read as a table: by its name, or because a prompt asks for something of each row."""
-    name = path.name.lower()
+def is_table(paths: Sequence[Path], options: TableOptions) -> bool:
+    """Whether the input is to be read as a table: several files, or a folder, are a table of images; one file is a
+    table by its name, or because a prompt asks for something of each row."""
+    if len(paths) > 1 or paths[0].is_dir():
+        return True
+    name = paths[0].name.lower()
     for packed in _PACKED:
         name = name.removesuffix(packed)
     return options.prompt is not None or name.endswith(_TABLES)
@@ -79,26 +84,28 @@ def is_table(path: Path, options: TableOptions) -> bool:
 class RowsPlan:
     """How `penstock run` reads a table, and what it does with each row."""
 
+    source: LocalTable
     spec: TableSpec
     target: Target
     limit: int | None
 
 
-def plan_rows(path: Path, options: TableOptions, target: Target) -> RowsPlan:
+def plan_rows(paths: Sequence[Path], options: TableOptions, target: Target) -> RowsPlan:
     """Plan what is done with the rows of a table; checked as far as it can be without a row."""
+    from penstock.intake.local_table import find_table
     from penstock.intake.tables.table import TableSpec
 
     definition = _definition(options)
     if definition is None and target.processor is None:
         raise UsageError(
-            f"{path}: what is to be done with each row?",
+            f"{paths[0]}: what is to be done with each row?",
             hint="--prompt with --model asks a model; --processor module:function calls a function.",
         )
     if definition is not None and target.base_url is None:
         raise UsageError("--prompt with --processor", hint="--prompt asks the model at --base-url.")
     sheet = options.sheet
     spec = TableSpec(sheet=int(sheet) if sheet is not None and sheet.isdecimal() else sheet)
-    return RowsPlan(spec, replace(target, definition=definition), options.limit)
+    return RowsPlan(find_table(paths), spec, replace(target, definition=definition), options.limit)
 
 
 def _definition(options: TableOptions) -> dict[str, Any] | None:
@@ -139,9 +146,7 @@ def check_output(output: Path) -> None:
         raise UsageError(f"-o {output}: a table's answers are a sheet", hint=f"Name it {_OUTPUTS}.")
 
 
-async def make_job(
-    connection: Connection, batch_id: UUID, rows: RowsPlan, job_type: str, columns: Sequence[str]
-) -> None:
+async def make_job(connection: Connection, batch_id: UUID, rows: RowsPlan, job_type: str, stored: StoredTable) -> None:
     """Make the run's batch a job: all of its rows are stored."""
     from penstock.batches.jobs import insert_job
 
@@ -153,28 +158,31 @@ async def make_job(
         job_type=job_type,
         spec={"processor": target.definition or target.processor},
         client="local",
-        columns=columns,
+        columns=stored.columns,
+        images=stored.images,
         ingested=True,
     )
 
 
-def first_request(path: Path, rows: RowsPlan, config: Config) -> bytes:
+def first_request(rows: RowsPlan, config: Config) -> bytes:
     """The request of the first row, as it would be sent; for a Python function, the row as it would get it."""
     import msgspec
 
     from penstock.dispatch.rows.definition import parse_definition
-    from penstock.dispatch.rows.render import render
+    from penstock.dispatch.rows.render import Image, render
     from penstock.dispatch.rows.template import RenderError
-    from penstock.intake.tables.formats import open_table
 
-    with path.open("rb") as file, open_table(file, path.name, rows.spec, config.tables, config.intake) as table:
+    with rows.source.open(rows.spec, config.tables, config.intake) as table:
         first = next(iter(table.rows()))
     row = msgspec.json.decode(first.body)["row"]
     if rows.target.definition is None:
         return msgspec.json.format(msgspec.json.encode(row))
+    image = None if first.blob is None else Image(first.blob.media_type, first.blob.data)
     try:
-        request = render(parse_definition(rows.target.definition), row, attempt=1)
+        request = render(parse_definition(rows.target.definition), row, attempt=1, image=image)
     except RenderError as error:
-        raise UsageError(f"{path}: the first row: {error}", hint="Correct the prompt or the table.") from None
+        raise UsageError(
+            f"{rows.source.name}: the first row: {error}", hint="Correct the prompt or the table."
+        ) from None
     head = f"{request.method} {request.path}\n".encode()
     return head + (b"" if request.body is None else msgspec.json.format(request.body))
