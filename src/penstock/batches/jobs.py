@@ -127,6 +127,8 @@ class Ingest(NamedTuple):
     """A job whose rows are to be read."""
 
     batch_id: UUID
+    bytes: int
+    """Size of the upload as it came."""
     owner: str
     source_id: int
     filename: str
@@ -137,8 +139,6 @@ class Ingest(NamedTuple):
     rows: int
     """Rows that are stored already."""
     columns: list[str]
-    bytes: int
-    """Size of the upload as it came."""
 
 
 async def take_ingest(connection: Connection, worker_id: UUID, grace_s: float, *, now: Now = None) -> Ingest | None:
@@ -151,7 +151,7 @@ async def take_ingest(connection: Connection, worker_id: UUID, grace_s: float, *
     if row is None:
         return None
     ((size,),) = await (await connection.execute(_SQL["read_size"], {"source_id": row[1]})).fetchall()
-    return Ingest(taken[0], *row, size)
+    return Ingest(taken[0], size, *row)
 
 
 async def count_rows(

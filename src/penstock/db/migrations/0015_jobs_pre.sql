@@ -66,8 +66,6 @@ CREATE TABLE penstock.blob_bytes (
 ) WITH (fillfactor = 100, vacuum_truncate = off, toast.vacuum_truncate = off);
 -- Images are compressed already.
 ALTER TABLE penstock.blob_bytes ALTER COLUMN bytes SET STORAGE EXTERNAL;
-CREATE TRIGGER blob_bytes_are_immutable BEFORE UPDATE ON penstock.blob_bytes
-  FOR EACH STATEMENT EXECUTE FUNCTION penstock.refuse_update();
 -- Which rows stand for an image: it is deleted with the last of them. The reference is what makes that right whatever
 -- runs beside it: a use cannot be stored without its image, and an image that is used cannot be deleted.
 CREATE TABLE penstock.blob_uses (
