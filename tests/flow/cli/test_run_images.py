@@ -147,3 +147,12 @@ def test_what_cannot_be_taken_is_said_and_leaves_nothing(
         if connection.execute("SELECT to_regclass('penstock.files') IS NOT NULL").fetchone() == (True,):
             assert connection.execute("SELECT count(*) FROM penstock.files").fetchone() == (0,)
             assert counts(site) == (0, 0, 0)
+
+
+def test_what_was_stored_before_a_refusal_goes(site: Path) -> None:
+    """Images are stored some megabytes at a time: the first of these are there before the last is read."""
+    for number in range(6):
+        (site / "photos" / f"c{number}.png").write_bytes(png(1, number + 1, os.urandom(1 << 20)))
+    (site / "photos" / "z.txt").write_text("hello")
+    run_cli("run", "photos", *LOOK, cwd=site).refuses(2, '"z.txt": not an image')
+    assert counts(site) == (0, 0, 0)
