@@ -34,7 +34,7 @@ TABLES = (
     *("deferrals", "outcomes", "attempts", "reclaims", "progress", "journal", "workers", "gates"),
     *("sessions", "session_requests"),
     *("file_chunks", "erasures", "erasure_pieces", "webhook_endpoints", "webhook_deliveries"),
-    *("blobs", "blob_bytes", "blob_uses"),
+    *("jobs", "job_columns", "blobs", "blob_bytes", "blob_uses"),
 )
 
 _names = (f"plan{number}" for number in count())

@@ -230,3 +230,15 @@ def test_an_ingest_that_dies_goes_on_elsewhere(tmp_path: Path, database_18: str,
             results = [item["result"]["digest"] for item in items_of(second, name)]
     assert results == [hashlib.sha256(data).hexdigest() for _, data in files]
     assert counts(database_18) == (images, images, images)
+
+
+def test_a_job_that_is_cancelled_while_it_is_read_is_read_no_further(tmp_path: Path, database_18: str) -> None:
+    files = [(f"{number:02}.png", png(1, number + 1, os.urandom(1 << 20))) for number in range(12)]
+    with psycopg.connect(database_18, autocommit=True) as connection, serving(tmp_path, database_18) as server:
+        slow_down_rows(connection, 2)
+        name = start(server, files)
+        wait_until(lambda: job_of(server, name)["ingest"]["rows"] > 0, 30)
+        assert server.ask("POST", f"/api/jobs/{name}/cancel").status == 200
+        wait_until(lambda: bool(job_of(server, name)["ingest"]["done"]), 30)
+        job = until_state(server, name, "CANCELLED")
+        assert 0 < job["total"] == job["ingest"]["rows"] < 12

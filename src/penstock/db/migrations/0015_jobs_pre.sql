@@ -36,7 +36,7 @@ CREATE TABLE penstock.job_columns (
   name      text NOT NULL,
   id        bigint GENERATED ALWAYS AS IDENTITY,
   PRIMARY KEY (batch_id, name)
-) WITH (vacuum_truncate = off);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Every change that a user made to a job, for admins to read.
 CREATE TABLE penstock.audit (
@@ -59,7 +59,7 @@ CREATE TABLE penstock.blobs (
   digest  bytea NOT NULL CHECK (octet_length(digest) = 32),
   size    int4 NOT NULL CHECK (size > 0),
   UNIQUE (owner, digest)
-) WITH (fillfactor = 80, vacuum_truncate = off);
+) WITH (fillfactor = 80, vacuum_truncate = off, toast.vacuum_truncate = off);
 CREATE TABLE penstock.blob_bytes (
   blob_id  bigint PRIMARY KEY,
   bytes    bytea NOT NULL
