@@ -74,7 +74,7 @@ class TableLimits:
     max_zip_ratio: int = _knob(200, 2, 100_000, "largest expansion of a file in a zip, from 1 MiB on")
     max_zip_entries: int = _knob(100_000, 1, 1_000_000, "most files in an XLSX file or a zip")
     max_images: int = _knob(100_000, 1, 1_000_000, "most images of one job")
-    max_image_bytes: int = _knob(32 * MIB, KIB, GIB, "largest image")
+    max_image_bytes: int = _knob(32 * MIB, KIB, 256 * MIB, "largest image")
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,8 @@ class RowJob(msgspec.Struct, frozen=True):
     """What is asked of an upstream for each row (`dispatch.rows.definition`); None for Python functions."""
     max_attempts: int | None = None
     """Attempts of a row before it fails for good; None for as many as the worker allows."""
+    images: bool = False
+    """Whether its rows stand for images."""
 
 
 class Item:
@@ -219,6 +221,11 @@ class Item:
             decoded = msgspec.json.decode(self.raw)
             self._body: Any = decoded["row"] if self.is_row else decoded
             return self._body
+
+    @property
+    def size(self) -> int:
+        """Bytes that the item holds in memory: its body, and its image."""
+        return len(self.raw) + (0 if self.image is None else len(self.image))
 
     @property
     def is_row(self) -> bool:

@@ -34,6 +34,7 @@ TABLES = (
     *("deferrals", "outcomes", "attempts", "reclaims", "progress", "journal", "workers", "gates"),
     *("sessions", "session_requests", "jobs", "job_columns"),
     *("file_chunks", "erasures", "erasure_pieces", "webhook_endpoints", "webhook_deliveries"),
+    *("jobs", "job_columns", "blobs", "blob_bytes", "blob_uses"),
 )
 
 _names = (f"plan{number}" for number in count())

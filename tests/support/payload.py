@@ -9,4 +9,5 @@ PAYLOAD = {
     "attempts": "lane_id",
     "reclaims": "lane_id",
     "journal": "batch_id",
+    "blob_bytes": "blob_id",
 }

@@ -1,8 +1,9 @@
-"""Jobs: a table in, what is to be done with each row, a sheet out."""
+"""Jobs: a table or images in, what is to be done with each row, a sheet out."""
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -34,7 +35,12 @@ _FORM = {
     "type": "object",
     "required": ["spec"],
     "properties": {
-        "file": {"type": "string", "format": "binary"},
+        "file": {
+            "description": "A table, an image, or a zip of images; given more than once, images.",
+            "type": "array",
+            "items": {"type": "string", "format": "binary"},
+            "minItems": 1,
+        },
         "source": {"type": "string", "contentMediaType": "application/json"},
         "spec": {"type": "string", "contentMediaType": "application/json"},
     },
@@ -95,8 +101,9 @@ class JobsQuery(msgspec.Struct):
 async def create_job(call: Call[None, None]) -> JobCreated:
     """Stores the upload, or the file that `source` names, reads it through, and answers: the rows are stored from there
     in the background."""
-    content_type = call.request.headers.get("content-type", "")
-    form = Form(content_type, "file", frozenset({"spec", "source"}), _SPEC_BYTES, instead="source")
+    content_type, most = call.request.headers.get("content-type", ""), call.server.config.tables.max_images
+    fields = frozenset({"spec", "source"})
+    form = Form(content_type, "file", fields, _SPEC_BYTES, max_files=most, instead="source")
     refuse_too_large(call)
     async with AsyncExitStack() as closing:
         feeder: Feeder | None = None
@@ -117,7 +124,8 @@ async def create_job(call: Call[None, None]) -> JobCreated:
         if job.source is not None:
             raise invalid("source", "a file is given too; give one of them.")
         await feeder.flush()
-        return await _finish(call, upload, job)
+        parts = form.files if len(form.files) > 1 else None
+        return await _finish(call, upload, replace(job, parts=parts))
 
 
 def _open(call: Call[Any, Any], filename: str) -> JobUpload:
@@ -207,7 +215,7 @@ async def _find_earlier(call: Call[Any, Any], job: NewJob) -> JobCreated | None:
 async def _finish(call: Call[Any, Any], upload: JobUpload, job: NewJob) -> JobCreated:
     try:
         stored = await in_thread(
-            partial(upload.finish, job.spec.columns, job.create, through=job.check(upload.filename))
+            partial(upload.finish, job.spec.columns, job.create, job.parts, through=job.check(upload.filename))
         )
     except NotRenderable as problem:
         raise invalid("spec", f"{problem.message}.") from None
@@ -343,7 +351,14 @@ async def delete_job(call: Call[None, None]) -> Response:
 _ONE = "/api/jobs/{job_id}"
 
 ENDPOINTS = (
-    Endpoint("POST", "/api/jobs", create_job, "Do something with every row of a table.", form=_FORM, errors=(409, 413)),
+    Endpoint(
+        "POST",
+        "/api/jobs",
+        create_job,
+        "Do something with every row of a table, or every image.",
+        form=_FORM,
+        errors=(409, 413),
+    ),
     Endpoint("GET", "/api/jobs", list_jobs, "List jobs, newest first."),
     Endpoint("GET", _ONE, retrieve_job, "One job.", errors=(404,)),
     Endpoint("DELETE", _ONE, delete_job, "Erase a job, its rows and its results.", status=204, errors=(404, 409)),

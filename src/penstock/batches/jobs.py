@@ -30,8 +30,6 @@ class Job:
     owner: str
     job_type: str
     spec: dict[str, Any]
-    parts: list[tuple[str, int]] | None
-    """Name and size of each of the files that came together; None if it was one."""
     client: str
     """The address that the upload came from, or the adapter that found the file."""
     created_at: datetime
@@ -43,8 +41,10 @@ class Job:
     """Rows stored so far by the ingest."""
     problem: str | None
     """Why its rows could not be read to their end."""
+    images: bool
+    """Whether its rows stand for images."""
     filename: str | None
-    """Name of the input; None once it is deleted."""
+    """Name of the input, of the first file if several came together; None once it is deleted."""
 
 
 async def insert_job(
@@ -55,8 +55,8 @@ async def insert_job(
     job_type: str,
     spec: Mapping[str, Any],
     client: str,
-    parts: Sequence[tuple[str, int]] | None = None,
     columns: Sequence[str] = (),
+    images: bool = False,
     ingested: bool = False,
     now: Now = None,
 ) -> None:
@@ -66,9 +66,9 @@ async def insert_job(
         "owner": owner,
         "job_type": job_type,
         "spec": json.dumps(spec),
-        "parts": None if parts is None else json.dumps(parts),
         "client": client,
         "columns": list(columns),
+        "images": images,
         "ingested": ingested,
         "now": now,
     }
@@ -127,12 +127,15 @@ class Ingest(NamedTuple):
     """A job whose rows are to be read."""
 
     batch_id: UUID
+    bytes: int
+    """Size of the upload as it came."""
+    owner: str
     source_id: int
     filename: str
-    bytes: int
     pool: str
     spec: dict[str, Any]
     parts: list[tuple[str, int]] | None
+    """Name and size of each of the files that came together; None if it was one."""
     rows: int
     """Rows that are stored already."""
     columns: list[str]
@@ -148,11 +151,21 @@ async def take_ingest(
     if taken is None:
         return None
     row = await fetch_one(connection, _SQL["read_ingest"], {"batch_id": taken[0]})
-    return Ingest(taken[0], *row) if row else None
+    if row is None:
+        return None
+    ((size,),) = await (await connection.execute(_SQL["read_size"], {"source_id": row[1]})).fetchall()
+    return Ingest(taken[0], size, *row)
 
 
 async def count_rows(
-    connection: Connection, batch_id: UUID, worker_id: UUID, before: int, rows: int, columns: Sequence[str]
+    connection: Connection,
+    batch_id: UUID,
+    worker_id: UUID,
+    before: int,
+    rows: int,
+    columns: Sequence[str],
+    *,
+    images: bool,
 ) -> bool:
     """Count rows that this transaction stores after those `before`. False if another reads the job now: then none may
     be stored."""
@@ -162,6 +175,7 @@ async def count_rows(
         "before": before,
         "rows": rows,
         "columns": list(columns),
+        "images": images,
     }
     return await fetch_one(connection, _SQL["count_rows_if_reading"], parameters) is not None
 

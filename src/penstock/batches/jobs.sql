@@ -1,13 +1,13 @@
 -- name: insert_job
 -- Makes a batch a job: what is to be done with each row, and who asked for it.
-INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, parts, client, created_at, ingested_at, columns)
-VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(parts)s::jsonb, %(client)s, @now,
-        CASE WHEN %(ingested)s::boolean THEN @now END, %(columns)s::text[])
+INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, client, created_at, ingested_at, columns, images)
+VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(client)s, @now,
+        CASE WHEN %(ingested)s::boolean THEN @now END, %(columns)s::text[], %(images)s)
 
 -- name: read_jobs
 -- Reads what some batches have as jobs. Batches that are none are left out.
-SELECT j.batch_id, j.owner, j.job_type, j.spec, j.parts, j.client, j.created_at, j.ingested_at, j.columns, j.rows,
-       j.problem, f.filename
+SELECT j.batch_id, j.owner, j.job_type, j.spec, j.client, j.created_at, j.ingested_at, j.columns, j.rows, j.problem,
+       j.images, f.filename
   FROM penstock.jobs j
   JOIN penstock.batches b ON b.id = j.batch_id
   LEFT JOIN penstock.files f ON f.id = b.file_id
@@ -26,7 +26,8 @@ VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(parts)s::jsonb,
 
 -- name: take_ingest_if_free
 -- Takes the ingest of the oldest job whose rows are to be read and whose reader, if it had one, is dead or is this process
--- and has given it up. The reader's id and the rows that it knows of are the fence: every block is stored under both.
+-- and was broken off by an error: that one is taken up again after the others. The reader's id and the rows that it knows
+-- of are the fence: every block is stored under both.
 UPDATE penstock.jobs SET worker_id = %(worker_id)s
  WHERE batch_id = (
    SELECT j.batch_id FROM penstock.jobs j
@@ -35,22 +36,27 @@ UPDATE penstock.jobs SET worker_id = %(worker_id)s
       AND (j.worker_id IS NULL OR j.worker_id = %(worker_id)s OR NOT EXISTS (
              SELECT FROM penstock.workers w
               WHERE w.id = j.worker_id AND w.heartbeat_at > @now - make_interval(secs => %(grace_s)s)))
-    ORDER BY j.batch_id
+    ORDER BY j.worker_id IS NOT DISTINCT FROM %(worker_id)s, j.batch_id
     LIMIT 1
       FOR UPDATE SKIP LOCKED)
 RETURNING batch_id
 
 -- name: read_ingest
 -- Reads where a job's bytes are, and how many of its rows are stored.
-SELECT f.source_id, f.filename, f.bytes, b.pool, j.spec, j.parts, j.rows, j.columns
+SELECT j.owner, f.source_id, f.filename, b.pool, j.spec, j.parts, j.rows, j.columns
   FROM penstock.jobs j
   JOIN penstock.batches b ON b.id = j.batch_id
   JOIN penstock.files f ON f.id = b.file_id AND f.deleted_at IS NULL
  WHERE j.batch_id = %(batch_id)s
 
+-- name: read_size
+-- Reads how many bytes an upload has. The file's own figure is that of all its inputs, and grows with them.
+SELECT coalesce(sum(size), 0)::int8 FROM penstock.file_chunks WHERE source_id = %(source_id)s
+
 -- name: count_rows_if_reading
--- Counts rows that this transaction stores, unless another reads the job now.
-UPDATE penstock.jobs SET rows = rows + %(rows)s, columns = %(columns)s::text[]
+-- Counts rows that this transaction stores, unless another reads the job now. With the first of them it is known
+-- whether they stand for images.
+UPDATE penstock.jobs SET rows = rows + %(rows)s, columns = %(columns)s::text[], images = %(images)s
  WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND rows = %(before)s AND ingested_at IS NULL
 RETURNING rows
 

@@ -98,7 +98,7 @@ def check_output(output: Path, source: Path | None) -> None:
         return
     from penstock.cli.paths import check_outputs
 
-    check_outputs(output, source)
+    check_outputs(output, () if source is None else (source,))
 
 
 def check_sheet_output(output: Path, source: Path | None) -> None:

@@ -22,7 +22,7 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 
 
 @click.command(short_help="Work off a file of requests or rows, write every answer.")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--base-url", metavar="URL", help="Endpoint to call, ending in /v1.")
 @click.option("--processor", metavar="MODULE:FUNCTION", help="Python function to call instead.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the answers.")
@@ -44,7 +44,7 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.option("-v", "--verbose", is_flag=True, help="Log to standard error.")
 @database_options
 def run(
-    file: Path,
+    files: tuple[Path, ...],
     base_url: str | None,
     processor: str | None,
     output: Path | None,
@@ -64,16 +64,18 @@ def run(
     """Work off FILE, one request or row each, and write every answer to the output.
 
     FILE is JSONL in the Batch API's shape, or a table: .csv, .tsv, .xlsx, or JSONL where --prompt is given or the
-    output is .csv or .xlsx. Text may be packed (.gz, .zst). Everything is stored before anything is sent. When
-    interrupted, the same command goes on where it stopped; when done, it writes the output again. Failures of requests
-    go to a file beside the output: answers.jsonl has answers.errors.jsonl. A table's output is a sheet (.csv, .xlsx or
-    .jsonl, each also with .gz) of all its rows, each with its result.
+    output is .csv or .xlsx. Text may be packed (.gz, .zst). Images are a table too: a zip, a folder, or several files.
+    Everything is stored before anything is sent. When interrupted, the same command goes on where it stopped; when
+    done, it writes the output again. Failures of requests go to a file beside the output: answers.jsonl has
+    answers.errors.jsonl. A table's output is a sheet (.csv, .xlsx or .jsonl, each also with .gz) of all its rows, each
+    with its result.
 
     \b
     penstock run requests.jsonl --base-url http://127.0.0.1:8000/v1 -o answers.jsonl
     penstock run rows.csv --processor mymodule:work -o answers.xlsx
     penstock run products.csv --base-url http://127.0.0.1:8000/v1 --model small \\
       --prompt 'Which category is {{ title }}?' -o answers.csv
+    penstock run photos/ --base-url http://127.0.0.1:8000/v1 --model small --prompt 'What is this?' -o answers.csv
     """
     from penstock.cli import tables
     from penstock.dispatch.target import make_target
@@ -81,14 +83,15 @@ def run(
     try:
         config = load_config(database, concurrency=concurrency)
         target = make_target(base_url, processor, api_key_env, api_key_file, ca_file, proxy)
-        rows = tables.plan_rows(file, table, target) if tables.is_table(file, table, output) else None
+        rows = tables.plan_rows(files, table, target) if tables.is_table(files, table, output) else None
         if rows is None and table.any:
             raise UsageError(
-                f"{file} is no table: --model, --prompt, --sheet, --limit and the like are for tables",
-                hint="A table's name ends in .csv, .tsv or .xlsx; with --prompt or -o answers.csv it may be JSONL.",
+                f"{files[0]} is no table: --model, --prompt, --sheet, --limit and the like are for tables",
+                hint="A table's name ends in .csv, .tsv, .xlsx, .zip or as an image's; "
+                "with --prompt or -o answers.csv it may be JSONL.",
             )
         if rows is not None and table.dry_run:
-            click.echo(tables.first_request(file, rows, config))
+            click.echo(tables.first_request(rows, config))
             return
         if output is None:
             ending = "jsonl" if rows is None else "xlsx"
@@ -102,7 +105,7 @@ def run(
     from penstock.cli.running import Plan, execute
 
     plan = Plan(
-        file,
+        files[0],
         output,
         target if rows is None else rows.target,
         workers,

@@ -76,6 +76,7 @@ class Plan:
         parts: list[Any] = [str(self.input.resolve()), str(output), str(self.target)]
         if self.rows is not None:
             parts.append([self.target.definition, msgspec.to_builtins(self.rows.spec), self.rows.limit])
+            parts += [str(path.resolve()) for path in self.rows.source.paths[1:]]
         return "run:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -86,7 +87,8 @@ class _Interrupted(PenstockError):  # noqa: N818 -- a person's wish
 def execute(plan: Plan, config: Config) -> ExitCode:
     """Carry the plan out; errors are reported, not raised."""
     try:
-        check_paths(plan.input, plan.output)
+        inputs = [plan.input] if plan.rows is None else plan.rows.source.paths
+        check_paths(inputs, plan.output, folders=plan.rows is not None)
         with explain_database_errors(_GO_ON), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Run(plan, config).execute())
     except PenstockError as error:
@@ -178,43 +180,53 @@ class _Run:
         return known.id
 
     async def _is_unchanged(self, known: KnownBatch) -> bool:
-        if known.metadata == _origin(self._plan.input):
+        rows = self._plan.rows
+        if known.metadata == self._origin():
             return True
-        digest = await asyncio.to_thread(source.digest_of, self._plan.input)
-        return digest == known.digest
+        if rows is not None:
+            return await asyncio.to_thread(lambda: rows.source.digest) == known.digest
+        return await asyncio.to_thread(source.digest_of, self._plan.input) == known.digest
+
+    def _origin(self) -> dict[str, str]:
+        """Attributes of the input by which a later run sees that it has not changed."""
+        if self._plan.rows is not None:
+            return self._plan.rows.source.origin
+        about = self._plan.input.stat()
+        return {"size": str(about.st_size), "mtime_ns": str(about.st_mtime_ns)}
 
     # -- store
 
     async def _store(self, conninfo: str, database: Pool) -> UUID:
         """Read the file into the database and make the batch. If interrupted, nothing of it is kept."""
         self._display.stage("storing")
-        origin = _origin(self._plan.input)
+        origin = self._origin()
         await self._sweep_abandoned(conninfo, database)
         async with register_identity(database, "intake", self._config.liveness) as worker_id:
             try:
-                file_id, columns = await asyncio.to_thread(self._ingest, conninfo, worker_id)
+                file_id, table = await asyncio.to_thread(self._ingest, conninfo, worker_id)
             except refusal.IntakeInterrupted as error:
                 raise _Interrupted(
                     "interrupted while storing: nothing was kept", hint="Run the command again."
                 ) from error
-            return await self._create(database, file_id, columns, origin)
+            return await self._create(database, file_id, table, origin)
 
-    def _ingest(self, conninfo: str, worker_id: UUID) -> tuple[UUID, tuple[str, ...]]:
-        """Store the input; returns its file, and the columns of a table."""
-        path, rows, size = self._plan.input, self._plan.rows, self._plan.input.stat().st_size
+    def _ingest(self, conninfo: str, worker_id: UUID) -> tuple[UUID, ingest.StoredTable | None]:
+        """Store the input; returns its file, and what is known of a table."""
+        path, rows = self._plan.input, self._plan.rows
+        size = path.stat().st_size if rows is None else rows.source.size
         common: dict[str, Any] = {
             "owner": OWNER,
             "worker_id": worker_id,
-            "filename": os.fsencode(path.name).decode("utf-8", "replace"),
             "limits": self._config.intake,
             "on_progress": lambda read: self._display.amount("storing", read, size, "bytes"),
             "should_stop": self._interrupted.is_set,
         }
         if rows is None:
-            return ingest.ingest_file(conninfo, path, **common).file.id, ()
-        stored = ingest.ingest_table(
+            filename = os.fsencode(path.name).decode("utf-8", "replace")
+            return ingest.ingest_file(conninfo, path, filename=filename, **common).file.id, None
+        table = ingest.ingest_table(
             conninfo,
-            path,
+            rows.source,
             route=str(rows.target.route),
             spec=rows.spec,
             table_limits=self._config.tables,
@@ -222,14 +234,16 @@ class _Run:
             through=rows.check,
             **common,
         )
-        return stored.file.file.id, stored.columns
+        return table.file.file.id, table
 
     async def _sweep_abandoned(self, conninfo: str, database: Pool) -> None:
         async with database.connection() as connection:
             gone = await liveness.list_exited_workers(connection)
         await asyncio.to_thread(_sweep, conninfo, self._config.liveness.heartbeat_grace_s, gone)
 
-    async def _create(self, database: Pool, file_id: UUID, columns: tuple[str, ...], origin: dict[str, str]) -> UUID:
+    async def _create(
+        self, database: Pool, file_id: UUID, table: ingest.StoredTable | None, origin: dict[str, str]
+    ) -> UUID:
         batch_id, window = uuid4(), self._plan.deadline
         async with database.connection() as connection:
             deadline = await _database_time(connection) + window if window else None
@@ -247,8 +261,8 @@ class _Run:
                         metadata=origin,
                         deadline=deadline,
                     )
-                    if self._plan.rows is not None:
-                        await make_job(connection, batch_id, self._plan.rows, self._plan.input.stem, columns)
+                    if self._plan.rows is not None and table is not None:
+                        await make_job(connection, batch_id, self._plan.rows, self._plan.input.stem, table)
             except psycopg.errors.UniqueViolation:
                 known = await find_batch_by_key(connection, OWNER, self._plan.key)
                 if known is None:
@@ -402,12 +416,6 @@ def _waiting(waits: list[gates.Gate]) -> str:
         return f"waiting: {gate.code}"
     left_s = (gate.not_before - datetime.now(UTC)).total_seconds()
     return f"waiting: {gate.code}" + (f" for {duration(left_s)}" if left_s >= 1 else "")
-
-
-def _origin(path: Path) -> dict[str, str]:
-    """Attributes of a file by which a later run sees that it has not changed."""
-    about = path.stat()
-    return {"size": str(about.st_size), "mtime_ns": str(about.st_mtime_ns)}
 
 
 def _sweep(conninfo: str, grace_s: float, gone: list[UUID]) -> None:

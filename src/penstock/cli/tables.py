@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from penstock.config import Config
     from penstock.db.pool import Connection
     from penstock.dispatch.target import Target
+    from penstock.intake.ingest import StoredTable
+    from penstock.intake.local_table import LocalTable
     from penstock.intake.tables.table import TableRow, TableSpec
 
 OWNER = "local"
 """Owner of everything that commands on this machine make."""
 
-_TABLES = (".csv", ".tsv", ".xlsx")
+_TABLES = (".csv", ".tsv", ".xlsx", ".zip", ".png", ".jpg", ".jpeg", ".gif", ".webp")
 _TEXT = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson")
 _OUTPUTS = "answers.csv, answers.xlsx or answers.jsonl, each also with .gz"
 
@@ -107,11 +109,13 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def is_table(path: Path, options: TableOptions, output: Path | None) -> bool:
-    """Whether FILE is to be read as a table: by its name, because a prompt asks for something of each row, or because
-    the output can only be a sheet."""
+def is_table(paths: Sequence[Path], options: TableOptions, output: Path | None) -> bool:
+    """Whether the input is to be read as a table: several files, or a folder, are a table of images; one file is a
+    table by its name, because a prompt asks for something of each row, or because the output can only be a sheet."""
+    if len(paths) > 1 or paths[0].is_dir():
+        return True
     is_sheet = output is not None and _plain_name(output).endswith((".csv", ".xlsx"))
-    return is_sheet or options.prompt is not None or _plain_name(path).endswith(_TABLES)
+    return is_sheet or options.prompt is not None or _plain_name(paths[0]).endswith(_TABLES)
 
 
 def _plain_name(path: Path) -> str:
@@ -124,7 +128,7 @@ def _plain_name(path: Path) -> str:
 class RowsPlan:
     """How `penstock run` reads a table, and what it does with each row."""
 
-    name: str
+    source: LocalTable
     spec: TableSpec
     target: Target
     limit: int | None
@@ -135,21 +139,23 @@ class RowsPlan:
         from penstock.dispatch.rows.definition import parse_definition
 
         told = self.target.definition
-        return rows if told is None else check_rendering(parse_definition(told), self.name, rows)
+        return rows if told is None else check_rendering(parse_definition(told), self.source.name, rows)
 
 
-def plan_rows(path: Path, options: TableOptions, target: Target) -> RowsPlan:
+def plan_rows(paths: Sequence[Path], options: TableOptions, target: Target) -> RowsPlan:
     """Plan what is done with the rows of a table; checked as far as it can be without a row."""
+    from penstock.intake.local_table import find_table
+
     definition = options.definition("run")
     if definition is None and target.processor is None:
         raise UsageError(
-            f"{path}: what is to be done with each row?",
+            f"{paths[0]}: what is to be done with each row?",
             hint="--prompt with --model asks a model; --processor module:function calls a function.",
         )
     if definition is not None and target.base_url is None:
         raise UsageError("--prompt with --processor", hint="--prompt asks the model at --base-url.")
-    spec = _table_spec(path, options)
-    return RowsPlan(path.name, spec, replace(target, definition=definition), options.limit)
+    spec = _table_spec(paths[0], options)
+    return RowsPlan(find_table(paths), spec, replace(target, definition=definition), options.limit)
 
 
 def _table_spec(path: Path, options: TableOptions) -> TableSpec:
@@ -190,9 +196,7 @@ def check_output(output: Path) -> None:
         )
 
 
-async def make_job(
-    connection: Connection, batch_id: UUID, rows: RowsPlan, job_type: str, columns: Sequence[str]
-) -> None:
+async def make_job(connection: Connection, batch_id: UUID, rows: RowsPlan, job_type: str, stored: StoredTable) -> None:
     """Make the run's batch a job: all of its rows are stored."""
     from penstock.batches.jobs import insert_job
 
@@ -204,39 +208,35 @@ async def make_job(
         job_type=job_type,
         spec={"processor": target.definition or target.processor},
         client="local",
-        columns=columns,
+        columns=stored.columns,
+        images=stored.images,
         ingested=True,
     )
 
 
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}", hint="Check the path.") from None
-
-
-def first_request(path: Path, rows: RowsPlan, config: Config) -> bytes:
+def first_request(rows: RowsPlan, config: Config) -> bytes:
     """The request of the first row, as it would be sent; for a Python function, the row as it would get it."""
     import msgspec
 
     from penstock.dispatch.rows.definition import parse_definition
-    from penstock.dispatch.rows.render import render
+    from penstock.dispatch.rows.render import Image, render
     from penstock.dispatch.rows.template import RenderError
-    from penstock.intake.tables.formats import open_table
 
     if rows.target.processor is not None:
         from penstock.dispatch.loading import load_processor
 
         load_processor(rows.target.processor)
-    with _opened(path) as file, open_table(file, path.name, rows.spec, config.tables, config.intake) as table:
+    with rows.source.open(rows.spec, config.tables, config.intake) as table:
         first = next(iter(table.rows()))
     row = msgspec.json.decode(first.body)["row"]
     if rows.target.definition is None:
         return msgspec.json.format(msgspec.json.encode(row))
+    image = None if first.blob is None else Image(first.blob.media_type, first.blob.data)
     try:
-        request = render(parse_definition(rows.target.definition), row, attempt=1)
+        request = render(parse_definition(rows.target.definition), row, attempt=1, image=image)
     except RenderError as error:
-        raise UsageError(f"{path}: the first row: {error}", hint="Correct the prompt or the table.") from None
+        raise UsageError(
+            f"{rows.source.name}: the first row: {error}", hint="Correct the prompt or the table."
+        ) from None
     head = f"{request.method} {request.path}\n".encode()
     return head + (b"" if request.body is None else msgspec.json.format(request.body))

@@ -97,6 +97,12 @@ SELECT %(erasure_id)s, 'templates', file.source_id, NULL::uuid, l.source_lane, n
   JOIN penstock.file_lanes l ON l.source_id = file.source_id
  CROSS JOIN LATERAL generate_series(0, l.total - 1, %(stretch)s::int4) AS n
 UNION ALL
+SELECT %(erasure_id)s, 'blobs', file.source_id, NULL, l.source_lane, n, least(n + %(stretch)s, l.total)
+  FROM file
+  JOIN penstock.file_lanes l ON l.source_id = file.source_id
+ CROSS JOIN LATERAL generate_series(0, l.total - 1, %(stretch)s::int4) AS n
+ WHERE (SELECT u.ordinal FROM penstock.blob_uses u WHERE u.source_id = file.source_id LIMIT 1) IS NOT NULL
+UNION ALL
 SELECT %(erasure_id)s, 'chunks', source_id, NULL, NULL, n, least(n + %(stretch)s / 100, chunks)
   FROM file
  CROSS JOIN LATERAL generate_series(0, chunks - 1, %(stretch)s::int4 / 100) AS n
@@ -593,7 +599,7 @@ UPDATE penstock.erasures
        attempts = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'attempts'),
        others = (
          SELECT coalesce(sum(erased), 0) FROM piece
-          WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests'))
+          WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs'))
  WHERE id = (SELECT id FROM free)
 RETURNING id
 
@@ -612,6 +618,6 @@ SELECT e.id, e.owner, e.kind, e.object_id, e.requested_at, e.finished_at,
           coalesce(sum(erased) FILTER (WHERE what = 'chunks'), 0)::int8 AS chunks,
           coalesce(sum(erased) FILTER (WHERE what IN ('outcomes', 'completed', 'not_completed')), 0)::int8 AS outcomes,
           coalesce(sum(erased) FILTER (WHERE what = 'attempts'), 0)::int8 AS attempts,
-          coalesce(sum(erased) FILTER (WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests')), 0)::int8 AS others
+          coalesce(sum(erased) FILTER (WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs')), 0)::int8 AS others
      FROM penstock.erasure_pieces WHERE erasure_id = e.id) AS p
  ORDER BY e.id DESC

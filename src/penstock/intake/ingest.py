@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -15,17 +15,15 @@ import psycopg
 from penstock.config import IntakeLimits, TableLimits
 from penstock.errors import PenstockError
 from penstock.intake.intake import BATCH, FileIntake
-from penstock.intake.reader import CHUNK_BYTES
+from penstock.intake.local_table import LocalTable
 from penstock.intake.refusal import IntakeInterrupted
 from penstock.intake.rows import FileLane, Lane, pack_row, table_lane
 from penstock.intake.source import Source
-from penstock.intake.tables.formats import open_table
-from penstock.intake.tables.table import TableRow, TableSpec, Through, pass_rows
+from penstock.intake.tables.table import TableRow, TableSpec, Through, image_uses, next_block, pass_rows
 from penstock.intake.writer import FileWriter, SealUnheardError, StoredFile
 from penstock.model import ROWS
 
 _PROGRESS_INTERVAL_S = 0.1
-_BLOCK_ROWS = 500
 
 
 def ingest_file(
@@ -65,17 +63,18 @@ class StoredTable:
     file: StoredFile
     columns: tuple[str, ...]
     """Names of its columns, in order."""
+    images: bool
+    """Whether its rows stand for images."""
 
 
 def ingest_table(
     conninfo: str,
-    path: Path,
+    source: LocalTable,
     *,
     owner: str,
     worker_id: UUID,
     route: str,
     spec: TableSpec,
-    filename: str,
     limits: IntakeLimits,
     table_limits: TableLimits,
     first_rows: int | None = None,
@@ -85,22 +84,26 @@ def ingest_table(
 ) -> StoredTable:
     """Store the rows of a table, whole or not at all; or its `first_rows` alone. All of them go to one route. `through`
     sees them first, and may refuse them."""
-    writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=False)
-    with _database_errors(filename), path.open("rb") as file:
+    name = source.name
+    writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits, keep_bytes=False)
+    images = False
+    with _database_errors(name):
         try:
-            while chunk := file.read(CHUNK_BYTES):
+            for chunk in source.chunks():
                 writer.take(chunk)  # for its digest
-            file.seek(0)
-            with open_table(file, filename, spec, table_limits, limits) as table:
+            with source.open(spec, table_limits, limits) as table:
                 lane = table_lane(writer.source_id)
                 rows = through(islice(table.rows(), first_rows))
-                while block := _packed(lane, islice(rows, _BLOCK_ROWS)):
-                    _stop_if(should_stop, filename)
-                    writer.write(*block)
-                    on_progress(file.tell())
+                while block := next_block(rows):
+                    _stop_if(should_stop, name)
+                    if uses := image_uses(block, lane.total):
+                        images = True
+                        writer.write_images(uses)
+                    writer.write(_packed(lane, block), len(block))
+                    on_progress(source.bytes_read)
                 writer.flush()
                 stored = writer.seal([FileLane(0, route, ROWS, lane.total)], purpose=BATCH)
-                return StoredTable(stored, table.columns)
+                return StoredTable(stored, table.columns, images)
         except BaseException:
             writer.abandon()
             raise
@@ -111,13 +114,11 @@ def _stop_if(should_stop: Callable[[], bool], name: str) -> None:
         raise IntakeInterrupted(f"{name}: interrupted; nothing was stored")
 
 
-def _packed(lane: Lane, rows: Iterator[TableRow]) -> tuple[bytes, int] | None:
-    """Some rows packed for COPY, and how many they are; None if there is none left."""
-    before = lane.total
-    packed = b"".join(
+def _packed(lane: Lane, rows: Sequence[TableRow]) -> bytes:
+    """Rows packed for COPY."""
+    return b"".join(
         [pack_row(lane, lane.total + 1, row.custom_id.encode(), row.summary.encode(), row.body) for row in rows]
     )
-    return (packed, lane.total - before) if packed else None
 
 
 def _pump(

@@ -7,19 +7,57 @@ visible.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
 from types import TracebackType
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 from uuid import UUID
 
 from penstock.config import IntakeLimits, TableLimits
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.stored_bytes import StoredBytes
 from penstock.intake.tables.formats import open_table
-from penstock.intake.tables.table import TableSpec, Through, pass_rows
+from penstock.intake.tables.image_table import ImageTable
+from penstock.intake.tables.table import Table, TableSpec, Through, pass_rows
 from penstock.intake.writer import Alongside, FileWriter, StoredFile
 
 JOB: Final = "job"
 """Purpose of a job's input."""
+
+Part = tuple[str, int]
+"""Name and size of one of several files that came together. They are stored one after the other."""
+
+
+@contextmanager
+def open_upload(
+    read_piece: Callable[[int], bytes],
+    size: int,
+    filename: str,
+    parts: Sequence[Part] | None,
+    spec: TableSpec,
+    table_limits: TableLimits,
+    limits: IntakeLimits,
+) -> Iterator[Table]:
+    """The table that stored bytes hold: one file's, or the images of an upload of several."""
+    file = io.BufferedReader(StoredBytes(read_piece, size))
+    if parts is None:
+        with open_table(file, filename, spec, table_limits, limits) as table:
+            yield table
+        return
+    starts = accumulate((part_size for _, part_size in parts), initial=0)
+    most = table_limits.max_image_bytes + 1
+    images = [
+        (path, partial(_read_part, file, start, min(part_size, most)))
+        for (path, part_size), start in zip(parts, starts, strict=False)
+    ]
+    yield ImageTable("upload", images, table_limits, limits, several=True)
+
+
+def _read_part(file: BinaryIO, start: int, size: int) -> bytes:
+    file.seek(start)
+    return file.read(size)
 
 
 class JobUpload:
@@ -62,18 +100,25 @@ class JobUpload:
             raise IntakeRefused(
                 f"{self.filename}: more than {self._limits.max_upload_bytes:,} bytes (max_upload_bytes)",
                 code="file_too_large",
-                hint="Split the file, or compress it with gzip or zstd.",
+                hint="Split it into several jobs, or compress a table with gzip or zstd.",
             )
         self._writer.take(data)
 
-    def finish(self, spec: TableSpec, alongside: Alongside, *, through: Through = pass_rows) -> StoredFile:
-        """Read the input through, then seal it and make the job, in one transaction. Raises IntakeRefused, and what
-        `through` raises."""
+    def finish(
+        self,
+        spec: TableSpec,
+        alongside: Alongside,
+        parts: Sequence[Part] | None = None,
+        *,
+        through: Through = pass_rows,
+    ) -> StoredFile:
+        """Read the input through, then seal it and make the job, in one transaction. `parts` are the files, if several
+        came together. Raises IntakeRefused, and what `through` raises."""
         with self._writer.session():
             self._writer.take_rest()
             self._writer.flush()
-            file = io.BufferedReader(StoredBytes(self._writer.kept, self._writer.bytes))
-            with open_table(file, self.filename, spec, self._table_limits, self._limits) as table:
+            upload = (self._writer.kept, self._writer.bytes, self.filename, parts)
+            with open_upload(*upload, spec, self._table_limits, self._limits) as table:
                 for _ in through(table.rows()):
                     pass
             stored = self._writer.seal([], purpose=JOB, idempotency_key=self._key, alongside=alongside)

@@ -7,7 +7,6 @@ died goes on by reading them again and skipping those that are stored.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,21 +21,19 @@ from psycopg_pool import PoolTimeout
 from penstock.batches.growth import NotGrowing, hold_growing, move_totals, seal_batch
 from penstock.batches.jobs import Ingest, count_rows, end_ingest, take_ingest
 from penstock.batches.steer import cancel_batch
+from penstock.blobs.blobs import Place, run_steps, store_images
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.intake.copying import copy_rows
+from penstock.intake.job_upload import open_upload
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.rows import Lane, pack_row, table_lane
-from penstock.intake.stored_bytes import PieceReader, StoredBytes
-from penstock.intake.tables.formats import open_table
-from penstock.intake.tables.table import Table, TableRow, TableSpec
+from penstock.intake.stored_bytes import PieceReader
+from penstock.intake.tables.table import Table, TableRow, TableSpec, image_uses, next_block
 from penstock.model import ROWS
 from penstock.tasks import cancel_and_wait
 
 _log = logging.getLogger("penstock.ingest")
-
-_BLOCK_ROWS = 2_000
-_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 class _TakenOverError(Exception):
@@ -78,7 +75,7 @@ class JobIngest:
         """Read a job's rows to their end. After a fault the next step takes the job again."""
         try:
             await self._read(ingest, worker_id)
-        except (NotGrowing, _TakenOverError) as ended:
+        except _TakenOverError as ended:
             _log.info("ingest of %s ends: %s", ingest.batch_id, ended)
         except (psycopg.Error, PoolTimeout, OSError) as error:
             _log.warning("ingest of %s: trying again: %s", ingest.batch_id, type(error).__name__)
@@ -92,32 +89,43 @@ class JobIngest:
                 table = await asyncio.to_thread(self._open, ingest, stack)
                 rows = table.rows()
                 await asyncio.to_thread(_skip, rows, stored)
-                while block := await asyncio.to_thread(_next_block, rows):
+                while block := await asyncio.to_thread(next_block, rows):
                     await self._store(ingest, worker_id, table, stored, block)
                     stored += len(block)
             except IntakeRefused as refused:
                 # Everything was read once before the job was made: a limit was lowered since.
                 await self._end(ingest, worker_id, stored, ingest.columns, refused.message)
                 return
+            except NotGrowing as ended:
+                # Cancelled, expired or deleted: not sealed, or it could pass for a job that was done with all its rows.
+                _log.info("ingest of %s ends: %s", ingest.batch_id, ended)
+                async with borrowed(self._database) as connection:
+                    await end_ingest(connection, ingest.batch_id, worker_id, stored, table.columns)
+                return
             await self._end(ingest, worker_id, stored, table.columns, None)
 
     def _open(self, ingest: Ingest, stack: ExitStack) -> Table:
         pieces = stack.enter_context(PieceReader(self._conninfo, ingest.source_id))
-        file = io.BufferedReader(StoredBytes(pieces.read, ingest.bytes))
         spec = msgspec.convert(ingest.spec.get("columns", {}), TableSpec)
-        return stack.enter_context(open_table(file, ingest.filename, spec, self._config.tables, self._config.intake))
+        upload = (pieces.read, ingest.bytes, ingest.filename, ingest.parts)
+        return stack.enter_context(open_upload(*upload, spec, self._config.tables, self._config.intake))
 
     async def _store(self, ingest: Ingest, worker_id: UUID, table: Table, before: int, block: list[TableRow]) -> None:
         async with borrowed(self._database) as connection, connection.transaction():
             growing = await hold_growing(connection, ingest.batch_id)
-            if not await count_rows(connection, ingest.batch_id, worker_id, before, len(block), table.columns):
+            images = any(row.blob is not None for row in block)
+            reading = (ingest.batch_id, worker_id, before, len(block), table.columns)
+            if not await count_rows(connection, *reading, images=images):
                 raise _TakenOverError("another reads it")
             place = (str(ingest.spec["route"]), ROWS)
             source_lane, filled = growing.lanes.setdefault(place, (len(growing.lanes), 0))
             packed = _pack(table_lane(growing.source_id, source_lane, filled), growing.total, block)
             await copy_rows(connection, packed)
-            size = sum(len(row.body) for row in block)
-            await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, size)
+            if images:
+                lane = Place(growing.source_id, source_lane)
+                await run_steps(connection, store_images(ingest.owner, lane, image_uses(block, filled)))
+            # The file's bytes are those of the upload: the rows add none.
+            await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, 0)
 
     async def _end(self, ingest: Ingest, worker_id: UUID, rows: int, columns: Any, problem: str | None) -> None:
         async with borrowed(self._database) as connection, connection.transaction():
@@ -131,17 +139,6 @@ class JobIngest:
 def _skip(rows: Iterator[TableRow], count: int) -> None:
     for _ in islice(rows, count):
         pass
-
-
-def _next_block(rows: Iterator[TableRow]) -> list[TableRow]:
-    block: list[TableRow] = []
-    size = 0
-    for row in islice(rows, _BLOCK_ROWS):
-        block.append(row)
-        size += len(row.body)
-        if size >= _BLOCK_BYTES:
-            break
-    return block
 
 
 def _pack(lane: Lane, lines_before: int, block: list[TableRow]) -> bytes:

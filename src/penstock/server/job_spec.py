@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from penstock.dispatch.providers import Provider
 from penstock.dispatch.rows.check import check_rendering
 from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
 from penstock.errors import UsageError
+from penstock.intake.job_upload import Part
 from penstock.intake.tables.table import TableSpec, Through, pass_rows
 from penstock.model import new_id
 
@@ -69,12 +70,14 @@ class NewJob:
     key: str | None = None
     source: SourceReference | None = None
     """The input, if it was asked for by reference."""
+    parts: Sequence[Part] | None = None
+    """Files of the input, if several came together."""
     id: UUID = field(default_factory=new_id)
 
     @property
     def fingerprint(self) -> bytes:
         """Hash of what was asked: a repeated call under the same key must ask the same."""
-        return hashlib.sha256(msgspec.json.encode(self._told(), order="deterministic")).digest()
+        return hashlib.sha256(msgspec.json.encode([self._told(), self.parts], order="deterministic")).digest()
 
     def create(self, connection: psycopg.Connection, file_id: UUID) -> None:
         """Create the job, in the transaction that seals its input. Raises KeyTaken."""
@@ -90,6 +93,7 @@ class NewJob:
             job_type=self.spec.job_type,
             spec=json.dumps(self._told()),
             client=self.client,
+            parts=None if self.parts is None else json.dumps(self.parts),
         )
 
     def check(self, filename: str) -> Through:

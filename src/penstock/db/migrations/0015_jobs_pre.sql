@@ -37,25 +37,7 @@ CREATE TABLE penstock.job_columns (
   name      text NOT NULL,
   id        bigint GENERATED ALWAYS AS IDENTITY,
   PRIMARY KEY (batch_id, name)
-) WITH (vacuum_truncate = off);
-
--- Images, stored once for each owner.
-CREATE TABLE penstock.blobs (
-  owner       text NOT NULL,
-  digest      bytea NOT NULL CHECK (octet_length(digest) = 32),
-  media_type  text NOT NULL,
-  bytes       bytea NOT NULL,
-  PRIMARY KEY (owner, digest)
-) WITH (fillfactor = 100, vacuum_truncate = off, toast.vacuum_truncate = off);
-ALTER TABLE penstock.blobs ALTER COLUMN bytes SET STORAGE EXTERNAL;
--- Which sources have an image: it is deleted with the last of them.
-CREATE TABLE penstock.blob_uses (
-  owner      text NOT NULL,
-  digest     bytea NOT NULL,
-  source_id  bigint NOT NULL,
-  PRIMARY KEY (owner, digest, source_id)
-) WITH (vacuum_truncate = off);
-CREATE INDEX blob_uses_of_source ON penstock.blob_uses (source_id, digest);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Every change that a user made to a job, for admins to read.
 CREATE TABLE penstock.audit (
@@ -95,3 +77,38 @@ CREATE TABLE penstock.sighted_files (
   seen_at  timestamptz NOT NULL,
   PRIMARY KEY (adapter, path)
 ) WITH (fillfactor = 80, vacuum_truncate = off);
+
+-- Images of jobs. An owner has each content once. The row here is what ingests and purges lock; the bytes lie apart, so
+-- that they can be distributed over nodes.
+CREATE TABLE penstock.blobs (
+  id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  owner   text NOT NULL,
+  digest  bytea NOT NULL CHECK (octet_length(digest) = 32),
+  size    int4 NOT NULL CHECK (size > 0),
+  UNIQUE (owner, digest)
+) WITH (fillfactor = 80, vacuum_truncate = off, toast.vacuum_truncate = off);
+CREATE TABLE penstock.blob_bytes (
+  blob_id  bigint PRIMARY KEY,
+  bytes    bytea NOT NULL
+) WITH (fillfactor = 100, vacuum_truncate = off, toast.vacuum_truncate = off);
+-- Images are compressed already.
+ALTER TABLE penstock.blob_bytes ALTER COLUMN bytes SET STORAGE EXTERNAL;
+-- Which rows stand for an image: it is deleted with the last of them. The reference is what makes that right whatever
+-- runs beside it: a use cannot be stored without its image, and an image that is used cannot be deleted.
+CREATE TABLE penstock.blob_uses (
+  source_id    bigint NOT NULL,
+  source_lane  int4 NOT NULL,
+  ordinal      int4 NOT NULL,
+  blob_id      bigint NOT NULL REFERENCES penstock.blobs,
+  PRIMARY KEY (source_id, source_lane, ordinal)
+) WITH (vacuum_truncate = off);
+CREATE INDEX blob_uses_of_blob ON penstock.blob_uses (blob_id, source_id, source_lane, ordinal);
+
+-- Whether each of the job's rows stands for an image.
+ALTER TABLE penstock.jobs ADD COLUMN images boolean NOT NULL DEFAULT false;
+
+ALTER TABLE penstock.erasure_pieces
+  DROP CONSTRAINT erasure_pieces_what_check,
+  ADD CONSTRAINT erasure_pieces_what_check
+    CHECK (what IN ('templates', 'chunks', 'outcomes', 'completed', 'not_completed', 'attempts', 'reclaims', 'journal',
+                    'deferrals', 'session_requests', 'blobs'));

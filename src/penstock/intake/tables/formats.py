@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from penstock.config import IntakeLimits, TableLimits
 from penstock.intake.refusal import IntakeRefused
-from penstock.intake.tables import image_table
 from penstock.intake.tables.archive import open_archive
 from penstock.intake.tables.csv_table import CsvTable
+from penstock.intake.tables.image_table import ImageTable, from_archive
 from penstock.intake.tables.jsonl_table import JsonlTable
 from penstock.intake.tables.magic import HEAD_BYTES, OLE, foreign_type, image_type, is_packed, is_zip, looks_like
 from penstock.intake.tables.table import Table, TableSpec
@@ -39,19 +40,18 @@ def open_table(
         elif _ending(name) == ".xlsx":
             raise _refusal(name, "not a workbook: the archive has no xl/ folder", "Save it again as .xlsx.")
         else:
-            yield image_table.from_archive(archive, name, limits, intake)
+            yield from_archive(archive, name, limits, intake)
     elif image_type(head):
-        yield image_table.from_files(name, [(name, file)], limits, intake)
+        yield ImageTable(name, [(name, partial(_read_whole, file, limits.max_image_bytes + 1))], limits, intake)
     elif head.startswith(OLE):
         raise _old_office(file, head, name)
     else:
         yield _open_text(file, name, head, spec, limits, intake)
 
 
-@contextmanager
-def open_images(files: Sequence[tuple[str, BinaryIO]], limits: TableLimits, intake: IntakeLimits) -> Iterator[Table]:
-    """The images of an upload of several files, by their paths and in this order."""
-    yield image_table.from_files("upload", files, limits, intake)
+def _read_whole(file: BinaryIO, max_bytes: int) -> bytes:
+    file.seek(0)
+    return file.read(max_bytes)
 
 
 def _open_text(

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import PurePosixPath
-from typing import BinaryIO
 
 import msgspec
 
@@ -25,9 +24,11 @@ _ENCRYPTED = 0x1
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 """Others take memory as the archive says, before anything of it is unpacked."""
 _LITTER = {"__macosx", "thumbs.db", "desktop.ini"}
+_EXPECTED = "Expected PNG, JPEG, GIF or WebP."
 _encode = msgspec.json.Encoder().encode
 
 Read = Callable[[], bytes]
+"""Reads an image, or more than `max_image_bytes` of it."""
 
 
 class ImageTable:
@@ -36,13 +37,21 @@ class ImageTable:
     columns: tuple[str, ...] = ("path", "name", "mediaType", "bytes", "width", "height", "sha256")
 
     def __init__(
-        self, name: str, images: Sequence[tuple[str, Read]], limits: TableLimits, intake: IntakeLimits
+        self,
+        name: str,
+        images: Sequence[tuple[str, Read]],
+        limits: TableLimits,
+        intake: IntakeLimits,
+        *,
+        several: bool = False,
     ) -> None:
+        """`several` if the images are files of their own, among which a table may have come."""
         self._name = name
         self._images = images
         self._max_image_bytes = limits.max_image_bytes
+        self._rule = "; several files at once must be images" if several else ""
         if not images:
-            raise IntakeRefused(f"{name}: holds no images", code="empty_file", hint="Expected PNG, JPEG, GIF or WebP.")
+            raise IntakeRefused(f"{name}: holds no images", code="empty_file", hint=_EXPECTED)
         if len(images) > limits.max_images:
             raise IntakeRefused(
                 f"{name}: {len(images):,} images; more than {limits.max_images:,} (max_images)",
@@ -62,7 +71,7 @@ class ImageTable:
     def _row(self, path: str, data: bytes) -> TableRow:
         media_type = image_type(data)
         if media_type is None:
-            raise self._refusal(path, *_not_an_image(data))
+            raise self._not_an_image(path, data)
         try:
             width, height = image_size(data, media_type)
         except ValueError as error:
@@ -72,6 +81,13 @@ class ImageTable:
         row = dict(zip(self.columns, values, strict=True))
         blob = Blob(sha256, data, media_type)
         return TableRow(_encode({"row": row, "raw": None}), summarise({"path": path}), path, blob)
+
+    def _not_an_image(self, path: str, data: bytes) -> IntakeRefused:
+        if is_zip(data):
+            unpack = "Unpack it first: archives in archives, or among other files, are not read."
+            return self._refusal(path, "a zip archive inside the upload", unpack)
+        reason = f"not an image; it looks like {looks_like(data[:HEAD_BYTES])}{self._rule}"
+        return self._refusal(path, reason, _EXPECTED)
 
     def _check_path(self, path: str, count: int, intake: IntakeLimits) -> None:
         rename = "Rename the file."
@@ -88,26 +104,13 @@ class ImageTable:
         return IntakeRefused(f"{place}: {reason}", code=code, hint=hint)
 
 
-def from_files(
-    name: str, files: Sequence[tuple[str, BinaryIO]], limits: TableLimits, intake: IntakeLimits
-) -> ImageTable:
-    """Images that are files, by their paths."""
-    images = [(path, partial(_read_file, file, limits.max_image_bytes + 1)) for path, file in files]
-    return ImageTable(name, images, limits, intake)
-
-
-def _read_file(file: BinaryIO, size: int) -> bytes:
-    file.seek(0)
-    return file.read(size)
-
-
 def from_archive(archive: zipfile.ZipFile, name: str, limits: TableLimits, intake: IntakeLimits) -> ImageTable:
     """Images in a zip, in the order of their paths."""
     images: list[tuple[str, Read]] = []
     for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
         path = entry.filename.replace("\\", "/")
         parts = PurePosixPath(path).parts
-        if entry.is_dir() or any(part.startswith(".") and part != ".." for part in parts) or _is_litter(parts):
+        if entry.is_dir() or is_left_out(parts):
             continue
         if fault := _entry_fault(path, parts, entry, limits):
             raise IntakeRefused(f"{name}: {quoted(path)}: {fault[0]}", hint=fault[1])
@@ -115,9 +118,10 @@ def from_archive(archive: zipfile.ZipFile, name: str, limits: TableLimits, intak
     return ImageTable(name, images, limits, intake)
 
 
-def _is_litter(parts: Sequence[str]) -> bool:
-    """Whether a tool or a desktop put the entry there, and no person."""
-    return not _LITTER.isdisjoint((parts[0].lower(), parts[-1].lower()))
+def is_left_out(parts: Sequence[str]) -> bool:
+    """Whether a path is hidden, or a tool or a desktop put it there, and no person."""
+    hidden = any(part.startswith(".") and part != ".." for part in parts)
+    return hidden or not _LITTER.isdisjoint((parts[0].lower(), parts[-1].lower()))
 
 
 def _entry_fault(
@@ -150,9 +154,3 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 
 
 def _too_large(max_image_bytes: int) -> tuple[str, str]:
     return f"larger than {max_image_bytes:,} bytes (max_image_bytes)", "Scale the image down, or raise max_image_bytes."
-
-
-def _not_an_image(data: bytes) -> tuple[str, str]:
-    if is_zip(data):
-        return "a zip archive inside the upload", "Unpack it first: archives in archives are not read."
-    return f"not an image; it looks like {looks_like(data[:HEAD_BYTES])}", "Expected PNG, JPEG, GIF or WebP."

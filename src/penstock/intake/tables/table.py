@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from penstock.blobs.blobs import NewUse
+from penstock.config import MIB
 from penstock.intake.refusal import BadLine, IntakeRefused
+
+_BLOCK_ROWS = 2_000
+_BLOCK_BYTES = 4 * MIB
 
 ColumnType = Literal["text", "integer", "number", "boolean"]
 
@@ -44,6 +50,27 @@ class TableRow(NamedTuple):
     custom_id: str
     """Row number from 1, or an image's path."""
     blob: Blob | None
+
+
+def next_block(rows: Iterator[TableRow]) -> list[TableRow]:
+    """The next rows, as many as are stored at once; none if there are no more."""
+    block: list[TableRow] = []
+    size = 0
+    for row in islice(rows, _BLOCK_ROWS):
+        block.append(row)
+        size += len(row.body) + (0 if row.blob is None else len(row.blob.data))
+        if size >= _BLOCK_BYTES:
+            break
+    return block
+
+
+def image_uses(rows: Iterable[TableRow], first: int) -> list[NewUse]:
+    """The images of rows that are stored from this ordinal on."""
+    return [
+        NewUse(ordinal, bytes.fromhex(row.blob.sha256), row.blob.data)
+        for ordinal, row in enumerate(rows, first)
+        if row.blob is not None
+    ]
 
 
 class Table(Protocol):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
+import re
 import struct
 import zipfile
-import zlib
 from contextlib import suppress
 
 import pytest
@@ -15,50 +14,10 @@ from hypothesis import strategies as st
 
 from penstock.config import KIB, MIB, IntakeLimits, TableLimits
 from penstock.intake.refusal import IntakeRefused
-from penstock.intake.tables.formats import open_images
 from penstock.intake.tables.image_size import image_size
+from penstock.intake.tables.image_table import ImageTable
+from tests.support.images import archive, gif, jpeg, png, webp_extended, webp_lossless, webp_lossy
 from tests.support.tables import read_rows, refused, typed
-
-
-def png(width: int, height: int, more: bytes = b"") -> bytes:
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + more
-
-
-def gif(width: int, height: int) -> bytes:
-    return b"GIF89a" + struct.pack("<HH", width, height) + b"\0\0\0;"
-
-
-def jpeg(width: int, height: int) -> bytes:
-    exif = b"\xff\xe1" + struct.pack(">H", 10) + b"Exif\0\0\xff\xc0"  # a marker inside a segment is none
-    tables = b"\xff\xff\xdb" + struct.pack(">H", 5) + b"abc"
-    return b"\xff\xd8" + exif + tables + b"\xff\xc2" + struct.pack(">HBHHB", 17, 8, height, width, 3) + b"\0" * 9
-
-
-def webp(kind: bytes, body: bytes) -> bytes:
-    chunk = kind + struct.pack("<I", len(body)) + body
-    return b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
-
-
-def webp_lossy(width: int, height: int) -> bytes:
-    return webp(b"VP8 ", b"\x30\x01\x00\x9d\x01\x2a" + struct.pack("<HH", width, height) + b"\0" * 8)
-
-
-def webp_lossless(width: int, height: int) -> bytes:
-    return webp(b"VP8L", b"\x2f" + struct.pack("<I", (width - 1) | (height - 1) << 14) + b"\0" * 8)
-
-
-def webp_extended(width: int, height: int) -> bytes:
-    return webp(b"VP8X", b"\x10\0\0\0" + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little"))
-
-
-def archive(*files: tuple[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as zipped:
-        for name, content in files:
-            zipped.writestr(zipfile.ZipInfo(name), content, method)
-    return out.getvalue()
-
 
 FORMS = {
     "png": (png, "image/png"),
@@ -94,14 +53,34 @@ def test_an_image_is_one_row(form: str) -> None:
     assert rows[0].blob == (sha256, data, media_type)
 
 
+def several(files: list[tuple[str, bytes]], limits: TableLimits | None = None) -> ImageTable:
+    images = [(path, lambda data=data: data) for path, data in files]
+    return ImageTable("upload", images, limits or TableLimits(), IntakeLimits(), several=True)
+
+
 def test_several_files_are_rows_in_their_order() -> None:
-    files = [("b/2.png", png(1, 2)), ("a/1.gif", gif(3, 4))]
-    with open_images([(path, io.BytesIO(data)) for path, data in files], TableLimits(), IntakeLimits()) as table:
-        rows = list(table.rows())
+    rows = list(several([("b/2.png", png(1, 2)), ("a/1.gif", gif(3, 4))]).rows())
     assert [(row["path"], row["name"], row["width"]) for row in typed(rows)] == [
         ("b/2.png", "2.png", 1),
         ("a/1.gif", "1.gif", 3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            [("a.csv", b"a,b\n"), ("b.csv", b"a,b\n")],
+            '"a.csv": not an image; it looks like text; several files at once',
+        ),
+        ([("a.png", png(1, 1)), ("b.zip", archive(("c.png", png(1, 1))))], '"b.zip": a zip archive inside the upload'),
+        ([("a.png", png(1, 1)), ("a.png", png(1, 1))], '"a.png": 2 images have this path'),
+        ([("a.png", png(1, 1)), ("b.png", png(1, 1, bytes(2000)))], '"b.png": larger than 1,024 bytes'),
+    ],
+)
+def test_what_is_no_image_among_several_is_named(files: list[tuple[str, bytes]], words: str) -> None:
+    with pytest.raises(IntakeRefused, match=f"upload: {re.escape(words)}"):
+        list(several(files, TableLimits(max_image_bytes=KIB)).rows())
 
 
 def test_a_zip_is_rows_in_the_order_of_paths() -> None:
@@ -206,12 +185,3 @@ def stored(size: int) -> bytes:
 )
 def test_limits_hold(data: bytes, limits: TableLimits, words: str) -> None:
     assert words in refused(data, "in.zip", limits=limits).message
-
-
-def test_a_file_too_large_among_several_is_named() -> None:
-    files = [("a.png", io.BytesIO(png(1, 1))), ("b.png", io.BytesIO(png(1, 1, bytes(2000))))]
-    with (
-        pytest.raises(IntakeRefused, match=r'upload: "b.png": larger than 1,024 bytes'),
-        open_images(files, TableLimits(max_image_bytes=KIB), IntakeLimits()) as table,
-    ):
-        list(table.rows())
