@@ -68,3 +68,28 @@ CREATE TABLE penstock.audit (
   details    jsonb NOT NULL DEFAULT '{}'
 );
 CREATE INDEX audit_of_object ON penstock.audit (object_id, id);
+
+-- Errors of jobs, in groups of the same fingerprint (code, status, message without numbers and quoted parts). The
+-- outcome of a row has it; those of other batches have none.
+ALTER TABLE penstock.outcomes ADD COLUMN fingerprint int8;
+-- Counters as deltas, like progress: settles append what they add, reruns what they take away; folding sums them up.
+CREATE TABLE penstock.job_errors (
+  batch_id     uuid NOT NULL,
+  fingerprint  int8 NOT NULL,
+  id           bigint GENERATED ALWAYS AS IDENTITY,
+  count        int4 NOT NULL,
+  folded       boolean NOT NULL DEFAULT false,
+  -- The row that was last seen to fail like this, and when; of those taken away, nothing.
+  first_at     timestamptz,
+  last_at      timestamptz,
+  code         text,
+  status_code  int4,
+  line         int4,
+  message      text,
+  PRIMARY KEY (batch_id, fingerprint, id)
+) WITH (
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, vacuum_truncate = off,
+  toast.vacuum_truncate = off
+);
+CREATE INDEX job_errors_to_fold ON penstock.job_errors (batch_id, fingerprint) WHERE NOT folded;
+CREATE INDEX job_errors_latest ON penstock.job_errors (batch_id, last_at) WHERE last_at IS NOT NULL;
