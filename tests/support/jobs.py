@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def jobs_server(
     (directory / "processors_of_tests.py").write_text(PROCESSORS)
     (directory / "penstock.toml").write_text(CONFIG)
     config = ("--config", directory / "penstock.toml", "--set", "retry_base_s=0.001")
-    env = {"PYTHONPATH": str(directory)}
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))}
     with served(directory, *config, *args, database=database, workers=workers, env=env, name=name) as server:
         yield server
 

@@ -27,6 +27,7 @@ from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from penstock.api import (
+    audit,
     batches,
     erasures,
     events,
@@ -84,6 +85,7 @@ _MODULES = (
     follow,
     jobs,
     job_rows,
+    audit,
     messages,
     sessions,
     events,

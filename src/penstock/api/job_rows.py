@@ -11,9 +11,9 @@ import msgspec
 import psycopg
 from starlette.responses import Response, StreamingResponse
 
-from penstock.api.endpoint import Call, Endpoint, Nothing
+from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.files import attachment
-from penstock.api.jobs import Camel, known_job
+from penstock.api.jobs import known_job
 from penstock.api.multipart import invalid
 from penstock.batches.read import get_batch
 from penstock.db import arrays

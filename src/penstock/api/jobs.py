@@ -14,13 +14,15 @@ import msgspec
 import psycopg
 from starlette.responses import Response
 
-from penstock.api import batches
-from penstock.api.endpoint import Call, Endpoint, Nothing
+from penstock.api.audit import actor_of, client_of, record
+from penstock.api.batches import Move
+from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.errors import conflict, not_found
 from penstock.api.files import refuse_too_large
 from penstock.api.multipart import Feeder, Form, idempotency_key, in_thread, invalid, missing
 from penstock.batches import jobs, read
 from penstock.batches import steer as batch_steer
+from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import borrowed
 from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
@@ -41,10 +43,6 @@ _FORM = {
 }
 
 JobState = Literal["INGESTING", "QUEUED", "RUNNING", "PAUSED", "DONE", "FAILED", "CANCELLED"]
-
-
-class Camel(msgspec.Struct, rename="camel", kw_only=True):
-    """Struct whose fields are camelCase on the wire."""
 
 
 class JobSpec(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True):
@@ -179,7 +177,6 @@ async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: 
     batch_id, key, owner = new_id(), _key(call), call.caller.owner
     told = {**msgspec.to_builtins(spec), "route": route}
     fingerprint = hashlib.sha256(msgspec.json.encode(told, order="deterministic")).digest()
-    client = call.request.client
 
     def alongside(connection: psycopg.Connection, file_id: UUID) -> None:
         jobs.create_job(
@@ -193,7 +190,8 @@ async def _finish(call: Call[Any, Any], upload: JobUpload, spec: JobSpec, pool: 
             priority=spec.priority,
             job_type=spec.job_type,
             spec=json.dumps(told),
-            client=client.host if client else "",
+            client=client_of(call),
+            actor=actor_of(call),
         )
 
     try:
@@ -306,12 +304,17 @@ async def cancel_job(call: Call[None, Nothing | None]) -> Job:
     return await _steer(call, "cancel", batch_steer.cancel_batch, "CANCELLED")
 
 
-async def _steer(call: Call[Any, Any], verb: str, move: batches.Move, *there: JobState) -> Job:
+async def _steer(call: Call[Any, Any], verb: str, move: Move, *there: JobState) -> Job:
     """Move the job to a state; one that is there already is left as it is."""
     job_id = call.id("job", "job_id")
     async with borrowed(call.server.database) as connection:
         found = known_job(call, await get_batch(connection, job_id, call.caller.scope))
-        moved = await batches.steer(call, connection, found, move)
+        async with connection.transaction():
+            moved = await move(connection, job_id, call.caller.scope)
+            if moved:
+                await record(call, connection, verb, found)
+        if moved and move is batch_steer.cancel_batch:
+            await finish_batch(connection, job_id)  # with nothing in flight there is nothing to wait for
         batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
         job = _job(batch, (await jobs.read_jobs(connection, [batch.id]))[batch.id])
     if not moved and job.state not in there:
@@ -323,7 +326,9 @@ async def delete_job(call: Call[None, None]) -> Response:
     job_id = call.id("job", "job_id")
     async with borrowed(call.server.database) as connection:
         batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
-        await erase.delete_batch(connection, job_id, call.caller.scope)
+        async with connection.transaction():
+            if await erase.delete_batch(connection, job_id, call.caller.scope):
+                await record(call, connection, "delete", batch)
         if batch.file_id is not None:
             await erase.delete_file(connection, batch.file_id, call.caller.scope)
     call.server.background.wake("purge")

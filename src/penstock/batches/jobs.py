@@ -88,9 +88,11 @@ def create_job(
     job_type: str,
     spec: str,
     client: str,
+    actor: str | None = None,
     parts: str | None = None,
 ) -> None:
-    """Create a job over an upload, in the transaction that seals it. Raises KeyTaken."""
+    """Create a job over an upload, in the transaction that seals it; `actor` is who asked for it, if that is not the
+    owner. Raises KeyTaken."""
     told = {
         "batch_id": batch_id,
         "owner": owner,
@@ -102,6 +104,7 @@ def create_job(
         "job_type": job_type,
         "spec": spec,
         "client": client,
+        "actor": owner if actor is None else actor,
         "parts": parts,
         "now": None,
     }

@@ -14,12 +14,18 @@ SELECT j.batch_id, j.owner, j.job_type, j.spec, j.parts, j.client, j.created_at,
  WHERE j.batch_id = ANY (%(batches)s::uuid[])
 
 -- name: create_job
--- Creates a job over an upload that is sealed in the same transaction: a batch that grows as its rows are read.
+-- Creates a job over an upload that is sealed in the same transaction: a batch that grows as its rows are read. The
+-- audit trail begins with it, and keeps nothing that the job was asked.
 WITH batch AS (
   INSERT INTO penstock.batches
     (id, owner, dialect, file_id, pool, idempotency_key, fingerprint, priority, total, created_at, validated_at, growing)
   VALUES (%(batch_id)s, %(owner)s, 'job', %(file_id)s, %(pool)s, %(key)s, %(fingerprint)s, %(priority)s, 0, @now, @now,
           true)
+),
+audited AS (
+  INSERT INTO penstock.audit (at, owner, actor, client, action, object_id, details)
+  VALUES (@now, %(owner)s, %(actor)s, %(client)s, 'create', %(batch_id)s,
+          jsonb_build_object('jobType', %(job_type)s::text))
 )
 INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, parts, client, created_at)
 VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::jsonb, %(parts)s::jsonb, %(client)s, @now)

@@ -66,7 +66,7 @@ CREATE TABLE penstock.audit (
   action     text NOT NULL,
   object_id  uuid NOT NULL,
   details    jsonb NOT NULL DEFAULT '{}'
-);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 CREATE INDEX audit_of_object ON penstock.audit (object_id, id);
 
 -- Errors of jobs, in groups of the same fingerprint (code, status, message without numbers and quoted parts). The
@@ -93,3 +93,11 @@ CREATE TABLE penstock.job_errors (
 );
 CREATE INDEX job_errors_to_fold ON penstock.job_errors (batch_id, fingerprint) WHERE NOT folded;
 CREATE INDEX job_errors_latest ON penstock.job_errors (batch_id, last_at) WHERE last_at IS NOT NULL;
+
+-- What cursors of pages are signed with. One for all servers, and new in every database.
+CREATE TABLE penstock.cursor_secret (
+  one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+  secret  bytea NOT NULL CHECK (octet_length(secret) >= 16)
+);
+INSERT INTO penstock.cursor_secret (secret)
+VALUES (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
