@@ -84,6 +84,8 @@ class Job(Camel):
     pending: int
     rate_per_second: float | None
     eta_seconds: float | None
+    last_heartbeat: datetime | None
+    last_error: str | None
     ingest: JobIngest
     columns: list[str]
 
@@ -267,6 +269,8 @@ def _job(batch: Batch, job: jobs.Job) -> Job:
         pending=counts.total - counts.settled - counts.in_flight,
         rate_per_second=rate,
         eta_seconds=batch.eta_s,
+        last_heartbeat=job.last_heartbeat,
+        last_error=job.problem or job.last_error,
         ingest=JobIngest(done=job.ingested_at is not None, rows=job.rows, problem=job.problem),
         columns=job.columns,
     )

@@ -45,6 +45,10 @@ class Job:
     """Why its rows could not be read to their end."""
     filename: str | None
     """Name of the input; None once it is deleted."""
+    last_heartbeat: datetime | None
+    """When a worker that holds some of its rows was last heard of."""
+    last_error: str | None
+    """Message of the row that failed last, unless it was run again since."""
 
 
 async def insert_job(

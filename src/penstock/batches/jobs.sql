@@ -5,9 +5,23 @@ VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::jsonb, %(parts)s::jsonb
         CASE WHEN %(ingested)s::boolean THEN @now END, %(columns)s::text[])
 
 -- name: read_jobs
--- Reads what some batches have as jobs. Batches that are none are left out.
+-- Reads what some batches have as jobs: also when a worker that holds some of their rows was last heard of, and their
+-- latest error of which rows are left. Batches that are none are left out. As addresses, not as joins: workers and errors
+-- are found by their keys, whatever the statistics say.
 SELECT j.batch_id, j.owner, j.job_type, j.spec, j.parts, j.client, j.created_at, j.ingested_at, j.columns, j.rows,
-       j.problem, f.filename
+       j.problem, f.filename,
+       (SELECT max(w.heartbeat_at) FROM penstock.workers w
+         WHERE w.id = ANY (ARRAY(SELECT h.worker_id FROM penstock.leases h WHERE h.batch_id = j.batch_id)))
+         AS last_heartbeat,
+       (SELECT latest.message
+          FROM (SELECT e.fingerprint, e.message, e.last_at FROM penstock.job_errors e
+                 WHERE e.batch_id = j.batch_id AND e.last_at IS NOT NULL
+                 ORDER BY e.last_at DESC
+                 LIMIT 10) AS latest
+         WHERE (SELECT sum(e.count) FROM penstock.job_errors e
+                 WHERE e.batch_id = j.batch_id AND e.fingerprint = latest.fingerprint) > 0
+         ORDER BY latest.last_at DESC
+         LIMIT 1) AS last_error
   FROM penstock.jobs j
   JOIN penstock.batches b ON b.id = j.batch_id
   LEFT JOIN penstock.files f ON f.id = b.file_id

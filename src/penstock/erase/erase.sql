@@ -53,7 +53,7 @@ SELECT id FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY i
 WITH lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY id FOR UPDATE
 )
-UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
+UPDATE penstock.lanes SET open = false, ended = true WHERE id = ANY (ARRAY(SELECT id FROM lane))
 
 -- name: end_leases_if_free
 -- Deletes the leases of these batches: that is the fence. A lease that was inserted while `hold_leases` waited may be

@@ -7,7 +7,7 @@ SELECT j.job_type, j.columns,
 
 -- name: find_grid
 -- Finds the one lane of a job, if it has rows yet, how many there are, and how many were claimed.
-SELECT id, source_id, source_lane, total, next FROM penstock.lanes WHERE batch_id = %(batch)s ORDER BY id LIMIT 1
+SELECT id, source_id, source_lane, total, next, created_at FROM penstock.lanes WHERE batch_id = %(batch)s ORDER BY id LIMIT 1
 
 -- name: read_rows
 -- Reads the stored rows of some stretches of a job's lane.
