@@ -57,7 +57,8 @@ async def make_job(
         connection,
         "INSERT INTO penstock.lanes (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total,"
         "  tag)"
-        " VALUES (%(batch)s, %(owner)s, coalesce(%(at)s, now()), %(pool)s, %(route)s, 'rows', %(source)s, 0, %(rows)s, 0)"
+        " VALUES (%(batch)s, %(owner)s, coalesce(%(at)s, now()), %(pool)s, %(route)s, 'rows', %(source)s, 0, %(rows)s,"
+        "  0)"
         " RETURNING id",
         values,
     )

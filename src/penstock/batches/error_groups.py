@@ -74,9 +74,19 @@ class ErrorGroup(NamedTuple):
 
 async def list_error_groups(connection: Connection, batch_id: UUID, after: str | None, limit: int) -> list[ErrorGroup]:
     """List the next groups of a job, in the order of their fingerprints."""
-    parameters = {"batch": batch_id, "after": -1 if after is None else stored_fingerprint(after), "limit": limit}
-    cursor = await connection.execute(_SQL["list_error_groups"], parameters)
-    return [ErrorGroup(f"{row[0]:016x}", *row[1:]) for row in await cursor.fetchall()]
+    found: list[ErrorGroup] = []
+    place = -1 if after is None else stored_fingerprint(after)
+    while len(found) < limit:
+        cursor = await connection.execute(
+            _SQL["list_error_groups"], {"batch": batch_id, "after": place, "limit": limit - len(found)}
+        )
+        page = await cursor.fetchall()
+        asked = limit - len(found)
+        found += [ErrorGroup(f"{row[0]:016x}", *row[1:]) for row in page if row[1] > 0]
+        if len(page) < asked:
+            break
+        place = page[-1][0]
+    return found
 
 
 async def take_away(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]) -> None:

@@ -6,26 +6,27 @@ VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::jsonb, %(parts)s::jsonb
 
 -- name: read_jobs
 -- Reads what some batches have as jobs: also when a worker that holds some of their rows was last heard of, and their
--- latest error of which rows are left. Batches that are none are left out. As addresses, not as joins: workers and errors
--- are found by their keys, whatever the statistics say.
+-- latest error of which rows are left. Batches that are none are left out. Everything is looked up by its key: as joins,
+-- the tables may be read whole.
 SELECT j.batch_id, j.owner, j.job_type, j.spec, j.parts, j.client, j.created_at, j.ingested_at, j.columns, j.rows,
        j.problem, f.filename,
-       (SELECT max(w.heartbeat_at) FROM penstock.workers w
-         WHERE w.id = ANY (ARRAY(SELECT h.worker_id FROM penstock.leases h WHERE h.batch_id = j.batch_id)))
+       (SELECT max(w.heartbeat_at)
+          FROM (SELECT DISTINCT worker_id FROM penstock.leases WHERE batch_id = j.batch_id) AS h
+         CROSS JOIN LATERAL (SELECT heartbeat_at FROM penstock.workers WHERE id = h.worker_id LIMIT 1) AS w)
          AS last_heartbeat,
        (SELECT latest.message
-          FROM (SELECT e.fingerprint, e.message, e.last_at FROM penstock.job_errors e
-                 WHERE e.batch_id = j.batch_id AND e.last_at IS NOT NULL
-                 ORDER BY e.last_at DESC
+          FROM (SELECT fingerprint, message, last_at FROM penstock.job_errors
+                 WHERE batch_id = j.batch_id AND last_at IS NOT NULL
+                 ORDER BY last_at DESC
                  LIMIT 10) AS latest
-         WHERE (SELECT sum(e.count) FROM penstock.job_errors e
-                 WHERE e.batch_id = j.batch_id AND e.fingerprint = latest.fingerprint) > 0
+         WHERE (SELECT sum(count) FROM penstock.job_errors
+                 WHERE batch_id = j.batch_id AND fingerprint = latest.fingerprint) > 0
          ORDER BY latest.last_at DESC
          LIMIT 1) AS last_error
-  FROM penstock.jobs j
-  JOIN penstock.batches b ON b.id = j.batch_id
-  LEFT JOIN penstock.files f ON f.id = b.file_id
- WHERE j.batch_id = ANY (%(batches)s::uuid[])
+  FROM unnest(%(batches)s::uuid[]) AS asked (id)
+ CROSS JOIN LATERAL (SELECT * FROM penstock.jobs WHERE batch_id = asked.id LIMIT 1) AS j
+ CROSS JOIN LATERAL (SELECT file_id FROM penstock.batches WHERE id = asked.id LIMIT 1) AS b
+  LEFT JOIN LATERAL (SELECT filename FROM penstock.files WHERE id = b.file_id LIMIT 1) AS f ON true
 
 -- name: create_job
 -- Creates a job over an upload that is sealed in the same transaction: a batch that grows as its rows are read. The

@@ -1,12 +1,12 @@
 """Pending rows of jobs, a page at a time, by the time of their last change: those that wait, and those in flight.
 
-Pending rows are not stored as such. They are what is left of lanes, what deferrals hold and what leases hold: spans, each
-of which is one row of a table however many rows of a job it stands for. A page merges the three by (time, kind, id) and
-takes ordinals out of each span in turn, so that it costs its size.
+Pending rows are not stored as such. They are what is left of lanes, what deferrals hold and what leases hold: spans,
+each of which is one row of a table however many rows of a job it stands for. A page merges the three by time, kind and
+id, and takes ordinals out of each span in turn, so that it costs its size.
 
-A row that stays where it is has one place in this order, and a walk shows it exactly once. A row that is claimed, put off
-or given back meanwhile moves to a later place, and is shown there, too. `updated_at` of a row that was never claimed is
-the time its job's first rows were stored.
+A row that stays where it is has one place in this order, and a walk shows it exactly once. A row that is claimed, put
+off or given back meanwhile moves to a later place, and is shown there, too. The time of a row that was never claimed is
+that at which its job's first rows were stored.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVER, _NEVER = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 _LAST_ORDINAL = 2**31 - 2
-# Spans to look at, one statement after the other: a large lane fills a page by itself. A page that finds little among so
-# many ends early, and says where the next one begins.
-_LOOKS = (16, 128, 256, 256)
+# Spans to look at, first few: a large lane fills a page by itself. Then as many as rows are missing, each has one at
+# least. A page that has looked so often among rows of others ends early, and says where the next one begins.
+_LEAST_LOOK, _MOST_LOOK = 16, 256
+_LOOKS = 5
 
 
 class Position(NamedTuple):
@@ -120,11 +121,13 @@ async def list_pending(connection: Connection, query: PendingQuery, after: Posit
     started, looked = perf_counter(), 0
     rows: list[PendingRow] = []
     last = after
-    for look in _LOOKS:
+    look = _LEAST_LOOK
+    for _ in range(_LOOKS):
         # One more than the page holds, to know whether another follows.
-        spans = await _list_spans(connection, query, last, look, limit + 1 - len(rows))
+        want = limit + 1 - len(rows)
+        spans = await _list_spans(connection, query, last, look, want)
         looked += len(spans)
-        rows += islice((row for span in spans for row in span.rows()), limit + 1 - len(rows))
+        rows += islice((row for span in spans for row in span.rows()), want)
         if len(rows) > limit:
             rows.pop()
             last = rows[-1].position
@@ -133,6 +136,7 @@ async def list_pending(connection: Connection, query: PendingQuery, after: Posit
             last = None
             break
         last = spans[-1].position(_LAST_ORDINAL)
+        look = min(max(limit + 1 - len(rows), _LEAST_LOOK), _MOST_LOOK)
     spent_ms = (perf_counter() - started) * 1000
     _log.debug("pending: %d rows of %d spans in %.1f ms, after %s to %s", len(rows), looked, spent_ms, after, last)
     return PendingPage(rows, last)

@@ -38,7 +38,7 @@ def walk(server: ServerProcess, path: str) -> list[Any]:
         after = f"&after={answer.json['next']}"
 
 
-def test_pending_rows(idle: ServerProcess, database_18: str) -> None:
+def test_pending_rows(idle: ServerProcess) -> None:
     names = [start_job(idle, table(7), {**PRICE, "jobType": kind}) for kind in ("prices", "stock")]
     for name in names:
         until_state(idle, name, "QUEUED")

@@ -172,8 +172,8 @@ def test_other_batches_and_sessions_are_passed_over(database: str) -> None:
     async def body(connection: Connection) -> None:
         other = await make_batch(connection, [2])
         await connection.execute(
-            "INSERT INTO penstock.leases (lane_id, batch_id, pool, route, limited, session, worker_id, ordinals, attempt,"
-            "  claimed_at, progressed_at)"
+            "INSERT INTO penstock.leases (lane_id, batch_id, pool, route, limited, session, worker_id, ordinals,"
+            "  attempt, claimed_at, progressed_at)"
             " SELECT l.id, l.batch_id, l.pool, l.route, false, n = 7, gen_random_uuid(), '{[0,1)}', 1, %s, now()"
             "   FROM penstock.lanes l, generate_series(1, 1500) AS n WHERE l.batch_id = %s",
             [START, other],
