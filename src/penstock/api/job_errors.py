@@ -51,7 +51,7 @@ async def list_errors(call: Call[ErrorsQuery, None]) -> JobErrors:
         found = await list_error_groups(connection, batch.id, query.after, size + 1)
     page = found[:size]
     return JobErrors(
-        errors=[_group(group) for group in sorted(page, key=lambda group: -group.count)],
+        errors=[_group(group) for group in sorted(page, key=lambda group: -group.rows)],
         next=page[-1].fingerprint if len(found) > size else None,
     )
 
@@ -61,7 +61,7 @@ def _group(group: ErrorGroup) -> JobErrorGroup:
         fingerprint=group.fingerprint,
         code=group.code,
         status=group.status_code,
-        count=group.count,
+        count=group.rows,
         first_seen=group.first_at,
         last_seen=group.last_at,
         sample=ErrorSample(row=group.line, message=group.message),

@@ -62,7 +62,7 @@ class ErrorGroup(NamedTuple):
     """Failures of a job with one fingerprint. Rows that are being run again do not count."""
 
     fingerprint: str
-    count: int
+    rows: int
     first_at: datetime
     last_at: datetime
     code: str

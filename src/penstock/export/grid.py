@@ -135,7 +135,7 @@ async def read_grid(
     cursor = await connection.execute(_SQL["read_row_outcomes"], {**where, "lane_id": grid.lane_id}, binary=True)
     outcomes = {row[0]: row[1:] for row in await cursor.fetchall()}
     untouched = (None, 0, None, None, None, grid.created_at)
-    return [_grid_row(*row, outcomes.get(row[0], untouched), live.at(row[0])) for row in rows]
+    return [_grid_row(row, outcomes.get(row[0], untouched), live.at(row[0])) for row in rows]
 
 
 async def find_ordinals(
@@ -168,9 +168,8 @@ def stretches(ordinals: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _grid_row(
-    ordinal: int, line: int, custom_id: str, body: bytes, outcome: tuple[Any, ...], live: _Live | None
-) -> GridRow:
+def _grid_row(row: tuple[Any, ...], outcome: tuple[Any, ...], live: _Live | None) -> GridRow:
+    ordinal, line, custom_id, body = row
     state, attempts, code, error, result, updated_at = outcome
     worker_id = None
     status = STATUS_OF.get(state, PENDING)

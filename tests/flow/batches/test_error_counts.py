@@ -48,7 +48,7 @@ async def counts(connection: Connection, batch_id: UUID) -> dict[str, int]:
     while page := await list_error_groups(connection, batch_id, after, 1):
         (group,) = page
         assert group.fingerprint not in found
-        found[group.fingerprint] = group.count
+        found[group.fingerprint] = group.rows
         after = group.fingerprint
     figures = (await read_status(connection, batch_id)).counts
     assert sum(found.values()) == figures.failed + figures.not_found
