@@ -14,6 +14,7 @@ from penstock.batches.finish import finish_batch
 from penstock.batches.read import read_status
 from penstock.batches.run_again import retry_batch
 from penstock.batches.steer import cancel_batch
+from penstock.batches.upkeep import fold_progress
 from penstock.db.pool import Connection
 from penstock.model import Again, Outcome, OutcomeState
 from tests.support.db import one, with_connection
@@ -125,7 +126,7 @@ def test_a_group_of_which_nothing_is_left_is_gone(database: str) -> None:
         await retry_batch(connection, batch_id, "ann")
         await settle_rows(connection, worker, await claim_rows(connection, worker, 10), lambda _: DONE)
         assert await counts(connection, batch_id) == {}
-        await fold_error_groups(connection, [batch_id])
+        await fold_progress(connection, [batch_id])  # as maintenance does
         assert await one(connection, "SELECT count(*) FROM penstock.job_errors") == (0,)
 
     with_connection(database, body)
