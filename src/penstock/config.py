@@ -38,6 +38,10 @@ def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
     return field(default=default, metadata={"choices": choices, "about": about})
 
 
+def _switch(about: str) -> Any:
+    return field(default=False, metadata={"choices": ("true", "false"), "about": about})
+
+
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
     """Limits of input files, and of how they are read."""
@@ -183,6 +187,7 @@ class ServeLimits:
     send_timeout_s: float = _knob(120, 0.1, 3_600, "longest a client may leave an answer unread")
     keep_alive_s: float = _knob(15, 0.1, 3_600, "how long an idle connection is kept")
     key_cache_s: float = _knob(5, 0, 300, "how long a key's state is remembered, and so a revoked key still works")
+    pending_dashboard: bool = _switch("whether GET /api/pending answers: what is pending in all of one's jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,7 @@ class EraseLimits:
     purge_batch_size: int = _knob(1_000, 1, 100_000, "rows removed per statement")
     purge_throttle_ms: int = _knob(100, 0, 60_000, "rest between two statements")
     purge_interval_ms: int = _knob(3_600_000, 100, 86_400_000, "how often a server looks for what is left to remove")
+    audit_keep_s: float = _knob(31_536_000, 60, 315_360_000, "how long the record of a change to a job is kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +255,7 @@ class Knob:
 
     name: str
     group: str
-    kind: type[int] | type[float] | type[str]
+    kind: type[int] | type[float] | type[str] | type[bool]
     default: Any
     about: str
     low: float = 0
@@ -288,8 +294,9 @@ def knobs() -> Iterator[Knob]:
     """Every knob, in the order of the reference page."""
     for group, limits in _GROUPS.items():
         for entry in dataclasses.fields(limits):
-            kind = {"int": int, "float": float, "str": str}[str(entry.type)]
-            yield Knob(entry.name, group, kind, entry.default, **entry.metadata)
+            kind = {"int": int, "float": float, "str": str, "bool": bool}[str(entry.type)]
+            default = str(entry.default).lower() if kind is bool else entry.default
+            yield Knob(entry.name, group, kind, default, **entry.metadata)
 
 
 _OTHER_SETTINGS = ("database_url", "data_dir", "public_url", "root_path", "webhook_allow")
@@ -395,10 +402,12 @@ def _entries(value: Any, place: str) -> tuple[str, ...]:
 
 
 def _value(knob: Knob, value: Any, place: str) -> float | str:
+    if knob.kind is bool:
+        value = str(value).lower()
     if knob.choices:
         if value not in knob.choices:
             raise UsageError(f"{place}: '{value}' is not one of {', '.join(knob.choices)}", hint=_range_hint(knob))
-        return str(value)
+        return value == "true" if knob.kind is bool else str(value)
     try:
         number: float = int(str(value)) if knob.kind is int else float(str(value))
     except ValueError:

@@ -23,6 +23,7 @@ VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 TABLES = (
     *("files", "file_lanes", "file_chunks", "templates", "batches", "lanes", "leases", "outcomes", "deferrals"),
     *("uploads", "upload_parts", "webhook_endpoints", "webhook_deliveries", "erasures", "api_keys", "jobs"),
+    *("job_errors", "audit"),
 )
 # Which of a tenant's objects each variable part of a path names.
 NAMED_BY = {
@@ -33,7 +34,7 @@ NAMED_BY = {
     "webhook_endpoint_id": ("webhook endpoint",),
     "erasure_id": ("erasure",),
     "key_id": ("key",),
-    "job_id": ("job",),
+    "job_id": ("job", "paused job"),
     "request_id": (),
     # Names, not ids: everybody's, or everybody's own.
     "model": (),
@@ -61,7 +62,8 @@ class Furnished:
 def furnished(tmp_path_factory: pytest.TempPathFactory, server_18: str) -> Iterator[Furnished]:
     # The last two own nothing, whatever the tests do.
     tenants: dict[str, Role] = {**TENANTS, "carol": "user", "warden": "admin"}
-    with tenant_ground(tmp_path_factory.mktemp("tenants"), server_18, tenants=tenants) as ground:
+    options = ("--set", "pending_dashboard=true")
+    with tenant_ground(tmp_path_factory.mktemp("tenants"), server_18, *options, tenants=tenants) as ground:
         yield Furnished(ground, furnish(ground, "alice"))
 
 
@@ -146,7 +148,7 @@ LISTS = [endpoint for endpoint in LISTS if endpoint.path != "/api/ingestion/file
 @pytest.mark.parametrize("endpoint", LISTS, ids=named)
 def test_lists_show_only_ones_own(furnished: Furnished, endpoint: Endpoint) -> None:
     ground = furnished.ground
-    entries = "jobs" if endpoint.path == "/api/jobs" else "data"
+    entries = {"/api/jobs": "jobs", "/api/pending": "items"}.get(endpoint.path, "data")
     assert ground.ok("alice", "GET", endpoint.path)[entries]
     nothing = ground.ask("carol", "GET", endpoint.path)
     assert nothing.json[entries] == []

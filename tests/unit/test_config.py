@@ -55,6 +55,7 @@ def test_database_and_directory_come_from_every_place(tmp_path: Path) -> None:
         ("retry_base_s", "nan", "out of range"),
         ("max_attempt", "3", "unknown setting"),
         ("reclaim_action", "panic", "not one of requeue, fail"),
+        ("pending_dashboard", "perhaps", "not one of true, false"),
     ],
 )
 def test_bad_values_name_the_place_and_the_reason(name: str, value: str, words: str) -> None:

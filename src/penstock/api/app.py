@@ -27,6 +27,7 @@ from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from penstock.api import (
+    audit,
     batches,
     erasures,
     events,
@@ -34,12 +35,14 @@ from penstock.api import (
     follow,
     health,
     ingestion,
+    job_errors,
     job_rows,
     jobs,
     keys,
     messages,
     models,
     passthrough,
+    pending,
     providers,
     results,
     sessions,
@@ -86,6 +89,9 @@ _MODULES = (
     follow,
     jobs,
     job_rows,
+    job_errors,
+    pending,
+    audit,
     ingestion,
     messages,
     sessions,

@@ -22,6 +22,7 @@ import msgspec
 from starlette.responses import Response
 
 from penstock.api.errors import Dialect, not_found
+from penstock.api.page_cursor import PageCursors, read_cursors
 from penstock.model import parse_id
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.api.follow import Hub
     from penstock.api.passthrough import Upstreams
     from penstock.config import Config
-    from penstock.db.pool import Pool
+    from penstock.db.pool import Connection, Pool
     from penstock.dispatch.providers import Providers
     from penstock.server.acceptor import Acceptor
     from penstock.server.background import BackgroundDuties
@@ -90,8 +91,16 @@ class Server:
     waiters: Waiters
     upstreams: Upstreams
     halts: Halts
+    cursors: PageCursors | None = None
+    """Maker of cursors, once its secret was read."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
+
+    async def read_cursors(self, connection: Connection) -> PageCursors:
+        """The maker of cursors. Its secret is the installation's: it is read once."""
+        if self.cursors is None:
+            self.cursors = await read_cursors(connection)
+        return self.cursors
 
     def stop(self) -> None:
         """End streams and waits; clients come again elsewhere."""
@@ -115,6 +124,10 @@ class Server:
     def take_identity(self, worker_id: UUID) -> None:
         """Replace the identity: the old one was declared dead."""
         self.worker_id = self.background.worker_id = worker_id
+
+
+class Camel(msgspec.Struct, rename="camel", kw_only=True):
+    """Struct whose fields are camelCase on the wire."""
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):

@@ -11,15 +11,28 @@ import msgspec
 import psycopg
 from starlette.responses import Response, StreamingResponse
 
-from penstock.api.endpoint import Call, Endpoint, Nothing
+from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.files import attachment
-from penstock.api.jobs import Camel, known_job
+from penstock.api.jobs import known_job
 from penstock.api.multipart import invalid
+from penstock.api.pending import read_page, read_statuses
+from penstock.batches.error_groups import is_fingerprint, list_failures_of
 from penstock.batches.read import get_batch
 from penstock.db import arrays
-from penstock.db.pool import borrowed
+from penstock.db.pool import Connection, borrowed
 from penstock.export import sheet_file
-from penstock.export.grid import STATUSES, GridRow, find_grid, find_ordinals, list_live, read_grid, stretches
+from penstock.export.grid import (
+    STATUSES,
+    Grid,
+    GridRow,
+    LiveRows,
+    find_grid,
+    find_ordinals,
+    list_live,
+    read_grid,
+    stretches,
+)
+from penstock.export.pending import PENDING_STATUSES, PendingQuery, read_pending
 from penstock.model import request_public_id
 
 Format = Literal["xlsx", "csv", "jsonl"]
@@ -34,7 +47,7 @@ class JobItem(Camel):
     result: msgspec.Raw | None
     error: str | None
     locked_by: str | None
-    updated_at: datetime | None
+    updated_at: datetime
 
 
 class JobItems(Camel):
@@ -47,6 +60,9 @@ class ItemsQuery(msgspec.Struct):
     page_size: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = msgspec.field(default=100, name="pageSize")
     status: str | None = None
     statuses: str | None = None
+    fingerprint: str | None = None
+    sort: Literal["row", "updatedAt"] | None = None
+    after: str | None = None
 
 
 class ExportQuery(msgspec.Struct):
@@ -55,9 +71,14 @@ class ExportQuery(msgspec.Struct):
 
 
 async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
-    """A page of rows in their order: all of them, or those with certain statuses."""
+    """A page of rows in their order: all of them, those with certain statuses, or those that failed in one way. Pending
+    rows can also be had by the time of their last change."""
     query, size = call.query, call.query.page_size
     statuses = _statuses(query)
+    if query.sort == "updatedAt" or query.after is not None:
+        return await _list_by_time(call, statuses)
+    if query.fingerprint is not None and (statuses is not None or not is_fingerprint(query.fingerprint)):
+        raise invalid("fingerprint", "expected that of an error group, without statuses.")
     async with borrowed(call.server.database) as connection, connection.transaction():
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         grid = await find_grid(connection, batch.id)
@@ -65,7 +86,9 @@ async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
             return JobItems(items=[], next=None)
         live = await list_live(connection, batch.id)
         start = query.from_row - 1
-        if statuses is None:
+        if query.fingerprint is not None:
+            ordinals = await _find_failures(connection, grid, live, query.fingerprint, start, size + 1)
+        elif statuses is None:
             ordinals = list(range(start, min(start + size + 1, grid.total)))
         else:
             ordinals = await find_ordinals(connection, grid, live, statuses, start, size + 1)
@@ -74,13 +97,37 @@ async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
     return JobItems(items=[_item(batch.id, row) for row in rows], next=str(ordinals[size] + 1) if more else None)
 
 
+async def _list_by_time(call: Call[ItemsQuery, None], statuses: set[str] | None) -> JobItems:
+    query = call.query
+    if query.sort == "row" or statuses is None or not statuses <= set(PENDING_STATUSES) or query.fingerprint:
+        raise invalid("sort", "by updatedAt there are rows with statuses=PENDING,PROCESSING; 'after' is their cursor.")
+    async with borrowed(call.server.database) as connection:
+        batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
+        asked = PendingQuery(statuses, batch_id=batch.id)
+        page, next_ = await read_page(call, connection, "items", asked, query.after, query.page_size)
+        grid = await find_grid(connection, batch.id)
+        rows = [] if grid is None else await read_pending(connection, grid, page.rows)
+    return JobItems(items=[_item(batch.id, row) for row in rows], next=next_)
+
+
+async def _find_failures(
+    connection: Connection, grid: Grid, live: LiveRows, fingerprint: str, start: int, limit: int
+) -> list[int]:
+    """Find the next rows that failed in one way and are not being run again."""
+    found: list[int] = []
+    after = start - 1
+    while len(found) < limit:
+        failures = await list_failures_of(connection, grid.lane_id, fingerprint, after, limit)
+        found += [ordinal for ordinal in failures if live.at(ordinal) is None]
+        if len(failures) < limit:
+            break
+        after = failures[-1]
+    return found[:limit]
+
+
 def _statuses(query: ItemsQuery) -> set[str] | None:
-    if query.status is None and query.statuses is None:
-        return None
-    words = {word for text in (query.status, query.statuses) if text for word in text.split(",")}
-    if not words <= set(STATUSES):
-        raise invalid("statuses", f"expected one or more of {', '.join(STATUSES)}.")
-    return words
+    texts = [text for text in (query.status, query.statuses) if text]
+    return read_statuses(",".join(texts) or None, STATUSES)
 
 
 class _Body(msgspec.Struct):

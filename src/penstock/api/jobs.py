@@ -12,13 +12,15 @@ import msgspec
 from starlette.responses import Response
 
 from penstock.adapters.source import FileNotReady, FileUnreadable, SourceUnavailable
-from penstock.api import batches
-from penstock.api.endpoint import Call, Endpoint, Nothing
+from penstock.api.audit import actor_of, client_of, record
+from penstock.api.batches import Move
+from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.errors import busy, conflict, not_found
 from penstock.api.files import refuse_too_large
 from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
 from penstock.batches import jobs, read
 from penstock.batches import steer as batch_steer
+from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import borrowed
 from penstock.dispatch.rows.check import NotRenderable
@@ -49,10 +51,6 @@ _FORM = {
 JobState = Literal["INGESTING", "QUEUED", "RUNNING", "PAUSED", "DONE", "FAILED", "CANCELLED"]
 
 
-class Camel(msgspec.Struct, rename="camel", kw_only=True):
-    """Struct whose fields are camelCase on the wire."""
-
-
 class JobCreated(Camel):
     job_id: str
 
@@ -81,6 +79,8 @@ class Job(Camel):
     pending: int
     rate_per_second: float | None
     eta_seconds: float | None
+    last_heartbeat: datetime | None
+    last_error: str | None
     ingest: JobIngest
     columns: list[str]
 
@@ -166,13 +166,13 @@ def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None) -> NewJob:
         reference = None if source is None else msgspec.json.decode(source, type=SourceReference)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise invalid("source", f"{error}.") from None
-    client = call.request.client
     return NewJob(
         owner=call.caller.owner,
         spec=spec,
         pool=pool,
         route=route,
-        client=client.host if client else "",
+        client=client_of(call),
+        actor=actor_of(call),
         key=_key(call),
         source=reference,
     )
@@ -287,6 +287,8 @@ def _job(batch: Batch, job: jobs.Job) -> Job:
         pending=counts.total - counts.settled - counts.in_flight,
         rate_per_second=rate,
         eta_seconds=batch.eta_s,
+        last_heartbeat=job.last_heartbeat,
+        last_error=job.problem or job.last_error,
         ingest=JobIngest(done=job.ingested_at is not None, rows=job.rows, problem=job.problem),
         columns=job.columns,
     )
@@ -324,12 +326,17 @@ async def cancel_job(call: Call[None, Nothing | None]) -> Job:
     return await _steer(call, "cancel", batch_steer.cancel_batch, "CANCELLED")
 
 
-async def _steer(call: Call[Any, Any], verb: str, move: batches.Move, *there: JobState) -> Job:
+async def _steer(call: Call[Any, Any], verb: str, move: Move, *there: JobState) -> Job:
     """Move the job to a state; one that is there already is left as it is."""
     job_id = call.id("job", "job_id")
     async with borrowed(call.server.database) as connection:
         found = known_job(call, await get_batch(connection, job_id, call.caller.scope))
-        moved = await batches.steer(call, connection, found, move)
+        async with connection.transaction():
+            moved = await move(connection, job_id, call.caller.scope)
+            if moved:
+                await record(call, connection, verb, found)
+        if moved and move is batch_steer.cancel_batch:
+            await finish_batch(connection, job_id)  # with nothing in flight there is nothing to wait for
         batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
         job = _job(batch, (await jobs.read_jobs(connection, [batch.id]))[batch.id])
     if not moved and job.state not in there:
@@ -341,7 +348,9 @@ async def delete_job(call: Call[None, None]) -> Response:
     job_id = call.id("job", "job_id")
     async with borrowed(call.server.database) as connection:
         batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
-        await erase.delete_batch(connection, job_id, call.caller.scope)
+        async with connection.transaction():
+            if await erase.delete_batch(connection, job_id, call.caller.scope):
+                await record(call, connection, "delete", batch)
         if batch.file_id is not None:
             await erase.delete_file(connection, batch.file_id, call.caller.scope)
     call.server.background.wake("purge")

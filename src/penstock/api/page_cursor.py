@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.multipart import invalid
+from penstock.db.pool import Connection, fetch_one
 
 MAX_CURSOR_CHARS = 1024
 _MIN_SECRET_BYTES = 16
@@ -52,6 +53,14 @@ class PageCursors:
         # JSON has no raw line break in text: the two cannot be split in another way.
         signed = msgspec.json.encode((owner, query)) + b"\n" + content
         return hmac.digest(self._secret, signed, hashlib.sha256)
+
+
+async def read_cursors(connection: Connection) -> PageCursors:
+    """The maker of cursors of this installation: its secret is in the database."""
+    row = await fetch_one(connection, b"SELECT secret FROM penstock.cursor_secret", {})
+    if row is None:
+        raise AssertionError("the migration makes the secret")
+    return PageCursors(row[0])
 
 
 def _to_text(content: bytes) -> str:

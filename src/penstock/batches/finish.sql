@@ -6,7 +6,7 @@ WITH late AS MATERIALIZED (
 ),
 lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes
-   WHERE batch_id = ANY (ARRAY(SELECT id FROM late)) AND open
+   WHERE batch_id = ANY (ARRAY(SELECT id FROM late)) AND (open OR NOT ended)
    ORDER BY id
      FOR UPDATE
 ),
@@ -19,7 +19,7 @@ waiting AS MATERIALIZED (
 parked AS (
   UPDATE penstock.deferrals SET held = true WHERE id = ANY (ARRAY(SELECT id FROM waiting))
 )
-UPDATE penstock.lanes SET open = false
+UPDATE penstock.lanes SET open = false, ended = true
  WHERE id = ANY (ARRAY(SELECT id FROM lane))
 RETURNING id
 

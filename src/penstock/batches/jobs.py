@@ -45,6 +45,10 @@ class Job:
     """Whether its rows stand for images."""
     filename: str | None
     """Name of the input, of the first file if several came together; None once it is deleted."""
+    last_heartbeat: datetime | None
+    """When a worker that holds some of its rows was last heard of."""
+    last_error: str | None
+    """Message of the row that failed last, unless it was run again since."""
 
 
 async def insert_job(
@@ -88,9 +92,11 @@ def create_job(
     job_type: str,
     spec: str,
     client: str,
+    actor: str | None = None,
     parts: str | None = None,
 ) -> None:
-    """Create a job over an upload, in the transaction that seals it. Raises KeyTaken."""
+    """Create a job over an upload, in the transaction that seals it; `actor` is who asked for it, if that is not the
+    owner. Raises KeyTaken."""
     told = {
         "batch_id": batch_id,
         "owner": owner,
@@ -102,6 +108,7 @@ def create_job(
         "job_type": job_type,
         "spec": spec,
         "client": client,
+        "actor": owner if actor is None else actor,
         "parts": parts,
         "now": None,
     }

@@ -5,21 +5,42 @@ VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(client)s, @now,
         CASE WHEN %(ingested)s::boolean THEN @now END, %(columns)s::text[], %(images)s)
 
 -- name: read_jobs
--- Reads what some batches have as jobs. Batches that are none are left out.
-SELECT j.batch_id, j.owner, j.job_type, j.spec, j.client, j.created_at, j.ingested_at, j.columns, j.rows, j.problem,
-       j.images, f.filename
-  FROM penstock.jobs j
-  JOIN penstock.batches b ON b.id = j.batch_id
-  LEFT JOIN penstock.files f ON f.id = b.file_id
- WHERE j.batch_id = ANY (%(batches)s::uuid[])
+-- Reads what some batches have as jobs: also when a worker that holds some of their rows was last heard of, and their
+-- latest error of which rows are left. Batches that are none are left out. Everything is looked up by its key: as joins,
+-- the tables may be read whole.
+SELECT j.batch_id, j.owner, j.job_type, j.spec, j.client, j.created_at, j.ingested_at, j.columns, j.rows,
+       j.problem, j.images, f.filename,
+       (SELECT max(w.heartbeat_at)
+          FROM (SELECT DISTINCT worker_id FROM penstock.leases WHERE batch_id = j.batch_id) AS h
+         CROSS JOIN LATERAL (SELECT heartbeat_at FROM penstock.workers WHERE id = h.worker_id LIMIT 1) AS w)
+         AS last_heartbeat,
+       (SELECT latest.message
+          FROM (SELECT fingerprint, message, last_at FROM penstock.job_errors
+                 WHERE batch_id = j.batch_id AND last_at IS NOT NULL
+                 ORDER BY last_at DESC
+                 LIMIT 10) AS latest
+         WHERE (SELECT sum(count) FROM penstock.job_errors
+                 WHERE batch_id = j.batch_id AND fingerprint = latest.fingerprint) > 0
+         ORDER BY latest.last_at DESC
+         LIMIT 1) AS last_error
+  FROM unnest(%(batches)s::uuid[]) AS asked (id)
+ CROSS JOIN LATERAL (SELECT * FROM penstock.jobs WHERE batch_id = asked.id LIMIT 1) AS j
+ CROSS JOIN LATERAL (SELECT file_id FROM penstock.batches WHERE id = asked.id LIMIT 1) AS b
+  LEFT JOIN LATERAL (SELECT filename FROM penstock.files WHERE id = b.file_id LIMIT 1) AS f ON true
 
 -- name: create_job
--- Creates a job over an upload that is sealed in the same transaction: a batch that grows as its rows are read.
+-- Creates a job over an upload that is sealed in the same transaction: a batch that grows as its rows are read. The
+-- audit trail begins with it, and keeps nothing that the job was asked.
 WITH batch AS (
   INSERT INTO penstock.batches
     (id, owner, dialect, file_id, pool, idempotency_key, fingerprint, priority, total, created_at, validated_at, growing)
   VALUES (%(batch_id)s, %(owner)s, 'job', %(file_id)s, %(pool)s, %(key)s, %(fingerprint)s, %(priority)s, 0, @now, @now,
           true)
+),
+audited AS (
+  INSERT INTO penstock.audit (at, owner, actor, client, action, object_id, details)
+  VALUES (@now, %(owner)s, %(actor)s, %(client)s, 'create', %(batch_id)s,
+          jsonb_build_object('jobType', %(job_type)s::text))
 )
 INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, parts, client, created_at)
 VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(parts)s::jsonb, %(client)s, @now)

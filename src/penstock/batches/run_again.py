@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
+from penstock.batches.error_groups import put_back, take_away
 from penstock.config import RetryLimits
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
@@ -123,6 +124,7 @@ async def _give_up_page(connection: Connection, batch_id: UUID, now: Now) -> boo
         failures = await _read(connection, lane, ordinals)
         given_up = {"id": batch_id, "deferral": deferral, "ordinals": ordinals, **_figures(batch_id, failures)}
         await connection.execute(_SQL["give_up_unrun"], given_up)
+        await put_back(connection, batch_id, lane, ordinals)
     return True
 
 
@@ -231,6 +233,7 @@ async def _rerun(
         "now": wish.now,
     }
     await connection.execute(_SQL["rerun_if_held"], parameters)
+    await take_away(connection, wish.batch_id, lane, [failure.ordinal for failure in failures])
 
 
 def _figures(batch_id: UUID, failures: Sequence[_Failure]) -> dict[str, int]:

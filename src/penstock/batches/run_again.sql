@@ -42,7 +42,7 @@ lane AS MATERIALIZED (
 ),
 lanes AS (
   UPDATE penstock.lanes
-     SET open = true, deadline = (SELECT deadline FROM opened), nearness = 1,
+     SET open = true, ended = false, deadline = (SELECT deadline FROM opened), nearness = 1,
          tag = penstock.line_end(pool, route, band, owner, nearness) + step
    WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),

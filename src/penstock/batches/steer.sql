@@ -69,7 +69,7 @@ lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch) ORDER BY id FOR UPDATE
 ),
 closed AS (
-  UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
+  UPDATE penstock.lanes SET open = false, ended = true WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
 waiting AS MATERIALIZED (
   SELECT id FROM penstock.deferrals

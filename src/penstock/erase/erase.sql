@@ -53,7 +53,7 @@ SELECT id FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY i
 WITH lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY id FOR UPDATE
 )
-UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
+UPDATE penstock.lanes SET open = false, ended = true WHERE id = ANY (ARRAY(SELECT id FROM lane))
 
 -- name: end_leases_if_free
 -- Deletes the leases of these batches: that is the fence. A lease that was inserted while `hold_leases` waited may be
@@ -545,6 +545,10 @@ delta AS MATERIALIZED (
   SELECT batch_id, id FROM penstock.progress WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch'))
      FOR UPDATE SKIP LOCKED
 ),
+error AS MATERIALIZED (
+  SELECT batch_id, id FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+     FOR UPDATE SKIP LOCKED
+),
 free AS MATERIALIZED (
   SELECT done.*
     FROM done
@@ -557,7 +561,8 @@ free AS MATERIALIZED (
      AND (done.kind NOT IN ('batch', 'message_batch')
           OR (SELECT count(*) FROM batch) = (SELECT count(*) FROM penstock.batches WHERE id = done.object_id)
              AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id)
-             AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id))
+             AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id)
+             AND (SELECT count(*) FROM error) = (SELECT count(*) FROM penstock.job_errors WHERE batch_id = done.object_id))
 ),
 no_piece AS (
   DELETE FROM penstock.erasure_pieces WHERE id = ANY (ARRAY(SELECT piece.id FROM piece, free))
@@ -578,6 +583,9 @@ no_head AS (
 ),
 no_column AS (
   DELETE FROM penstock.job_columns WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
+no_error AS (
+  DELETE FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
 ),
 no_job AS (
   DELETE FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')

@@ -33,11 +33,13 @@ class Grid(NamedTuple):
     total: int
     next: int
     """Rows from here on were never claimed."""
+    created_at: datetime
 
 
 class GridRow(NamedTuple):
     """A row and what became of it."""
 
+    ordinal: int
     line: int
     """Number of the row, from 1."""
     custom_id: str
@@ -51,8 +53,8 @@ class GridRow(NamedTuple):
     """The result's columns, one JSON object. A row that is run again keeps its last result until it has a new one."""
     worker_id: UUID | None
     """The worker that holds the row now."""
-    updated_at: datetime | None
-    """None for a row that was not claimed yet."""
+    updated_at: datetime
+    """When the job's first rows were stored, for a row that was not claimed yet."""
 
 
 class _Live(NamedTuple):
@@ -72,7 +74,8 @@ class LiveRows:
 
     @classmethod
     def of(cls, listed: Iterable[tuple[Any, ...]]) -> LiveRows:
-        found = [(start, _Live(stop, *rest)) for ordinals, *rest in listed for start, stop in ranges_of(ordinals)]
+        """Of (start, stop, attempts, worker, since, rerun), in any order."""
+        found = [(start, _Live(*rest)) for start, *rest in listed]
         found.sort(key=lambda entry: entry[0])
         return cls([start for start, _ in found], [live for _, live in found])
 
@@ -118,7 +121,8 @@ async def find_grid(connection: Connection, batch_id: UUID) -> Grid | None:
 
 async def list_live(connection: Connection, batch_id: UUID) -> LiveRows:
     """List the rows of a job that are in flight or wait to be tried again."""
-    return LiveRows.of(await (await connection.execute(_SQL["list_live"], {"batch": batch_id})).fetchall())
+    listed = await (await connection.execute(_SQL["list_live"], {"batch": batch_id})).fetchall()
+    return LiveRows.of((*span, *rest) for ordinals, *rest in listed for span in ranges_of(ordinals))
 
 
 async def read_grid(
@@ -130,10 +134,8 @@ async def read_grid(
     rows = await (await connection.execute(_SQL["read_rows"], {**where, **source}, binary=True)).fetchall()
     cursor = await connection.execute(_SQL["read_row_outcomes"], {**where, "lane_id": grid.lane_id}, binary=True)
     outcomes = {row[0]: row[1:] for row in await cursor.fetchall()}
-    return [
-        _grid_row(line, custom_id, body, outcomes.get(ordinal), live.at(ordinal))
-        for ordinal, line, custom_id, body in rows
-    ]
+    untouched = (None, 0, None, None, None, grid.created_at)
+    return [_grid_row(row, outcomes.get(row[0], untouched), live.at(row[0])) for row in rows]
 
 
 async def find_ordinals(
@@ -166,12 +168,13 @@ def stretches(ordinals: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _grid_row(line: int, custom_id: str, body: bytes, outcome: tuple[Any, ...] | None, live: _Live | None) -> GridRow:
-    state, attempts, code, error, result, updated_at = outcome or (None, 0, None, None, None, None)
+def _grid_row(row: tuple[Any, ...], outcome: tuple[Any, ...], live: _Live | None) -> GridRow:
+    ordinal, line, custom_id, body = row
+    state, attempts, code, error, result, updated_at = outcome
     worker_id = None
     status = STATUS_OF.get(state, PENDING)
     if live is not None:
         # Claimed for the first time, to be tried again, or run again on purpose: then an old outcome is there too.
         attempts, worker_id, updated_at = live.attempts, live.worker_id, live.since
         status = PENDING if worker_id is None else PROCESSING
-    return GridRow(line, custom_id, body, status, attempts, code, error, result, worker_id, updated_at)
+    return GridRow(ordinal, line, custom_id, body, status, attempts, code, error, result, worker_id, updated_at)

@@ -6,8 +6,12 @@ SELECT j.job_type, j.columns,
  WHERE j.batch_id = %(batch)s
 
 -- name: find_grid
--- Finds the one lane of a job, if it has rows yet, how many there are, and how many were claimed.
-SELECT id, source_id, source_lane, total, next FROM penstock.lanes WHERE batch_id = %(batch)s ORDER BY id LIMIT 1
+-- Finds the one lane of a job, if it has rows yet, how many there are, and how many were claimed. OFFSET 0 keeps the order
+-- out of the search: all lanes there are have it, too.
+SELECT id, source_id, source_lane, total, next, created_at
+  FROM (SELECT * FROM penstock.lanes WHERE batch_id = %(batch)s OFFSET 0) AS its
+ ORDER BY id
+ LIMIT 1
 
 -- name: read_rows
 -- Reads the stored rows of some stretches of a job's lane.

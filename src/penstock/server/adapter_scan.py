@@ -199,7 +199,7 @@ class AdapterScans:
 
     async def _make_job(self, name: str, worker_id: UUID, file: FoundFile) -> UUID:
         target, owner = self._targets[name], self._adapters[name].owner
-        job = NewJob(owner, target.spec, target.pool, target.route, client=f"adapter {name}")
+        job = NewJob(owner, target.spec, target.pool, target.route, client=f"adapter {name}", actor=f"adapter {name}")
 
         def create(connection: psycopg.Connection, file_id: UUID) -> None:
             if not files.record_taken(connection, name, owner, file, job.id):

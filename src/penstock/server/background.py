@@ -24,6 +24,7 @@ from psycopg_pool import PoolTimeout
 
 from penstock.adapters.config import Adapter
 from penstock.backoff import Backoff, jittered
+from penstock.batches import audit
 from penstock.batches.unserved import MOVED_AT_ONCE, list_unserved, move_lanes
 from penstock.batches.validate import list_unvalidated, validate_batch
 from penstock.config import Config
@@ -332,7 +333,9 @@ class BackgroundDuties:
 
     async def _forget(self) -> bool:
         forgotten = await webhooks.forget_old(self._database, self._config)
-        return forgotten + await sinks.forget_old(self._database, self._config) > 0
+        forgotten += await sinks.forget_old(self._database, self._config)
+        async with borrowed(self._database) as connection:
+            return forgotten + await audit.forget_old(connection, self._config.erase.audit_keep_s) > 0
 
 
 def _scan_duty(adapter: str) -> str:

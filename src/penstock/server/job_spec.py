@@ -67,6 +67,7 @@ class NewJob:
     pool: str
     route: str
     client: str
+    actor: str
     key: str | None = None
     source: SourceReference | None = None
     """The input, if it was asked for by reference."""
@@ -93,6 +94,7 @@ class NewJob:
             job_type=self.spec.job_type,
             spec=json.dumps(self._told()),
             client=self.client,
+            actor=self.actor,
             parts=None if self.parts is None else json.dumps(self.parts),
         )
 

@@ -55,9 +55,9 @@ back AS MATERIALIZED (
 written AS (
   INSERT INTO penstock.outcomes
     (lane_id, ordinal, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id, request_id,
-     error_code, error_message, response)
+     error_code, error_message, fingerprint, response)
   SELECT lane_id, ordinal, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts, lease_id,
-         nonce, @now, custom_id, request_id, error_code, error_message, response
+         nonce, @now, custom_id, request_id, error_code, error_message, (%(f_fingerprint)b::int8[])[n], response
     FROM final
    WHERE generation = 0
 ),
@@ -65,16 +65,27 @@ written AS (
 replaced AS (
   INSERT INTO penstock.outcomes
     (lane_id, ordinal, generation, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id,
-     request_id, error_code, error_message, response)
+     request_id, error_code, error_message, fingerprint, response)
   SELECT lane_id, ordinal, generation, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts,
-         lease_id, nonce, @now, custom_id, request_id, error_code, error_message, response
+         lease_id, nonce, @now, custom_id, request_id, error_code, error_message, (%(f_fingerprint)b::int8[])[n], response
     FROM final
    WHERE generation > 0
   ON CONFLICT (lane_id, ordinal) DO UPDATE
      SET generation = excluded.generation, state = excluded.state, status_code = excluded.status_code,
          attempts = excluded.attempts, lease_id = excluded.lease_id, lease_nonce = excluded.lease_nonce,
          finished_at = excluded.finished_at, request_id = excluded.request_id, error_code = excluded.error_code,
-         error_message = excluded.error_message, response = excluded.response
+         error_message = excluded.error_message, fingerprint = excluded.fingerprint, response = excluded.response
+),
+-- Errors of jobs are counted by their fingerprint, which other batches have none of.
+grouped AS (
+  INSERT INTO penstock.job_errors (batch_id, fingerprint, count, first_at, last_at, code, status_code, line, message)
+  SELECT batch_id, fingerprint, count(*), @now, @now, (array_agg(coalesce(error_code, state) ORDER BY n DESC))[1],
+         (array_agg(status_code ORDER BY n DESC))[1], (array_agg((%(f_line)b::int4[])[n] ORDER BY n DESC))[1],
+         (array_agg(coalesce(error_message, '') ORDER BY n DESC))[1]
+    FROM final
+   CROSS JOIN LATERAL (SELECT (%(f_fingerprint)b::int8[])[n] AS fingerprint) AS of_error
+   WHERE %(f_fingerprint)b::int8[] <> '{}' AND fingerprint IS NOT NULL
+   GROUP BY batch_id, fingerprint
 ),
 -- Ordinals given back go to the head of the line: their owner was charged for them already. Deferrals of a paused batch
 -- are held at once, however long ago the pause was.

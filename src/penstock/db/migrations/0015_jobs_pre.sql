@@ -49,7 +49,7 @@ CREATE TABLE penstock.audit (
   action     text NOT NULL,
   object_id  uuid NOT NULL,
   details    jsonb NOT NULL DEFAULT '{}'
-);
+) WITH (vacuum_truncate = off, toast.vacuum_truncate = off);
 CREATE INDEX audit_of_object ON penstock.audit (object_id, id);
 
 -- Files that adapters found. Each version of a file once, over all servers: a job was made of it, in the transaction that
@@ -112,3 +112,46 @@ ALTER TABLE penstock.erasure_pieces
   ADD CONSTRAINT erasure_pieces_what_check
     CHECK (what IN ('templates', 'chunks', 'outcomes', 'completed', 'not_completed', 'attempts', 'reclaims', 'journal',
                     'deferrals', 'session_requests', 'blobs'));
+
+-- Errors of jobs, in groups of the same fingerprint (code, status, message without numbers and quoted parts). The
+-- outcome of a row has it; those of other batches have none.
+ALTER TABLE penstock.outcomes ADD COLUMN fingerprint int8;
+-- Counters as deltas, like progress: settles append what they add, reruns what they take away; folding sums them up.
+CREATE TABLE penstock.job_errors (
+  batch_id     uuid NOT NULL,
+  fingerprint  int8 NOT NULL,
+  id           bigint GENERATED ALWAYS AS IDENTITY,
+  count        int4 NOT NULL,
+  folded       boolean NOT NULL DEFAULT false,
+  -- The row that was last seen to fail like this, and when; of those taken away, nothing.
+  first_at     timestamptz,
+  last_at      timestamptz,
+  code         text,
+  status_code  int4,
+  line         int4,
+  message      text,
+  PRIMARY KEY (batch_id, fingerprint, id)
+) WITH (
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, vacuum_truncate = off,
+  toast.vacuum_truncate = off
+);
+CREATE INDEX job_errors_to_fold ON penstock.job_errors (batch_id, fingerprint) WHERE NOT folded;
+CREATE INDEX job_errors_latest ON penstock.job_errors (batch_id, last_at) WHERE last_at IS NOT NULL;
+
+-- What cursors of pages are signed with. One for all servers, and new in every database.
+CREATE TABLE penstock.cursor_secret (
+  one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+  secret  bytea NOT NULL CHECK (octet_length(secret) >= 16)
+);
+INSERT INTO penstock.cursor_secret (secret)
+VALUES (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
+
+-- Pages of what is pending. Leases and deferrals have indexes for it (0009); of rows that were never claimed, lanes have
+-- this one. `pending` changes when the last row is claimed and when the job ends, not with every claim: claims stay
+-- heap-only updates. A lane that ended is closed for good, unless its batch is reopened; one that is paused is not.
+ALTER TABLE penstock.lanes
+  ADD COLUMN ended boolean NOT NULL DEFAULT false,
+  ADD COLUMN pending boolean NOT NULL GENERATED ALWAYS AS (
+    endpoint = 'rows' AND NOT session AND NOT ended AND next < total) STORED;
+CREATE INDEX lanes_pending ON penstock.lanes (created_at, id) WHERE pending;
+CREATE INDEX lanes_pending_of_owner ON penstock.lanes (owner, created_at, id) WHERE pending;
