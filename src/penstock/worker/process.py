@@ -18,7 +18,7 @@ from pathlib import Path
 
 import uvloop
 
-from penstock import config as configuration
+from penstock import config_sources
 from penstock.config import Config
 from penstock.db.notify import WORK, NoticeListener
 from penstock.db.pool import Pool, open_pool
@@ -40,7 +40,7 @@ _POLL_SESSIONS_S = 0.1
 async def _work(order: AnyOrder) -> None:
     settings = [(name, str(value)) for name, value in order.settings.items()]
     data_dir = Path(order.data_dir)
-    config = configuration.load(environ={}, overrides=settings, database_url=order.database_url, data_dir=data_dir)
+    config = config_sources.load(environ={}, overrides=settings, database_url=order.database_url, data_dir=data_dir)
     # Its own reference to the embedded server: if the parent is killed, that runs until these workers have settled.
     with start_database(config) as conninfo:
         match order:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock import config
+from penstock import config_sources
 from penstock.adapters.config import Adapter, FolderPlace, FtpPlace, S3Place, parse
 from penstock.errors import UsageError
 
@@ -38,7 +38,7 @@ def test_a_file_of_adapters(tmp_path: Path) -> None:
         'endpoint = "http://127.0.0.1:9000/"\naccess_key_env = "K"\nsecret_key_env = "S"\n'
         '[[adapters]]\nname = "c"\nkind = "ftp"\nhost = "10.0.0.1"\nuser = "u"\npassword_env = "P"\nowner = "bob"\n'
     )
-    a, b, c = config.load(toml_path=toml, environ={}).adapters
+    a, b, c = config_sources.load(toml_path=toml, environ={}).adapters
     assert (a.place, a.pattern.text, a.scan_every_s, a.settled_s) == (FolderPlace(Path("/srv/a")), "*.csv", 5, 0)
     assert a.spec is not None
     assert (a.spec.processor, a.spec.job_type, a.spec.columns.keep) == ("price", "prices", ["sku"])

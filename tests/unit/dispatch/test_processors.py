@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import config
+from penstock import config_sources
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.loading import load_processor
 from penstock.dispatch.processors import ProcessorConfig, parse
@@ -64,7 +64,7 @@ def test_what_is_told_to_a_worker_process_is_the_same_processor() -> None:
 def test_the_configuration_file_holds_them_beside_settings(tmp_path: Path) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text("max_attempts = 2\n" + WHOLE)
-    assert config.load(toml_path=path, environ={}).processors == parsed(WHOLE)
+    assert config_sources.load(toml_path=path, environ={}).processors == parsed(WHOLE)
 
 
 def test_limits_that_are_not_given_are_the_workers() -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from penstock import config
+from penstock import config_sources
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.http.answer import Answer
 from penstock.dispatch.http.client import HttpClient
@@ -76,7 +76,7 @@ def test_what_is_told_to_a_worker_process_is_the_same_provider() -> None:
 def test_the_configuration_file_holds_providers_beside_settings(tmp_path: Path) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text("max_attempts = 2\n" + WHOLE)
-    loaded = config.load(toml_path=path, environ={})
+    loaded = config_sources.load(toml_path=path, environ={})
     assert [provider.name for provider in loaded.providers] == ["local", "rest"]
     assert loaded.retry.max_attempts == 2
 
