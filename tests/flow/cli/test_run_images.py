@@ -128,7 +128,7 @@ def test_a_changed_folder_is_run_anew(site: Path) -> None:
         (["photos/b.gif", "looks.py"], LOOK, '"looks.py": not an image'),
         (["photos/a", "photos/a/1.png"], LOOK, '"photos/a/1.png": 2 images have this path'),
         (["photos"], ("--processor", "looks:look", "-o", "photos/out.csv"), "would lie among the images of photos"),
-        (["photos/a/1.png"], ("--processor", "looks:look", "-o", "x.txt"), "a table's answers are a sheet"),
+        (["photos/a/1.png"], ("--processor", "looks:look", "-o", "x.txt"), "its ending names no format of sheets"),
         (["empty"], LOOK, "empty: holds no images"),
         (["photos"], (*LOOK, "--set", "max_images=2"), "4 images; more than 2 (max_images)"),
         (["photos"], (*LOOK, "--set", "max_image_bytes=1024"), '"b2.png": larger than 1,024 bytes (max_image_bytes)'),
