@@ -403,6 +403,7 @@ ID_PREFIX = {
     "session": "session_",
     "session_request": "sreq_",
     "job": "job_",
+    "operation": "op_",
 }
 _HEX = re.compile(r"[0-9a-f]{32}")
 

@@ -57,6 +57,7 @@ KIND_WORDS = {
     "session": "Session",
     "session_request": "SessionRequest",
     "job": "Job",
+    "operation": "Operation",
 }
 
 

@@ -573,6 +573,9 @@ no_head AS (
 no_column AS (
   DELETE FROM penstock.job_columns WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
 ),
+no_operation AS (
+  DELETE FROM penstock.operations WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
 no_job AS (
   DELETE FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
 ),

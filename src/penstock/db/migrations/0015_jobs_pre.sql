@@ -68,3 +68,30 @@ CREATE TABLE penstock.audit (
   details    jsonb NOT NULL DEFAULT '{}'
 );
 CREATE INDEX audit_of_object ON penstock.audit (object_id, id);
+
+-- Operations on jobs that take longer than a request: they are done a chunk at a time, each committed with how far it is.
+CREATE TABLE penstock.operations (
+  id               uuid PRIMARY KEY,
+  batch_id         uuid NOT NULL,
+  kind             text NOT NULL CHECK (kind IN ('reprocess')),
+  -- Which rows, and how.
+  wish             jsonb NOT NULL,
+  idempotency_key  text,
+  state            text NOT NULL DEFAULT 'running',
+  -- Rows up to this ordinal have been looked at.
+  place            int4 NOT NULL DEFAULT -1,
+  requeued         int4 NOT NULL DEFAULT 0,
+  worn_out         int4 NOT NULL DEFAULT 0,
+  error            text,
+  -- The server that does it.
+  worker_id        uuid,
+  created_at       timestamptz NOT NULL,
+  ended_at         timestamptz,
+  CONSTRAINT operations_state_legal CHECK (state IN ('running', 'done', 'failed', 'cancelled')),
+  CONSTRAINT operations_end CHECK ((ended_at IS NULL) = (state = 'running') AND (ended_at IS NULL OR worker_id IS NULL)),
+  CONSTRAINT operations_failed_why CHECK ((error IS NOT NULL) = (state = 'failed'))
+) WITH (fillfactor = 70, vacuum_truncate = off, toast.vacuum_truncate = off);
+CREATE INDEX operations_of_job ON penstock.operations (batch_id, id);
+CREATE UNIQUE INDEX operations_idempotent ON penstock.operations (batch_id, idempotency_key)
+  WHERE idempotency_key IS NOT NULL;
+CREATE INDEX operations_running ON penstock.operations (id) WHERE state = 'running';
