@@ -30,6 +30,7 @@ _SMALL_TABLES = {"gates", "owners", "workers", "webhook_endpoints"}
 
 _UPKEEP = sql.load("penstock.batches", "upkeep.sql")
 _RUN_AGAIN = sql.load("penstock.batches", "run_again.sql")
+_REPROCESS = sql.load("penstock.batches", "reprocess.sql")
 _GROWTH = sql.load("penstock.batches", "growth.sql")
 _FINISH = sql.load("penstock.batches", "finish.sql")
 _EXPORT = sql.load("penstock.export", "export.sql")
@@ -37,6 +38,7 @@ _INTAKE = sql.load("penstock.intake", "intake.sql")
 
 _PAGE = 100
 _BUDGET_BYTES = 1 << 20
+_NO_FIGURES = {name: 0 for name in ("completed", "failed", "not_found", "skipped", "output_bytes", "error_bytes")}
 
 
 async def claim_lane(world: World, connection: Connection) -> None:
@@ -234,13 +236,12 @@ async def list_rerunning(world: World, connection: Connection) -> None:
 
 
 async def read_failures(world: World, connection: Connection) -> None:
-    assert len(await (await connection.execute(_RUN_AGAIN["read_failures"], _failures(world))).fetchall()) == 10
+    assert len(await (await connection.execute(_RUN_AGAIN["read_outcomes"], _failures(world))).fetchall()) == 10
 
 
 async def rerun_failures(world: World, connection: Connection) -> None:
-    figures = {"failed": 10, "not_found": 0, "skipped": 0, "bytes": 1, "reopened": False, "now": None}
-    generations = {"generations": [1] * 10, "spent": [1] * 10}
-    await connection.execute(_RUN_AGAIN["rerun_if_held"], {**_failures(world), **figures, **generations})
+    numbers = {"generations": [1] * 10, "attempts": [1] * 10, "spent": [1] * 10, "reopened": False, "now": None}
+    await connection.execute(_RUN_AGAIN["rerun_if_held"], {**_failures(world), **numbers, **_NO_FIGURES})
 
 
 async def list_unrun(world: World, connection: Connection) -> None:
@@ -255,10 +256,28 @@ async def hold_first_unrun(world: World, connection: Connection) -> None:
 
 
 async def give_up_unrun(world: World, connection: Connection) -> None:
-    figures = {"failed": 0, "not_found": 0, "skipped": 0, "bytes": 0}
     await connection.execute(
-        _RUN_AGAIN["give_up_unrun"], {"id": world.drained, "deferral": 0, "ordinals": [0], **figures}
+        _RUN_AGAIN["give_up_unrun"], {"id": world.drained, "deferral": 0, "ordinals": [0], **_NO_FIGURES}
     )
+
+
+async def list_outcomes_of_states(world: World, connection: Connection) -> None:
+    where = {"lane": world.subject.lane, "after": -1, "states": ["completed", "failed"], "limit": 10}
+    assert len(await (await connection.execute(_REPROCESS["list_outcomes_of_states"], where)).fetchall()) == 10
+
+
+async def list_live(world: World, connection: Connection) -> None:
+    where = {"batch_id": world.subject.batch, "lane": world.subject.lane, "ordinals": [0, 50]}
+    await connection.execute(_REPROCESS["list_live"], where)
+
+
+async def hold_room(world: World, connection: Connection) -> None:
+    assert await (await connection.execute(_REPROCESS["hold_room"], {"lane": world.subject.lane})).fetchall() == []
+
+
+async def list_operations(world: World, connection: Connection) -> None:
+    where = {"batch_id": world.subject.batch, "below": UUID(int=2**128 - 1), "from": UUID(int=0), "limit": 10}
+    await connection.execute(_REPROCESS["list_operations"], where)
 
 
 async def hold_if_growing(world: World, connection: Connection) -> None:
@@ -278,7 +297,7 @@ async def list_file_lanes(world: World, connection: Connection) -> None:
 
 async def grow(world: World, connection: Connection) -> None:
     added = {"lanes": [0, 1], "routes": ["a", "b"], "endpoints": ["/v1/a", "/v1/a"], "counts": [1, 1], "bytes": 2}
-    where = {"id": world.subject.batch, "source_id": world.subject.source, "now": None}
+    where = {"id": world.subject.batch, "source_id": world.subject.source, "width": None, "now": None}
     await connection.execute(_GROWTH["grow_if_held"], {**where, **added})
 
 
@@ -346,6 +365,7 @@ _OTHERS: list[Operation] = [
     *(list_changed, list_closing, list_steered, list_unfinished),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
     *(list_failures, list_rerunning, read_failures, rerun_failures, list_unrun, hold_first_unrun, give_up_unrun),
+    *(list_outcomes_of_states, list_live, hold_room, list_operations),
     *(hold_if_growing, hold_file_of_batch, list_file_lanes, grow, list_unserved),
 ]
 

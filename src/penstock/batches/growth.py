@@ -109,9 +109,11 @@ async def move_totals(
     added: Mapping[tuple[str, str], int],
     added_bytes: int,
     *,
+    width: int | None = None,
     now: Now = None,
 ) -> None:
-    """Move the totals of a batch and its lanes past inputs that this transaction has stored beyond them."""
+    """Move the totals of a batch and its lanes past inputs that this transaction has stored beyond them. A new lane
+    lets `width` of its inputs be in flight; None for any number."""
     await connection.execute(
         _SQL["grow_if_held"],
         {
@@ -122,6 +124,7 @@ async def move_totals(
             "endpoints": [endpoint for _, endpoint in added],
             "counts": list(added.values()),
             "bytes": added_bytes,
+            "width": width,
             "now": now,
         },
     )

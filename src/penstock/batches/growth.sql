@@ -82,9 +82,9 @@ fresh AS (
 ),
 made AS (
   INSERT INTO penstock.lanes
-    (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, priority, deadline, open, weight,
-     nearness, step, tag)
-  SELECT id, owner, @now, pool, route, endpoint, %(source_id)s, source_lane, count,
+    (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, width, priority, deadline, open,
+     weight, nearness, step, tag)
+  SELECT id, owner, @now, pool, route, endpoint, %(source_id)s, source_lane, count, %(width)s::int4,
          priority, deadline, state = 'in_progress', weight, nearness, step,
          penstock.line_end(pool, route, -priority, owner, nearness)
            + sum(step) OVER (PARTITION BY route ORDER BY source_lane)

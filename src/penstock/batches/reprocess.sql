@@ -52,11 +52,12 @@ UPDATE penstock.operations
 SELECT width - busy FROM penstock.lanes WHERE id = %(lane)s AND width IS NOT NULL FOR UPDATE
 
 -- name: list_outcomes_of_states
--- Lists the next ordinals of a lane whose outcome has one of some states.
+-- Lists the next ordinals of a lane whose outcome has one of some states. IS TRUE: by the state alone, all failures would
+-- be found first and then sorted.
 SELECT ordinal
   FROM ((SELECT ordinal FROM penstock.outcomes
           WHERE lane_id = %(lane)s AND ordinal > %(after)s AND state <> 'completed'
-            AND state = ANY (%(states)s::penstock.outcome_state[])
+            AND (state = ANY (%(states)s::penstock.outcome_state[])) IS TRUE
           ORDER BY ordinal
           LIMIT %(limit)s)
         UNION ALL

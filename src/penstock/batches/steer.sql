@@ -71,7 +71,7 @@ lane AS MATERIALIZED (
 ),
 ended AS (
   UPDATE penstock.operations SET state = 'cancelled', worker_id = NULL, ended_at = @now
-   WHERE batch_id = (SELECT id FROM batch) AND state = 'running'
+   WHERE batch_id = (SELECT id FROM batch) AND (state = 'running') IS TRUE
 ),
 closed AS (
   UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))

@@ -90,7 +90,8 @@ class JobIngest:
             packed = _pack(table_lane(growing.source_id, source_lane, filled), growing.total, block)
             await copy_rows(connection, packed)
             size = sum(len(row.body) for row in block)
-            await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, size)
+            width = ingest.spec.get("maxConcurrency")
+            await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, size, width=width)
 
     async def _end(self, ingest: Ingest, worker_id: UUID, columns: Any, problem: str | None) -> None:
         async with borrowed(self._database) as connection, connection.transaction():
