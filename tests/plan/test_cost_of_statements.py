@@ -38,7 +38,7 @@ _INTAKE = sql.load("penstock.intake", "intake.sql")
 
 _PAGE = 100
 _BUDGET_BYTES = 1 << 20
-_NO_FIGURES = {name: 0 for name in ("completed", "failed", "not_found", "skipped", "output_bytes", "error_bytes")}
+_NO_FIGURES = dict.fromkeys(("completed", "failed", "not_found", "skipped", "output_bytes", "error_bytes"), 0)
 
 
 async def claim_lane(world: World, connection: Connection) -> None:
