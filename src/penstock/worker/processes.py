@@ -48,7 +48,14 @@ class RunOrder(Order, frozen=True, kw_only=True, tag="run"):
     target: Target
 
 
-class ServeOrder(Order, frozen=True, kw_only=True, tag="serve"):
+class ServerOrder(Order, frozen=True, kw_only=True):
+    """Workers of a server."""
+
+    longest_attempt_s: float
+    """The longest time that any provider or processor of the server allows a call."""
+
+
+class ServeOrder(ServerOrder, frozen=True, kw_only=True, tag="serve"):
     """Workers for each provider, as process `index` of `processes`."""
 
     providers: list[dict[str, Any]]
@@ -58,7 +65,7 @@ class ServeOrder(Order, frozen=True, kw_only=True, tag="serve"):
     """Whether the server's own process has a share of the providers' calls too."""
 
 
-class ProcessorOrder(Order, frozen=True, kw_only=True, tag="processors"):
+class ProcessorOrder(ServerOrder, frozen=True, kw_only=True, tag="processors"):
     """A worker for each registered processor. They have processes of their own: a function that kills its process harms
     no provider's work."""
 
@@ -246,7 +253,7 @@ class RunWorkers(WorkerProcesses):
     """Worker processes of a run. The run gives up when they keep dying."""
 
     def __init__(self, config: Config, pool: str, target: Target, size: int) -> None:
-        order = RunOrder(**_common(config, logging.ERROR), pool=pool, target=target)
+        order = RunOrder(**common_order(config, logging.ERROR), pool=pool, target=target)
         super().__init__([order] * size)
 
     async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- how long does not matter here
@@ -263,7 +270,10 @@ class ServerWorkers(WorkerProcesses):
     def __init__(
         self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False
     ) -> None:
-        common = _common(config, log_level)
+        from penstock.dispatch.providers import longest_attempt_s  # a run needs no providers
+
+        providers = tuple(providers)
+        common = {**common_order(config, log_level), "longest_attempt_s": longest_attempt_s(config, providers)}
         shared = {**common, "processes": size, "in_server": in_server}
         served = [provider.as_dict() for provider in providers]
         orders: list[Order] = [ServeOrder(**shared, providers=served, index=index) for index in range(size)]
@@ -281,7 +291,8 @@ class ServerWorkers(WorkerProcesses):
         self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
 
-def _common(config: Config, log_level: int) -> dict[str, Any]:
+def common_order(config: Config, log_level: int) -> dict[str, Any]:
+    """What every order has: the settings, and where the database is."""
     return {
         "database_url": config.database_url,
         "data_dir": str(config.data_dir.absolute()),
