@@ -33,6 +33,7 @@ from penstock.api import (
     files,
     follow,
     health,
+    job_kickoff,
     job_operations,
     job_rows,
     jobs,
@@ -63,6 +64,7 @@ from penstock.intake.writer import IdempotencyConflict
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.background import BackgroundDuties
 from penstock.server.halts import Halts
+from penstock.server.kickoff import Kickoffs
 from penstock.server.waiters import Waiters
 from penstock.worker.identity import LastingIdentity
 
@@ -86,6 +88,7 @@ _MODULES = (
     jobs,
     job_rows,
     job_operations,
+    job_kickoff,
     messages,
     sessions,
     events,
@@ -390,6 +393,7 @@ def make_server(
         Waiters(sessions_database, conninfo),
         passthrough.Upstreams(config),
         Halts(database),
+        Kickoffs(config, conninfo, database, known),
     )
 
 

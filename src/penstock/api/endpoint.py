@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.server.acceptor import Acceptor
     from penstock.server.background import BackgroundDuties
     from penstock.server.halts import Halts
+    from penstock.server.kickoff import Kickoffs
     from penstock.server.session_workers import SessionWorkers
     from penstock.server.waiters import Waiters
 
@@ -91,6 +92,7 @@ class Server:
     waiters: Waiters
     upstreams: Upstreams
     halts: Halts
+    kickoffs: Kickoffs
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
 
@@ -98,6 +100,7 @@ class Server:
         """End streams and waits; clients come again elsewhere."""
         self.stopping.set()
         self.hub.stop()
+        self.kickoffs.stop()
         self.waiters.stop()
 
     def start_sessions_with(self, workers: SessionWorkers) -> None:
@@ -111,6 +114,7 @@ class Server:
         self.stop()
         await self.acceptor.close()
         await self.waiters.close()
+        await self.kickoffs.close()
         await self.upstreams.close()
 
     def take_identity(self, worker_id: UUID) -> None:

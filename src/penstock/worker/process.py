@@ -110,7 +110,8 @@ async def _processor_workers(order: ProcessorOrder, config: Config, conninfo: st
         workers = []
         for one in known:
             processor = await stack.enter_async_context(one.processor(config.dispatch, config.retry))
-            workers.append(Worker(judging, database, one.pool, processor.dispatcher(), notices))
+            stage = (judging, database, one.pool, processor.dispatcher())
+            workers.append(Worker(*stage, notices, only_job=order.only_job))
         task = asyncio.create_task(notices.run(), name="notices")
         try:
             yield _WorkerGroup(workers)

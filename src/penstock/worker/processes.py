@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
+from uuid import UUID
 
 import msgspec
 
@@ -70,6 +71,8 @@ class ProcessorOrder(ServerOrder, frozen=True, kw_only=True, tag="processors"):
     no provider's work."""
 
     processors: list[dict[str, Any]]
+    only_job: UUID | None = None
+    """The job they work for, where it is one alone."""
 
 
 AnyOrder = RunOrder | ServeOrder | ProcessorOrder
@@ -119,8 +122,10 @@ class Workers(Protocol):
 class InProcessWorker:
     """One worker in this process."""
 
-    def __init__(self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher) -> None:
-        self._worker = Worker(config, database, pool, dispatcher)
+    def __init__(
+        self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher, only_job: UUID | None = None
+    ) -> None:
+        self._worker = Worker(config, database, pool, dispatcher, only_job=only_job)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -214,6 +219,10 @@ class WorkerProcesses:
         """Wait before a dead worker process is restarted, or raise to give up."""
 
     @property
+    def pids(self) -> set[int]:
+        return {process.pid for process in self._processes}
+
+    @property
     def stopping(self) -> bool:
         return self._closing.is_set()
 
@@ -264,8 +273,24 @@ class RunWorkers(WorkerProcesses):
             )
 
 
-class ServerWorkers(WorkerProcesses):
-    """Worker processes of a server. They are always restarted, after longer pauses if they keep dying."""
+class LastingWorkers(WorkerProcesses):
+    """Worker processes that are always restarted, after longer pauses if they keep dying."""
+
+    def __init__(self, orders: Sequence[Order]) -> None:
+        super().__init__(orders)
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- none is reason to give up
+        if lasted_s > _LONG_LIFE_S:
+            self._pause_s = _FIRST_PAUSE_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await self._closing.wait()
+        self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+
+
+class ServerWorkers(LastingWorkers):
+    """Worker processes of a server."""
 
     def __init__(
         self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False
@@ -280,15 +305,6 @@ class ServerWorkers(WorkerProcesses):
         if config.processors:
             orders += [ProcessorOrder(**common, processors=[one.as_dict() for one in config.processors])] * size
         super().__init__(orders)
-        self._pause_s = _FIRST_PAUSE_S
-
-    async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- none is reason to give up
-        if lasted_s > _LONG_LIFE_S:
-            self._pause_s = _FIRST_PAUSE_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._pause_s):
-                await self._closing.wait()
-        self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
 
 def common_order(config: Config, log_level: int) -> dict[str, Any]:
