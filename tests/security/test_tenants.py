@@ -35,7 +35,7 @@ NAMED_BY = {
     "erasure_id": ("erasure",),
     "key_id": ("key",),
     "job_id": ("job",),
-    "operation_id": ("job",),
+    "operation_id": (),
     "request_id": (),
     # Names, not ids: everybody's, or everybody's own.
     "model": (),

@@ -24,7 +24,7 @@ def kick_off(server: ServerProcess, name: str, duration_ms: int = 500) -> Any:
 
 def until_done(server: ServerProcess, name: str, duration_ms: int = 500) -> int:
     """As a tab does: again and again, until there is nothing left. Returns the rows that it was told of."""
-    processed = 0
+    processed: int = 0
     while True:
         told = kick_off(server, name, duration_ms)
         processed += told["processed"]
