@@ -15,9 +15,11 @@ from penstock.batches.read import find_batch_of_result, list_batches
 from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.batches.unserved import move_lanes
 from penstock.claim import claim as claims
+from penstock.claim.claim_job import claim_job, read_work
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
+from penstock.settle import write as settle_write
 from penstock.settle.write import Changes, settle
 from tests.plan.crowd import DEFERRED_ROUTE, LEASED, LINED_UP_ROUTE, POOL, ROUTE, World, Worlds, check_in, claim
 from tests.support.engine import count_leased
@@ -275,14 +277,39 @@ async def hold_room(world: World, connection: Connection) -> None:
     assert await (await connection.execute(_REPROCESS["hold_room"], {"lane": world.subject.lane})).fetchall() == []
 
 
+async def find_lane(world: World, connection: Connection) -> None:
+    cursor = await connection.execute(_REPROCESS["find_lane"], {"batch_id": world.subject.batch})
+    assert await cursor.fetchone() is not None
+
+
 async def list_operations(world: World, connection: Connection) -> None:
     where = {"batch_id": world.subject.batch, "below": UUID(int=2**128 - 1), "from": UUID(int=0), "limit": 10}
     await connection.execute(_REPROCESS["list_operations"], where)
 
 
 async def hold_if_growing(world: World, connection: Connection) -> None:
-    where = {"id": world.subject.batch, "file_id": world.subject.batch, "now": None}
+    where = {"id": world.subject.batch, "file_id": world.subject.batch, "sealed_too": True, "now": None}
     await connection.execute(_GROWTH["hold_if_growing"], where)
+
+
+async def find_row_keys(world: World, connection: Connection) -> None:
+    where = {"source_id": world.subject.source, "keys": [str(number) for number in range(10)]}
+    await connection.execute(_GROWTH["find_row_keys"], where)
+
+
+async def find_held(world: World, connection: Connection) -> None:
+    items = [(world.lease, ordinal) for ordinal in claims.first_ordinals(world.lease.ranges, 10)]
+    held = await settle_write.find_held(connection, world.subject.worker, [world.lease.id], items)
+    assert len(held) == 10
+
+
+async def claim_one_job(world: World, connection: Connection) -> None:
+    leases = await claim_job(connection, world.subject.batch, pool=POOL, want=_PAGE, worker_id=world.subject.worker)
+    assert count_leased(leases) > 1
+
+
+async def read_work_of_job(world: World, connection: Connection) -> None:
+    assert await read_work(connection, world.subject.batch) is not None
 
 
 async def hold_file_of_batch(world: World, connection: Connection) -> None:
@@ -365,7 +392,8 @@ _OTHERS: list[Operation] = [
     *(list_changed, list_closing, list_steered, list_unfinished),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
     *(list_failures, list_rerunning, read_failures, rerun_failures, list_unrun, hold_first_unrun, give_up_unrun),
-    *(list_outcomes_of_states, list_live, hold_room, list_operations),
+    *(list_outcomes_of_states, list_live, hold_room, find_lane, list_operations),
+    *(claim_one_job, read_work_of_job, find_row_keys, find_held),
     *(hold_if_growing, hold_file_of_batch, list_file_lanes, grow, list_unserved),
 ]
 

@@ -48,14 +48,23 @@ SELECT f.source_id, f.filename, f.bytes, b.pool, j.spec, j.parts, j.rows, j.colu
  WHERE j.batch_id = %(batch_id)s
 
 -- name: count_rows_if_reading
--- Counts rows that this transaction stores, unless another process reads the job now.
-UPDATE penstock.jobs SET rows = rows + %(rows)s, columns = %(columns)s::text[]
+-- Counts rows that this transaction stores, unless another process reads the job now. Columns that only rows have which
+-- processors added stay behind the input's.
+UPDATE penstock.jobs j
+   SET rows = rows + %(rows)s,
+       columns = %(columns)s::text[] || ARRAY(
+         SELECT c.name FROM unnest(j.columns) WITH ORDINALITY AS c (name, n)
+          WHERE c.name <> ALL (%(columns)s::text[]) ORDER BY c.n)
  WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND ingested_at IS NULL
 RETURNING rows
 
 -- name: end_ingest_if_reading
 -- Ends the ingest: all rows are stored, or none that follows can be.
-UPDATE penstock.jobs SET ingested_at = @now, worker_id = NULL, columns = %(columns)s::text[], problem = %(problem)s
+UPDATE penstock.jobs j
+   SET ingested_at = @now, worker_id = NULL, problem = %(problem)s,
+       columns = %(columns)s::text[] || ARRAY(
+         SELECT c.name FROM unnest(j.columns) WITH ORDINALITY AS c (name, n)
+          WHERE c.name <> ALL (%(columns)s::text[]) ORDER BY c.n)
  WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND ingested_at IS NULL
 RETURNING batch_id
 

@@ -81,4 +81,4 @@ SELECT lower(r), upper(r)
 
 -- name: find_lane
 -- Finds the one lane of a job, if it has rows yet.
-SELECT id, next, total FROM penstock.lanes WHERE batch_id = %(batch_id)s ORDER BY id LIMIT 1
+SELECT id, next, total FROM penstock.lanes WHERE batch_id = %(batch_id)s AND (source_lane = 0) IS TRUE

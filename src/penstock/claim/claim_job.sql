@@ -2,17 +2,17 @@
 -- Leases up to `want` rows of one job: those to be tried again that are due, then those beyond the cursor, as far as its
 -- width lets. It stands in no line, and its owner is charged nothing: whoever calls works for this job alone.
 -- The lane is locked as by any claim: a pause, cancel or delete takes the same lock. A lane that is locked is left alone,
--- and the claim simply made again. At most one suspect, on a lease of its own, as by any claim.
+-- and the claim simply made again. A job's rows are all in its source's first lane. At most one suspect, on a lease of
+-- its own, as by any claim.
 WITH lane AS MATERIALIZED (
   SELECT l.id, l.batch_id, l.owner, l.session, l.band, l.weight * l.nearness AS weight, l.pool, l.route, l.endpoint,
          l.source_id, l.source_lane, l.next, l.total, l.width, l.busy
     FROM penstock.lanes l
-   WHERE l.batch_id = %(batch_id)s AND (l.pool = %(pool)s AND l.open AND l.deadline > @now) IS TRUE
+   WHERE l.batch_id = %(batch_id)s
+     AND (l.source_lane = 0 AND l.pool = %(pool)s AND l.open AND l.deadline > @now) IS TRUE
      AND NOT EXISTS (
        SELECT FROM penstock.gates g
         WHERE g.pool = l.pool AND g.route = l.route AND (g.halted_at IS NOT NULL OR g.not_before > @now))
-   ORDER BY l.id
-   LIMIT 1
      FOR UPDATE OF l SKIP LOCKED
 ),
 plain_due AS MATERIALIZED (
@@ -94,6 +94,4 @@ SELECT l.pool, l.route,
           FROM penstock.gates g
          WHERE g.pool = l.pool AND g.route = l.route AND (g.halted_at IS NOT NULL OR g.not_before > @now)) AS closed_for_s
   FROM penstock.lanes l
- WHERE l.batch_id = %(batch_id)s
- ORDER BY l.id
- LIMIT 1
+ WHERE l.batch_id = %(batch_id)s AND (l.source_lane = 0) IS TRUE

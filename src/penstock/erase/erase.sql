@@ -319,6 +319,12 @@ gone AS (
    WHERE source_id = %(key)s AND source_lane = %(source_lane)s AND ordinal >= %(next)s::int4
      AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
   RETURNING ordinal
+),
+-- Keys of rows that a processor added to its job.
+no_key AS (
+  DELETE FROM penstock.row_keys
+   WHERE source_id = %(key)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
 )
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 

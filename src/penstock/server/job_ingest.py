@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.batches.growth import NotGrowing, hold_growing, move_totals, seal_batch
 from penstock.batches.jobs import Ingest, count_rows, end_ingest, take_ingest
-from penstock.batches.steer import cancel_batch
+from penstock.batches.steer import cancel_batch, hold_batch
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.intake.copying import copy_rows
@@ -95,6 +95,7 @@ class JobIngest:
 
     async def _end(self, ingest: Ingest, worker_id: UUID, columns: Any, problem: str | None) -> None:
         async with borrowed(self._database) as connection, connection.transaction():
+            await hold_batch(connection, ingest.batch_id)  # before the job, as all who add rows do
             if not await end_ingest(connection, ingest.batch_id, worker_id, columns, problem):
                 return
             if problem is not None:

@@ -329,6 +329,18 @@ SELECT mine.n
     WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal AND lease_nonce = mine.nonce
     GROUP BY lane_id, ordinal) AS found
 
+-- name: find_held_if_leased
+-- Locks leases as the next statement does, and finds the items that they still hold.
+WITH held AS MATERIALIZED (
+  SELECT nonce, ordinals FROM penstock.leases
+   WHERE id = ANY (%(leases)b::int8[]) AND worker_id IS NOT DISTINCT FROM %(worker)b::uuid
+   ORDER BY id
+     FOR UPDATE
+)
+SELECT mine.n - 1
+  FROM unnest(%(nonces)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS mine (nonce, ordinal, n)
+  JOIN held ON held.nonce = mine.nonce AND held.ordinals @> mine.ordinal
+
 -- name: add_columns
 -- Records result columns of a job, in this order; those that are there already keep their place.
 INSERT INTO penstock.job_columns (batch_id, name)

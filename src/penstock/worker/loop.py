@@ -29,6 +29,7 @@ from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdi
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.tasks import cancel_and_wait, ignore_result
 from penstock.worker.body_loader import BodyLoader
+from penstock.worker.discoveries import Discoveries
 from penstock.worker.finished_batches import FinishedBatches
 from penstock.worker.identity import Identity
 from penstock.worker.inventory import Inventory
@@ -78,6 +79,7 @@ class WorkerLoop:
             on_written=self._note_written,
             on_more=self.woken.set,
             on_answers=on_answers,
+            settle_growing=Discoveries(config.tables).settle,
         )
         self._config = config
         self._database = database

@@ -95,3 +95,13 @@ CREATE INDEX operations_of_job ON penstock.operations (batch_id, id);
 CREATE UNIQUE INDEX operations_idempotent ON penstock.operations (batch_id, idempotency_key)
   WHERE idempotency_key IS NOT NULL;
 CREATE INDEX operations_running ON penstock.operations (id) WHERE state = 'running';
+
+-- Rows that processors have added to their own jobs, by the keys they gave them: each key once. The keys go with the rows.
+CREATE TABLE penstock.row_keys (
+  source_id  bigint NOT NULL,
+  key        text NOT NULL,
+  ordinal    int4 NOT NULL,
+  PRIMARY KEY (source_id, key)
+) WITH (fillfactor = 100, vacuum_truncate = off);
+CREATE INDEX row_keys_of_rows ON penstock.row_keys (source_id, ordinal);
+ALTER TABLE penstock.jobs ADD COLUMN discovered int4 NOT NULL DEFAULT 0;
