@@ -291,7 +291,8 @@ class Item:
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt: 1 on the first try, and on the first of each time the item is run again."""
+        """Number of the attempt: 1 on the first try. An item that is run again begins at 1 if it has all its attempts
+        again, else goes on counting."""
         return self.lease.attempt
 
     @property

@@ -143,16 +143,16 @@ class Held(NamedTuple):
     def ended(self) -> bool:
         return self.state in _ENDED
 
-    def refusal(self, what: str) -> tuple[str, str] | None:
+    def refusal(self, what: str) -> tuple[str, str | None] | None:
         """Why nothing of it can run again, and what to do; `what` is the word for it."""
         if self.state not in _RUNNING + _ENDED:
-            return f"Cannot retry a {what} with status '{self.state}'.", ""
+            return f"Cannot retry a {what} with status '{self.state}'.", None
         if self.late and self.state in _RUNNING:
             return f"Cannot retry a {what} that is about to expire.", "Retry it when it has expired."
         if not self.has_inputs:
-            return f"Cannot retry a {what} whose input file was deleted.", ""
+            return f"Cannot retry a {what} whose input file was deleted.", None
         if not self.has_results:
-            return f"Cannot retry a {what} whose output or error file was deleted.", ""
+            return f"Cannot retry a {what} whose output or error file was deleted.", None
         return None
 
 
