@@ -298,7 +298,8 @@ class Item:
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt: 1 on the first try, and on the first of each time the item is run again."""
+        """Number of the attempt: 1 on the first try. An item that is run again begins at 1 if it has all its attempts
+        again, else goes on counting."""
         return self.lease.attempt
 
     @property
@@ -411,6 +412,7 @@ ID_PREFIX = {
     "session_request": "sreq_",
     "ingested": "ingested_",
     "job": "job_",
+    "operation": "op_",
 }
 _HEX = re.compile(r"[0-9a-f]{32}")
 

@@ -23,7 +23,7 @@ VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 TABLES = (
     *("files", "file_lanes", "file_chunks", "templates", "batches", "lanes", "leases", "outcomes", "deferrals"),
     *("uploads", "upload_parts", "webhook_endpoints", "webhook_deliveries", "erasures", "api_keys", "jobs"),
-    *("job_errors", "audit"),
+    *("operations", "job_errors", "audit"),
 )
 # Which of a tenant's objects each variable part of a path names.
 NAMED_BY = {
@@ -35,6 +35,7 @@ NAMED_BY = {
     "erasure_id": ("erasure",),
     "key_id": ("key",),
     "job_id": ("job", "paused job"),
+    "operation_id": (),
     "request_id": (),
     # Names, not ids: everybody's, or everybody's own.
     "model": (),
@@ -44,6 +45,7 @@ NAMED_BY = {
 NAMES = {"model", "name", "key"}
 BODIES: Mapping[str, Any] = {
     "/v1/batches/{batch_id}/retry": {},
+    "/api/jobs/{job_id}/reprocess": {"scope": "job"},
     "/v1/uploads/{upload_id}/complete": {"part_ids": ["part_" + "0" * 32]},
     "/v1/webhook_endpoints/{webhook_endpoint_id}": {"name": "mine now", "url": "http://127.0.0.1:9/mine"},
     "/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret": {"keep_old_secret_active_for_24_hours": True},

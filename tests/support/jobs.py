@@ -34,11 +34,17 @@ function = "processors_of_tests:price"
 
 @contextmanager
 def jobs_server(
-    directory: Path, *args: str, database: str, workers: int = 1, name: str = "serve"
+    directory: Path,
+    *args: str,
+    database: str,
+    workers: int = 1,
+    name: str = "serve",
+    processors: str = PROCESSORS,
+    config_text: str = CONFIG,
 ) -> Iterator[ServerProcess]:
-    """A server that knows the processor `price`."""
-    (directory / "processors_of_tests.py").write_text(PROCESSORS)
-    (directory / "penstock.toml").write_text(CONFIG)
+    """A server that knows the processor `price`, or others."""
+    (directory / "processors_of_tests.py").write_text(processors)
+    (directory / "penstock.toml").write_text(config_text)
     config = ("--config", directory / "penstock.toml", "--set", "retry_base_s=0.001")
     env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))}
     with served(directory, *config, *args, database=database, workers=workers, env=env, name=name) as server:

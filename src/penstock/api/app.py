@@ -36,6 +36,8 @@ from penstock.api import (
     health,
     ingestion,
     job_errors,
+    job_kickoff,
+    job_operations,
     job_rows,
     jobs,
     keys,
@@ -67,6 +69,7 @@ from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties
 from penstock.server.halts import Halts
+from penstock.server.kickoff import Kickoffs
 from penstock.server.waiters import Waiters
 from penstock.worker.identity import LastingIdentity
 
@@ -93,6 +96,8 @@ _MODULES = (
     pending,
     audit,
     ingestion,
+    job_operations,
+    job_kickoff,
     messages,
     sessions,
     events,
@@ -397,6 +402,7 @@ def make_server(
         Waiters(sessions_database, conninfo),
         passthrough.Upstreams(config),
         Halts(database),
+        Kickoffs(config, conninfo, database, known),
     )
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.server.acceptor import Acceptor
     from penstock.server.background import BackgroundDuties
     from penstock.server.halts import Halts
+    from penstock.server.kickoff import Kickoffs
     from penstock.server.session_workers import SessionWorkers
     from penstock.server.waiters import Waiters
 
@@ -58,6 +59,7 @@ KIND_WORDS = {
     "session": "Session",
     "session_request": "SessionRequest",
     "job": "Job",
+    "operation": "Operation",
 }
 
 
@@ -91,6 +93,7 @@ class Server:
     waiters: Waiters
     upstreams: Upstreams
     halts: Halts
+    kickoffs: Kickoffs
     cursors: PageCursors | None = None
     """Maker of cursors, once its secret was read."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -106,6 +109,7 @@ class Server:
         """End streams and waits; clients come again elsewhere."""
         self.stopping.set()
         self.hub.stop()
+        self.kickoffs.stop()
         self.waiters.stop()
 
     def start_sessions_with(self, workers: SessionWorkers) -> None:
@@ -119,6 +123,7 @@ class Server:
         self.stop()
         await self.acceptor.close()
         await self.waiters.close()
+        await self.kickoffs.close()
         await self.upstreams.close()
 
     def take_identity(self, worker_id: UUID) -> None:

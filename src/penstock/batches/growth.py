@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
 from penstock.batches.finish import finish_batch
 from penstock.db import sql
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, fetch_one
 from penstock.errors import PenstockError
 from penstock.model import new_id
 
@@ -82,16 +82,19 @@ async def grow_batch(connection: Connection, batch_id: UUID, inputs: Sequence[Ne
         added = Counter((one.route, one.endpoint) for one in inputs)
         for place in added:
             growing.lanes.setdefault(place, (len(growing.lanes), 0))
-        await _store(connection, growing, inputs)
+        await store_inputs(connection, growing, inputs)
         await move_totals(connection, batch_id, growing, added, sum(len(one.body) for one in inputs), now=now)
     return growing.total + len(inputs)
 
 
-async def hold_growing(connection: Connection, batch_id: UUID, *, now: Now = None) -> Growing:
-    """Lock a batch that takes more inputs, and its file, until the end of the transaction."""
+async def hold_growing(connection: Connection, batch_id: UUID, *, sealed_too: bool = False, now: Now = None) -> Growing:
+    """Lock a batch that takes more inputs, and its file, until the end of the transaction. Raises NotGrowing.
+
+    With `sealed_too`, one that runs and is sealed takes more: those that its own processors discover.
+    """
     file = await (await connection.execute(_SQL["hold_file_of_batch"], {"id": batch_id})).fetchone()
     if file is not None:
-        parameters = {"id": batch_id, "file_id": file[0], "now": now}
+        parameters = {"id": batch_id, "file_id": file[0], "sealed_too": sealed_too, "now": now}
         row = await (await connection.execute(_SQL["hold_if_growing"], parameters)).fetchone()
         if row is not None:
             cursor = await connection.execute(_SQL["list_file_lanes"], {"source_id": file[1]})
@@ -109,9 +112,11 @@ async def move_totals(
     added: Mapping[tuple[str, str], int],
     added_bytes: int,
     *,
+    width: int | None = None,
     now: Now = None,
 ) -> None:
-    """Move the totals of a batch and its lanes past inputs that this transaction has stored beyond them."""
+    """Move the totals of a batch and its lanes past inputs that this transaction has stored beyond them. A new lane
+    lets `width` of its inputs be in flight; None for any number."""
     await connection.execute(
         _SQL["grow_if_held"],
         {
@@ -122,12 +127,14 @@ async def move_totals(
             "endpoints": [endpoint for _, endpoint in added],
             "counts": list(added.values()),
             "bytes": added_bytes,
+            "width": width,
             "now": now,
         },
     )
 
 
-async def _store(connection: Connection, growing: Growing, inputs: Sequence[NewInput]) -> None:
+async def store_inputs(connection: Connection, growing: Growing, inputs: Sequence[NewInput]) -> None:
+    """Store inputs beyond the totals of a batch that this transaction has locked."""
     seen: Counter[tuple[str, str]] = Counter()
     places: list[tuple[int, int]] = []
     for one in inputs:
@@ -147,6 +154,30 @@ async def _store(connection: Connection, growing: Growing, inputs: Sequence[NewI
             "bodies": [one.body for one in inputs],
         },
     )
+
+
+async def read_discovered(
+    connection: Connection, batch_id: UUID, growing: Growing, keys: Collection[str]
+) -> tuple[int, list[str], set[str]] | None:
+    """Read how many rows were added to a job by its processors, its columns, and which of some keys there are already.
+    None if the batch is no job."""
+    row = await fetch_one(connection, _SQL["read_discovered"], {"id": batch_id})
+    if row is None:
+        return None
+    where = {"source_id": growing.source_id, "keys": list(keys)}
+    known = await (await connection.execute(_SQL["find_row_keys"], where)).fetchall()
+    return row[0], row[1], {key for (key,) in known}
+
+
+async def count_discovered(
+    connection: Connection, batch_id: UUID, growing: Growing, keys: Sequence[str], start: int, columns: Sequence[str]
+) -> None:
+    """Count rows that this transaction has added to a job from the ordinal `start` on, under their keys."""
+    ordinals = list(range(start, start + len(keys)))
+    named = {"source_id": growing.source_id, "keys": list(keys), "ordinals": ordinals}
+    await connection.execute(_SQL["add_row_keys"], named)
+    counted = {"id": batch_id, "rows": len(keys), "columns": list(columns)}
+    await connection.execute(_SQL["count_discovered"], counted)
 
 
 async def seal_batch(connection: Connection, batch_id: UUID, *, now: Now = None) -> bool:

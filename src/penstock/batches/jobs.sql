@@ -76,14 +76,22 @@ SELECT coalesce(sum(size), 0)::int8 FROM penstock.file_chunks WHERE source_id = 
 
 -- name: count_rows_if_reading
 -- Counts rows that this transaction stores, unless another reads the job now. With the first of them it is known
--- whether they stand for images.
-UPDATE penstock.jobs SET rows = rows + %(rows)s, columns = %(columns)s::text[], images = %(images)s
+-- whether they stand for images. Columns that only rows have which processors added stay behind the input's.
+UPDATE penstock.jobs j
+   SET rows = rows + %(rows)s, images = %(images)s,
+       columns = %(columns)s::text[] || ARRAY(
+         SELECT c.name FROM unnest(j.columns) WITH ORDINALITY AS c (name, n)
+          WHERE c.name <> ALL (%(columns)s::text[]) ORDER BY c.n)
  WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND rows = %(before)s AND ingested_at IS NULL
 RETURNING rows
 
 -- name: end_ingest_if_reading
 -- Ends the ingest: all rows are stored, or none that follows can be.
-UPDATE penstock.jobs SET ingested_at = @now, worker_id = NULL, columns = %(columns)s::text[], problem = %(problem)s
+UPDATE penstock.jobs j
+   SET ingested_at = @now, worker_id = NULL, problem = %(problem)s,
+       columns = %(columns)s::text[] || ARRAY(
+         SELECT c.name FROM unnest(j.columns) WITH ORDINALITY AS c (name, n)
+          WHERE c.name <> ALL (%(columns)s::text[]) ORDER BY c.n)
  WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND rows = %(rows)s AND ingested_at IS NULL
 RETURNING batch_id
 

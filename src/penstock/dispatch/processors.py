@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config import Config, DispatchLimits, RetryLimits
+from penstock.config import DispatchLimits, RetryLimits
 from penstock.config_tables import TableEntry, read_entries
 from penstock.dispatch.loading import find_entry_point, load_processor
 from penstock.dispatch.python import PythonProcessor
@@ -44,10 +44,6 @@ class ProcessorConfig:
     def pool(self) -> str:
         """The pool of its jobs' lanes."""
         return f"processor:{self.name}"
-
-    def with_timeout(self, config: Config) -> Config:
-        """The configuration for its worker, which takes no call for stuck before its time is up."""
-        return dataclasses.replace(config, dispatch=self.limits(config.dispatch))
 
     def load(self) -> Callable[..., Any]:
         """The function or class, imported now. Raises UsageError."""

@@ -223,11 +223,6 @@ class Providers:
                     found.setdefault(model, provider.name)
         return list(found.items())
 
-    @property
-    def longest_attempt_s(self) -> float:
-        """The longest time one of them allows a call; 0 where none says so itself."""
-        return max((provider.timeouts.get("attempt_timeout_s", 0.0) for provider in self._all), default=0.0)
-
 
 def single(
     base_url: str,
@@ -311,7 +306,14 @@ class _Entry(TableEntry):
         return {name: value for name, value in told.items() if value is not None}
 
 
-def with_longest_timeout(config: Config, providers: Providers) -> Config:
-    """The settings of workers for these providers: a lease counts as stuck by this time, whichever provider's it is."""
-    longest_s = max(config.dispatch.attempt_timeout_s, providers.longest_attempt_s)
+def longest_attempt_s(config: Config, providers: Iterable[Provider]) -> float:
+    """The longest time that anything allows a call: these providers, the configured processors, the settings."""
+    by_provider = (provider.timeouts.get("attempt_timeout_s", 0.0) for provider in providers)
+    by_processor = (processor.attempt_timeout_s or 0.0 for processor in config.processors)
+    return max((config.dispatch.attempt_timeout_s, *by_provider, *by_processor))
+
+
+def with_longest_timeout(config: Config, longest_s: float) -> Config:
+    """The settings of a worker, which judges every worker's leases: none counts as stuck before this time, whoever's
+    call it is. What a call itself is allowed is in the settings of its provider or processor."""
     return dataclasses.replace(config, dispatch=dataclasses.replace(config.dispatch, attempt_timeout_s=longest_s))

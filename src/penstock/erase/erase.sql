@@ -325,6 +325,12 @@ gone AS (
    WHERE source_id = %(key)s AND source_lane = %(source_lane)s AND ordinal >= %(next)s::int4
      AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
   RETURNING ordinal
+),
+-- Keys of rows that a processor added to its job.
+no_key AS (
+  DELETE FROM penstock.row_keys
+   WHERE source_id = %(key)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
 )
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
@@ -586,6 +592,9 @@ no_column AS (
 ),
 no_error AS (
   DELETE FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
+no_operation AS (
+  DELETE FROM penstock.operations WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
 ),
 no_job AS (
   DELETE FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')

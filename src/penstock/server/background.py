@@ -37,6 +37,7 @@ from penstock.erase import erase, purge
 from penstock.intake import parts, sweep
 from penstock.server.adapter_scan import TAKE_AT_ONCE, AdapterScans, ScanReport
 from penstock.server.job_ingest import JobIngest
+from penstock.server.job_operations import JobOperations
 from penstock.tasks import cancel_and_wait
 from penstock.worker.maintenance import BatchMaintenance
 
@@ -44,6 +45,7 @@ _log = logging.getLogger("penstock.background")
 
 _VALIDATE_EVERY_S = 5.0
 _INGEST_EVERY_S = 2.0
+_OPERATE_EVERY_S = 2.0
 _END_EVERY_S = 2.0
 _SCAN_REST_S = 1.0
 _REROUTE_EVERY_S = 5.0
@@ -103,6 +105,7 @@ class BackgroundDuties:
             for duty in (
                 _Duty("validate", self._validate, _VALIDATE_EVERY_S),
                 _Duty("ingest", self._ingest, _INGEST_EVERY_S),
+                _Duty("operate", self._operate, _OPERATE_EVERY_S),
                 _Duty("reroute", self._reroute, _REROUTE_EVERY_S),
                 _Duty("end", self._end, _END_EVERY_S, turn="round"),
                 _Duty("expire", self._expire, _EXPIRE_EVERY_S, turn="expire"),
@@ -130,8 +133,9 @@ class BackgroundDuties:
         self._retired_to = _FIRST
         self._batch_maintenance = BatchMaintenance(database)
         self._job_ingest = JobIngest(config, conninfo, database)
+        self._job_operations = JobOperations(config, database)
         self.worker_id: UUID | None = None
-        """The server's registered identity, under which it reads the rows of jobs."""
+        """The server's registered identity, under which it reads the rows of jobs and does operations on them."""
 
     def wake(self, name: str) -> None:
         """Run this duty now: there is something to do for it."""
@@ -242,6 +246,10 @@ class BackgroundDuties:
     async def _ingest(self) -> bool:
         """Store the rows of jobs."""
         return await self._job_ingest.step(self.worker_id) if self.worker_id is not None else False
+
+    async def _operate(self) -> bool:
+        """Run rows of jobs again."""
+        return await self._job_operations.step(self.worker_id) if self.worker_id is not None else False
 
     async def scan(self, name: str, limit: int = TAKE_AT_ONCE) -> ScanReport | None:
         """Scan an adapter now; None if another server is scanning it."""

@@ -20,7 +20,7 @@ from psycopg_pool import PoolTimeout
 
 from penstock.batches.growth import NotGrowing, hold_growing, move_totals, seal_batch
 from penstock.batches.jobs import Ingest, count_rows, end_ingest, take_ingest
-from penstock.batches.steer import cancel_batch
+from penstock.batches.steer import cancel_batch, hold_batch
 from penstock.blobs.blobs import Place, run_steps, store_images
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
@@ -124,11 +124,13 @@ class JobIngest:
             if images:
                 lane = Place(growing.source_id, source_lane)
                 await run_steps(connection, store_images(ingest.owner, lane, image_uses(block, filled)))
+            width = ingest.spec.get("maxConcurrency")
             # The file's bytes are those of the upload: the rows add none.
-            await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, 0)
+            await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, 0, width=width)
 
     async def _end(self, ingest: Ingest, worker_id: UUID, rows: int, columns: Any, problem: str | None) -> None:
         async with borrowed(self._database) as connection, connection.transaction():
+            await hold_batch(connection, ingest.batch_id)  # before the job, as all who add rows do
             if not await end_ingest(connection, ingest.batch_id, worker_id, rows, columns, problem):
                 return
             if problem is not None:

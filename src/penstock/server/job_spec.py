@@ -32,6 +32,8 @@ class JobSpec(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen
     job_type: Annotated[str, msgspec.Meta(min_length=1, max_length=100)] = "job"
     columns: TableSpec = TableSpec()
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
+    max_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    """Rows that are in flight at once, over all workers; those that wait for another try count too."""
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
 
 

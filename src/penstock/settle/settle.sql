@@ -36,7 +36,7 @@ final AS MATERIALIZED (
 again AS MATERIALIZED (
   SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.owner, h.session, h.band, h.weight, h.pool, h.route, h.limited,
          h.attempt, h.reclaims, h.generation, h.spent, a.*,
-         CASE WHEN h.limited OR a.delay_s <= 0
+         CASE WHEN h.session OR a.delay_s <= 0
               THEN @now + make_interval(secs => a.delay_s)
               ELSE to_timestamp(
                 ceil((extract(epoch FROM @now)::float8 + a.delay_s) / q.s) * q.s) END AS due_at
@@ -147,6 +147,7 @@ roomy AS MATERIALIZED (
 -- this statement cannot see was accepted since, into an empty queue: then accepting it has set them.
 -- The lane's place in line is the time it became ready, which is in an index. Where no request waits it moves once a
 -- minute, which shows that the session is in use, and the other updates touch no index.
+-- A job that was full stood in no line: it comes back where the others are by now, not where it left.
 freed AS (
   UPDATE penstock.lanes l
      SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))],
@@ -155,7 +156,9 @@ freed AS (
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = l.next),
          tag = CASE WHEN session AND (next < total OR tag < extract(epoch FROM @now) - 60)
-                    THEN extract(epoch FROM @now) ELSE tag END,
+                    THEN extract(epoch FROM @now)
+                    WHEN NOT session AND busy = width
+                    THEN greatest(tag, penstock.line_start(pool, route, band, '-infinity') + step) ELSE tag END,
          open = open AND NOT (blocks AND id = ANY (ARRAY(
            SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
@@ -336,6 +339,18 @@ SELECT mine.n
    SELECT FROM penstock.attempts
     WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal AND lease_nonce = mine.nonce
     GROUP BY lane_id, ordinal) AS found
+
+-- name: find_held_if_leased
+-- Locks leases as the next statement does, and finds the items that they still hold.
+WITH held AS MATERIALIZED (
+  SELECT nonce, ordinals FROM penstock.leases
+   WHERE id = ANY (%(leases)b::int8[]) AND worker_id IS NOT DISTINCT FROM %(worker)b::uuid
+   ORDER BY id
+     FOR UPDATE
+)
+SELECT mine.n - 1
+  FROM unnest(%(nonces)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS mine (nonce, ordinal, n)
+  JOIN held ON held.nonce = mine.nonce AND held.ordinals @> mine.ordinal
 
 -- name: add_columns
 -- Records result columns of a job, in this order; those that are there already keep their place.

@@ -61,6 +61,17 @@ class Changes:
         left = {nonce: (lease, _without(ranges, decided[nonce])) for nonce, (lease, ranges) in self.backs.items()}
         self.backs = {nonce: (lease, ranges) for nonce, (lease, ranges) in left.items() if ranges}
 
+    @property
+    def discoverers(self) -> list[int]:
+        """Places in `outcomes` of those that add rows to their job."""
+        return [place for place, row in enumerate(self.outcomes) if row[4].discovered]
+
+    @property
+    def leases(self) -> set[int]:
+        """Ids of all leases that these changes settle."""
+        decided = {row[0].id for row in self.outcomes} | {row[0].id for row in self.agains}
+        return decided | {lease.id for lease, _ in self.backs.values()}
+
     def ordinals(self) -> int:
         """Count the ordinals that these changes settle."""
         if not self.backs:
@@ -117,6 +128,21 @@ async def settle(
     outcomes, retries, given_back, more, cancelled_next, at, _ = row
     fenced = changes.ordinals() - outcomes - retries - given_back
     return Settled(outcomes, retries, given_back, fenced, more, cancelled_next, at)
+
+
+async def find_held(
+    connection: Connection, worker_id: UUID, leases: Iterable[int], items: Sequence[tuple[Lease, int]]
+) -> set[int]:
+    """Find which of some (lease, ordinal) this worker still holds, by their places; locks the leases until the end of
+    the transaction. `leases` are the ids of all that it is going to settle."""
+    parameters = {
+        "worker": worker_id,
+        "leases": Int8Array(list(leases)),
+        "nonces": Int8Array([lease.nonce for lease, _ in items]),
+        "ordinals": Int4Array([ordinal for _, ordinal in items]),
+    }
+    cursor = await connection.execute(_SQL["find_held_if_leased"], parameters)
+    return {place for (place,) in await cursor.fetchall()}
 
 
 async def _settle_answer(

@@ -69,7 +69,7 @@ async def _run_workers(order: RunOrder, config: Config, conninfo: str) -> AsyncI
 @contextlib.asynccontextmanager
 async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
     providers = Providers(parse(order.providers, "the providers"))
-    config = with_longest_timeout(config, providers)
+    judging = with_longest_timeout(config, order.longest_attempt_s)
     async with (
         await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (2 * len(providers) + 1)) as database,
         contextlib.AsyncExitStack() as stack,
@@ -84,7 +84,7 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
             await stack.enter_async_context(processor)
             slots = Slots(share)
             workers += [
-                Worker(config, database, pool, provider_dispatcher(processor, slots), notices)
+                Worker(judging, database, pool, provider_dispatcher(processor, slots), notices)
                 for pool in (provider.session_pool, provider.pool)
             ]
         tasks = [
@@ -101,6 +101,7 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
 @contextlib.asynccontextmanager
 async def _processor_workers(order: ProcessorOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
     known = processors.parse(order.processors, "the processors")
+    judging = with_longest_timeout(config, order.longest_attempt_s)
     async with (
         await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (len(known) + 1)) as database,
         contextlib.AsyncExitStack() as stack,
@@ -109,7 +110,8 @@ async def _processor_workers(order: ProcessorOrder, config: Config, conninfo: st
         workers = []
         for one in known:
             processor = await stack.enter_async_context(one.processor(config.dispatch, config.retry))
-            workers.append(Worker(one.with_timeout(config), database, one.pool, processor.dispatcher(), notices))
+            stage = (judging, database, one.pool, processor.dispatcher())
+            workers.append(Worker(*stage, notices, only_job=order.only_job))
         task = asyncio.create_task(notices.run(), name="notices")
         try:
             yield _WorkerGroup(workers)

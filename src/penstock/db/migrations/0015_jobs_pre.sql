@@ -155,3 +155,40 @@ ALTER TABLE penstock.lanes
     endpoint = 'rows' AND NOT session AND NOT ended AND next < total) STORED;
 CREATE INDEX lanes_pending ON penstock.lanes (created_at, id) WHERE pending;
 CREATE INDEX lanes_pending_of_owner ON penstock.lanes (owner, created_at, id) WHERE pending;
+
+-- Operations on jobs that take longer than a request: they are done a chunk at a time, each committed with how far it is.
+CREATE TABLE penstock.operations (
+  id               uuid PRIMARY KEY,
+  batch_id         uuid NOT NULL,
+  kind             text NOT NULL CHECK (kind IN ('reprocess')),
+  -- Which rows, and how.
+  wish             jsonb NOT NULL,
+  idempotency_key  text,
+  state            text NOT NULL DEFAULT 'running',
+  -- Rows up to this ordinal have been looked at.
+  place            int4 NOT NULL DEFAULT -1,
+  requeued         int4 NOT NULL DEFAULT 0,
+  worn_out         int4 NOT NULL DEFAULT 0,
+  error            text,
+  -- The server that does it.
+  worker_id        uuid,
+  created_at       timestamptz NOT NULL,
+  ended_at         timestamptz,
+  CONSTRAINT operations_state_legal CHECK (state IN ('running', 'done', 'failed', 'cancelled')),
+  CONSTRAINT operations_end CHECK ((ended_at IS NULL) = (state = 'running') AND (ended_at IS NULL OR worker_id IS NULL)),
+  CONSTRAINT operations_failed_why CHECK ((error IS NOT NULL) = (state = 'failed'))
+) WITH (fillfactor = 70, vacuum_truncate = off, toast.vacuum_truncate = off);
+CREATE INDEX operations_of_job ON penstock.operations (batch_id, id);
+CREATE UNIQUE INDEX operations_idempotent ON penstock.operations (batch_id, idempotency_key)
+  WHERE idempotency_key IS NOT NULL;
+CREATE INDEX operations_running ON penstock.operations (id) WHERE state = 'running';
+
+-- Rows that processors have added to their own jobs, by the keys they gave them: each key once. The keys go with the rows.
+CREATE TABLE penstock.row_keys (
+  source_id  bigint NOT NULL,
+  key        text NOT NULL,
+  ordinal    int4 NOT NULL,
+  PRIMARY KEY (source_id, key)
+) WITH (fillfactor = 100, vacuum_truncate = off);
+CREATE INDEX row_keys_of_rows ON penstock.row_keys (source_id, ordinal);
+ALTER TABLE penstock.jobs ADD COLUMN discovered int4 NOT NULL DEFAULT 0;

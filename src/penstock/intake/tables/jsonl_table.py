@@ -107,12 +107,7 @@ class JsonlTable:
 
     def _value(self, name: str, value: msgspec.Raw) -> Any:
         """A field's value: text is cleaned, a stated type is made, all else stays as it was written."""
-        text = bytes(value)
-        if name in self._types:
-            return self._convert(name, text)
-        if text[0] == _QUOTE:
-            return clean(_decode_text(text)) or None
-        return None if text == _NULL else value
+        return self._convert(name, bytes(value)) if name in self._types else _clean_value(value)
 
     def _convert(self, name: str, text: bytes) -> Cell:
         kind = self._types[name]
@@ -122,6 +117,22 @@ class JsonlTable:
             return CONVERSIONS[kind](_decode_cell(text))
         except (ValueError, msgspec.DecodeError) as error:
             raise RowFault(name, str(error), "") from None
+
+
+def _clean_value(value: msgspec.Raw) -> Any:
+    text = bytes(value)
+    if text[0] == _QUOTE:
+        return clean(_decode_text(text)) or None
+    return None if text == _NULL else value
+
+
+def build_row(line: bytes, limits: TableLimits) -> tuple[bytes, str, list[str]]:
+    """Body, summary and columns of the row that a single JSON object stands for. Raises RowFault."""
+    given = ColumnNames({}, limits)
+    row = {given.add(key): _clean_value(value) for key, value in _decode_fields(line).items()}
+    body = _encode({"row": row, "raw": msgspec.Raw(line)})
+    check_row(body, limits)
+    return body, summarise(row), list(row)
 
 
 def _split(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[bytes | None]:
