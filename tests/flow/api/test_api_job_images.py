@@ -35,7 +35,7 @@ name = "look"
 function = "image_processors_of_tests:look"
 """
 LOOK = {"processor": "look", "jobType": "photos"}
-COLUMNS = ["path", "name", "mediaType", "bytes", "width", "height", "sha256"]
+COLUMNS = ["path", "name", "media_type", "bytes", "width", "height", "sha256"]
 FILES = [("b/2.png", png(2, 3)), ("a/1.gif", gif(4, 5)), ("photo 3.jpg", jpeg(6, 7)), ("again.png", png(2, 3))]
 
 Files = Sequence[tuple[str, bytes]]

@@ -97,6 +97,22 @@ def test_failures_run_again(server: ServerProcess, tmp_path: Path) -> None:
     assert ([entry["id"] for entry in last["operations"]], last["next"]) == ([first["id"]], None)
 
 
+def test_one_group_of_errors_runs_again(server: ServerProcess, tmp_path: Path) -> None:
+    name = start_job(server, table(50), MEND)
+    until_state(server, name, "DONE")
+    groups = server.ask("GET", f"/api/jobs/{name}/errors").json["errors"]
+    assert {group["code"]: group["count"] for group in groups} == {"sold_out": 10, "not_found": 10}
+    (sold_out,) = (group["fingerprint"] for group in groups if group["code"] == "sold_out")
+    (tmp_path / "mended").touch()
+    some = until_over(server, name, reprocess(server, name, fingerprint=sold_out))
+    assert some["requeued"] == 10
+    assert figures(server, name) == [50, 50, 0, 10, 0, 0]
+    left = server.ask("GET", f"/api/jobs/{name}/errors").json["errors"]
+    assert [(group["code"], group["count"]) for group in left] == [("not_found", 10)]
+    actions = [entry["action"] for entry in server.ask("GET", "/api/audit").json["entries"]]
+    assert actions == ["reprocess", "create"]
+
+
 def test_what_is_refused(server: ServerProcess) -> None:
     name = start_job(server, table(10), MEND)
     until_state(server, name, "DONE")

@@ -98,6 +98,18 @@ def test_a_table_goes_through_and_comes_back(desk: Desk) -> None:
     assert [row[0] for row in sheet.iter_rows(min_row=2, values_only=True)] == list(range(1, 41))
 
 
+def test_failures_run_again(desk: Desk, server: ServerProcess) -> None:
+    name = desk.submit("rows.csv", "--processor", "price")
+    desk("jobs", "watch", name).expect(3)
+    again = desk("jobs", "retry", name, "--status", "error").expect(0)
+    assert again.stdout.startswith(f"{name}  op_")
+    operation = again.stdout.split()[1]
+    path = f"/api/jobs/{name}/operations/{operation}"
+    wait_until(lambda: server.ask("GET", path).json["state"] == "DONE", 30)
+    assert server.ask("GET", path).json["requeued"] == 4
+    assert "4 failed, 4 not found" in desk("jobs", "watch", name).expect(3).stdout
+
+
 def test_rows_are_shown_page_by_page(desk: Desk) -> None:
     name = json.loads(desk("jobs", "submit", "rows.csv", "--processor", "price", "--wait", "--json").expect(3).stdout)
     first = desk("jobs", "items", name["id"]).expect(0)

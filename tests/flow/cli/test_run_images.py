@@ -25,7 +25,7 @@ def look(item):
 """
 FILES = {"a/1.png": png(1, 2), "b.gif": gif(3, 4), "c.jpg": jpeg(5, 6)}
 LOOK = ("--processor", "looks:look", "-o", "out.csv")
-COLUMNS = ["path", "name", "mediaType", "bytes", "width", "height", "sha256"]
+COLUMNS = ["path", "name", "media_type", "bytes", "width", "height", "sha256"]
 
 
 @pytest.fixture

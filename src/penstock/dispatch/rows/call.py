@@ -33,7 +33,7 @@ async def call_row(http: HttpProcessor, definition: Definition, item: Item) -> V
     row = item.body
     image = None
     if item.image is not None:
-        image = Image(str(row.get("mediaType") or _UNKNOWN_MEDIA_TYPE), item.image)
+        image = Image(str(row.get("media_type") or _UNKNOWN_MEDIA_TYPE), item.image)
     try:
         request = render(definition, row, attempt=item.attempt, image=image)
     except RenderError as error:

@@ -34,7 +34,7 @@ Read = Callable[[], bytes]
 class ImageTable:
     """Images that are being read, one at a time."""
 
-    columns: tuple[str, ...] = ("path", "name", "mediaType", "bytes", "width", "height", "sha256")
+    columns: tuple[str, ...] = ("path", "name", "media_type", "bytes", "width", "height", "sha256")
 
     def __init__(
         self,

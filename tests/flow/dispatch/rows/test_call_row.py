@@ -70,7 +70,7 @@ class TestChat:
                 assert verdict.usage is not None
                 assert verdict.usage.output_tokens > 0
                 assert verdict.request_id is not None
-                pictured = await call_row(http, chat, make_row({**TOWEL, "mediaType": "image/png"}, image=b"\x89PNG"))
+                pictured = await call_row(http, chat, make_row({**TOWEL, "media_type": "image/png"}, image=b"\x89PNG"))
                 assert list(columns(pictured)) == ["answer"]
             async with (
                 MockUpstream(Behaviour(reject_rate=1)) as upstream,
@@ -202,7 +202,7 @@ class TestHttp:
                 Upstream({"/v1/scan": answering(lambda _: (200, "text"))}) as upstream,
                 processor(upstream.base_url) as http,
             ):
-                item = make_row({"name": "a.png", "mediaType": "image/png"}, image=b"\x89PNG")
+                item = make_row({"name": "a.png", "media_type": "image/png"}, image=b"\x89PNG")
                 assert columns(await call_row(http, parse_definition(spec), item)) == {"answer": "text"}
                 assert json.loads(upstream.received[0].body) == {
                     "image": "data:image/png;base64,iVBORw==",

@@ -47,7 +47,7 @@ def test_an_image_is_one_row(form: str) -> None:
     data = make(640, 480)
     columns, rows = read_rows(data, "photo.bin")
     sha256 = hashlib.sha256(data).hexdigest()
-    assert columns == ("path", "name", "mediaType", "bytes", "width", "height", "sha256")
+    assert columns == ("path", "name", "media_type", "bytes", "width", "height", "sha256")
     assert list(typed(rows)[0].values()) == ["photo.bin", "photo.bin", media_type, len(data), 640, 480, sha256]
     assert rows[0].custom_id == rows[0].summary == "photo.bin"
     assert rows[0].blob == (sha256, data, media_type)
