@@ -41,6 +41,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "bodies": ["--quick"],
     "held_snapshot": ["--quick"],
     "pending": ["--quick"],
+    "jobs": ["--quick"],
 }
 
 

@@ -93,8 +93,9 @@ async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
         else:
             ordinals = await find_ordinals(connection, grid, live, statuses, start, size + 1)
         rows = await read_grid(connection, grid, live, stretches(ordinals[:size]))
-    more = len(ordinals) > size
-    return JobItems(items=[_item(batch.id, row) for row in rows], next=str(ordinals[size] + 1) if more else None)
+    # A page of large rows has fewer.
+    next_ = str(ordinals[len(rows)] + 1) if len(rows) < len(ordinals) else None
+    return JobItems(items=[_item(batch.id, row) for row in rows], next=next_)
 
 
 async def _list_by_time(call: Call[ItemsQuery, None], statuses: set[str] | None) -> JobItems:

@@ -16,6 +16,9 @@ from penstock.export.order import ranges_of
 
 _SQL = sql.load("penstock.export", "grid.sql")
 
+PAGE_BYTES: Final = 8 * 1024 * 1024
+"""Of inputs, and of results, that a page has at most, unless a single row has more."""
+
 PENDING: Final = "PENDING"
 PROCESSING: Final = "PROCESSING"
 STATUS_OF: Final = {"completed": "DONE", "failed": "ERROR", "not_found": "NOT_FOUND", "skipped": "SKIPPED"}
@@ -126,14 +129,25 @@ async def list_live(connection: Connection, batch_id: UUID) -> LiveRows:
 
 
 async def read_grid(
-    connection: Connection, grid: Grid, live: LiveRows, ranges: Sequence[tuple[int, int]]
+    connection: Connection,
+    grid: Grid,
+    live: LiveRows,
+    ranges: Sequence[tuple[int, int]],
+    max_bytes: int = PAGE_BYTES,
 ) -> list[GridRow]:
-    """Read the rows of some half-open ranges of ordinals."""
+    """Read the first rows of some half-open ranges of ordinals: as many as the bound allows for inputs and for results,
+    at least one."""
     where = {"starts": Int4Array([start for start, _ in ranges]), "stops": Int4Array([stop for _, stop in ranges])}
     source = {"source_id": grid.source_id, "source_lane": grid.source_lane}
-    rows = await (await connection.execute(_SQL["read_rows"], {**where, **source}, binary=True)).fetchall()
-    cursor = await connection.execute(_SQL["read_row_outcomes"], {**where, "lane_id": grid.lane_id}, binary=True)
-    outcomes = {row[0]: row[1:] for row in await cursor.fetchall()}
+    bound = {**where, "bytes": max_bytes}
+    rows = await (await connection.execute(_SQL["read_rows"], {**bound, **source}, binary=True)).fetchall()
+    if not rows:
+        return []
+    known = {**bound, "lane_id": grid.lane_id, "end": rows[-1][0] + 1}
+    settled = await (await connection.execute(_SQL["read_row_outcomes"], known, binary=True)).fetchall()
+    if sum(len(row[5] or b"") for row in settled) >= max_bytes:
+        rows = [row for row in rows if row[0] <= settled[-1][0]]
+    outcomes = {row[0]: row[1:] for row in settled}
     untouched = (None, 0, None, None, None, grid.created_at)
     return [_grid_row(row, outcomes.get(row[0], untouched), live.at(row[0])) for row in rows]
 

@@ -14,23 +14,30 @@ SELECT id, source_id, source_lane, total, next, created_at
  LIMIT 1
 
 -- name: read_rows
--- Reads the stored rows of some stretches of a job's lane.
-SELECT t.ordinal, t.line, t.custom_id, t.body
-  FROM unnest(%(starts)b::int4[], %(stops)b::int4[]) AS w (start, stop)
- CROSS JOIN LATERAL (
-   SELECT ordinal, line, custom_id, body FROM penstock.templates
-    WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s AND ordinal >= w.start AND ordinal < w.stop
-    GROUP BY source_id, source_lane, ordinal) AS t
- ORDER BY t.ordinal
+-- Reads the stored rows of some stretches of a job's lane, the first of them that a byte budget allows and at least one.
+SELECT ordinal, line, custom_id, body
+  FROM (SELECT t.*, sum(octet_length(t.body)) OVER (ORDER BY t.ordinal) - octet_length(t.body) AS before
+          FROM unnest(%(starts)b::int4[], %(stops)b::int4[]) AS w (start, stop)
+         CROSS JOIN LATERAL (
+           SELECT ordinal, line, custom_id, body FROM penstock.templates
+            WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s AND ordinal >= w.start AND ordinal < w.stop
+            GROUP BY source_id, source_lane, ordinal) AS t) AS t
+ WHERE before < %(bytes)s
+ ORDER BY ordinal
 
 -- name: read_row_outcomes
--- Reads the outcomes of the same stretches.
-SELECT o.ordinal, o.state::text, o.attempts, o.error_code, o.error_message, o.response, o.finished_at
-  FROM unnest(%(starts)b::int4[], %(stops)b::int4[]) AS w (start, stop)
- CROSS JOIN LATERAL (
-   SELECT ordinal, state, attempts, error_code, error_message, response, finished_at FROM penstock.outcomes
-    WHERE lane_id = %(lane_id)s AND ordinal >= w.start AND ordinal < w.stop
-    GROUP BY lane_id, ordinal) AS o
+-- Reads the outcomes of the same rows, in the same manner.
+SELECT ordinal, state::text, attempts, error_code, error_message, response, finished_at
+  FROM (SELECT o.*, sum(o.size) OVER (ORDER BY o.ordinal) - o.size AS before
+          FROM unnest(%(starts)b::int4[], %(stops)b::int4[]) AS w (start, stop)
+         CROSS JOIN LATERAL (
+           SELECT ordinal, state, attempts, error_code, error_message, response, finished_at,
+                  coalesce(octet_length(response), 0) AS size
+             FROM penstock.outcomes
+            WHERE lane_id = %(lane_id)s AND ordinal >= w.start AND ordinal < least(w.stop, %(end)s)
+            GROUP BY lane_id, ordinal) AS o) AS o
+ WHERE before < %(bytes)s
+ ORDER BY ordinal
 
 -- name: list_live
 -- Lists what is in flight of a job, and what waits to be tried again: ranges, with the attempt each is at and the worker

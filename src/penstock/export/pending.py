@@ -36,6 +36,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVER, _NEVER = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 _LAST_ORDINAL = 2**31 - 2
+_ANY_BYTES = 2**62
 # Spans to look at, first few: a large lane fills a page by itself. Then as many as rows are missing, each has one at
 # least. A page that has looked so often among rows of others ends early, and says where the next one begins.
 _LEAST_LOOK, _MOST_LOOK = 16, 256
@@ -178,7 +179,7 @@ async def read_pending(connection: Connection, grid: Grid, rows: Sequence[Pendin
         for row in rows
         for span in [row.span]
     )
-    found = await read_grid(connection, grid, live, stretches(sorted({row.ordinal for row in rows})))
+    found = await read_grid(connection, grid, live, stretches(sorted({row.ordinal for row in rows})), _ANY_BYTES)
     by_ordinal = {row.ordinal: row for row in found}
     return [by_ordinal[row.ordinal] for row in rows if row.ordinal in by_ordinal]
 

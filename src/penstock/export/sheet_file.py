@@ -13,14 +13,15 @@ from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.errors import PenstockError
 from penstock.export.draft import Draft, explain_write_errors
-from penstock.export.grid import find_grid, list_live, read_columns, read_grid
+from penstock.export.grid import GridRow, find_grid, list_live, read_columns, read_grid
 from penstock.export.jsonl import Exported
 from penstock.export.sheets.columns import SheetColumns
-from penstock.export.sheets.writer import sheet_writer
+from penstock.export.sheets.writer import SheetWriter, sheet_writer
+from penstock.tasks import cancel_and_wait
 
 FORMATS = ("csv", "xlsx", "jsonl")
 
-_PAGE_ROWS = 1_000
+_PAGE_ROWS = 2_000
 
 
 def sheet_format(filename: str) -> tuple[str, bool] | None:
@@ -77,11 +78,29 @@ async def sheet_blocks(
     columns = SheetColumns(job.input, job.result)
     writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type)
     yield writer.begin(), 0
-    grid = await find_grid(connection, batch_id)
-    if grid is not None:
-        live = await list_live(connection, batch_id)
-        for start in range(0, grid.total, _PAGE_ROWS):
-            rows = await read_grid(connection, grid, live, [(start, start + _PAGE_ROWS)])
-            cells = [columns.assemble(row.body, row.result, row.status, row.attempts, row.error) for row in rows]
-            yield writer.write(cells), len(cells)
+    async for rows in _pages(connection, batch_id):
+        yield await asyncio.to_thread(_write_page, writer, columns, rows), len(rows)
     yield writer.end(), 0
+
+
+async def _pages(connection: Connection, batch_id: UUID) -> AsyncIterator[list[GridRow]]:
+    """Pages of a job's rows; each is read while the one before it is written."""
+    grid = await find_grid(connection, batch_id)
+    if grid is None:
+        return
+    live = await list_live(connection, batch_id)
+
+    def read_from(start: int) -> asyncio.Task[list[GridRow]]:
+        return asyncio.create_task(read_grid(connection, grid, live, [(start, start + _PAGE_ROWS)]))
+
+    reading = read_from(0)
+    try:
+        while page := await reading:
+            reading = read_from(page[-1].ordinal + 1)
+            yield page
+    finally:
+        await cancel_and_wait([reading])
+
+
+def _write_page(writer: SheetWriter, columns: SheetColumns, rows: list[GridRow]) -> bytes:
+    return writer.write([columns.assemble(row.body, row.result, row.status, row.attempts, row.error) for row in rows])
