@@ -1,9 +1,8 @@
--- Jobs: batches over rows of tables and over images (ADR 16). Code from before never meets one: jobs are in pools of their
--- own, or of providers whose workers come with this code.
+-- Jobs: batches over rows of tables and over images (ADR 16). Jobs of processors are in pools that code from before does not
+-- serve. Workers from before would fail the rows of a provider's job: such jobs are for when all workers are new.
 ALTER TABLE penstock.batches
   DROP CONSTRAINT batches_dialect_legal,
   ADD CONSTRAINT batches_dialect_legal CHECK (dialect IN ('run', 'openai', 'anthropic', 'job')) NOT VALID;
-ALTER TABLE penstock.batches VALIDATE CONSTRAINT batches_dialect_legal;
 
 -- What a batch that is a job has besides.
 CREATE TABLE penstock.jobs (
@@ -145,16 +144,6 @@ CREATE TABLE penstock.cursor_secret (
 );
 INSERT INTO penstock.cursor_secret (secret)
 VALUES (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
-
--- Pages of what is pending. Leases and deferrals have indexes for it (0009); of rows that were never claimed, lanes have
--- this one. `pending` changes when the last row is claimed and when the job ends, not with every claim: claims stay
--- heap-only updates. A lane that ended is closed for good, unless its batch is reopened; one that is paused is not.
-ALTER TABLE penstock.lanes
-  ADD COLUMN ended boolean NOT NULL DEFAULT false,
-  ADD COLUMN pending boolean NOT NULL GENERATED ALWAYS AS (
-    endpoint = 'rows' AND NOT session AND NOT ended AND next < total) STORED;
-CREATE INDEX lanes_pending ON penstock.lanes (created_at, id) WHERE pending;
-CREATE INDEX lanes_pending_of_owner ON penstock.lanes (owner, created_at, id) WHERE pending;
 
 -- Operations on jobs that take longer than a request: they are done a chunk at a time, each committed with how far it is.
 CREATE TABLE penstock.operations (
