@@ -34,7 +34,7 @@ TABLES = (
     *("deferrals", "outcomes", "attempts", "reclaims", "progress", "journal", "workers", "gates"),
     *("sessions", "session_requests", "operations", "row_keys"),
     *("file_chunks", "erasures", "erasure_pieces", "webhook_endpoints", "webhook_deliveries"),
-    *("jobs", "job_columns", "blobs", "blob_bytes", "blob_uses"),
+    *("jobs", "job_columns", "job_errors", "blobs", "blob_bytes", "blob_uses"),
 )
 
 _names = (f"plan{number}" for number in count())
@@ -60,11 +60,10 @@ _NEIGHBOURS = (
     "INSERT INTO penstock.journal_heads (batch_id) SELECT id FROM penstock.batches ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)"
     " SELECT id, 0, '{[0,1)}', '{}', now() FROM penstock.batches, generate_series(1, 5)",
-    "INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, client, created_at, ingested_at)"
-    " SELECT id, owner, 'job', '{}', '', now(), now() FROM penstock.batches ON CONFLICT DO NOTHING",
-    "INSERT INTO penstock.job_columns (batch_id, name) SELECT id, 'price' FROM penstock.batches ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.row_keys (source_id, key, ordinal)"
     " SELECT source_id, n::text, n FROM penstock.files, generate_series(0, 4) AS n ON CONFLICT DO NOTHING",
+    "INSERT INTO penstock.job_errors (batch_id, fingerprint, count)"
+    " SELECT id, n, 1 FROM penstock.batches, generate_series(1, 3) AS n",
     "INSERT INTO penstock.operations (id, batch_id, kind, wish, state, created_at, ended_at)"
     " SELECT gen_random_uuid(), id, 'reprocess', '{}', 'done', now(), now()"
     "   FROM penstock.batches, generate_series(1, 5)",

@@ -75,7 +75,7 @@ CREATE TABLE penstock.sighted_files (
   since    timestamptz NOT NULL,
   seen_at  timestamptz NOT NULL,
   PRIMARY KEY (adapter, path)
-) WITH (fillfactor = 80, vacuum_truncate = off);
+) WITH (fillfactor = 80, vacuum_truncate = off, toast.vacuum_truncate = off);
 
 -- Images of jobs. An owner has each content once. The row here is what ingests and purges lock; the bytes lie apart, so
 -- that they can be distributed over nodes.
@@ -178,6 +178,6 @@ CREATE TABLE penstock.row_keys (
   key        text NOT NULL,
   ordinal    int4 NOT NULL,
   PRIMARY KEY (source_id, key)
-) WITH (fillfactor = 100, vacuum_truncate = off);
+) WITH (fillfactor = 100, vacuum_truncate = off, toast.vacuum_truncate = off);
 CREATE INDEX row_keys_of_rows ON penstock.row_keys (source_id, ordinal);
 ALTER TABLE penstock.jobs ADD COLUMN discovered int4 NOT NULL DEFAULT 0;
