@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.batches import run_again
 from penstock.batches.error_groups import list_failures_of
+from penstock.batches.finish import finish_batch
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
 from penstock.errors import PenstockError
@@ -168,7 +169,8 @@ class _Chunk(NamedTuple):
 
 
 async def do_step(connection: Connection, doing: Doing, worker_id: UUID, *, now: Now = None) -> Step:
-    """Do the next chunk of an operation, in a transaction of its own."""
+    """Do the next chunk of an operation, in a transaction of its own. With the operation its job may end, which does not
+    while one is running."""
     async with connection.transaction():
         held = await run_again.hold(connection, doing.batch_id, None, now=now)
         row = await fetch_one(connection, _SQL["hold_if_doing"], {"id": doing.id, "worker_id": worker_id})
@@ -184,7 +186,10 @@ async def do_step(connection: Connection, doing: Doing, worker_id: UUID, *, now:
         if chunk is None:
             return Step.NO_ROOM
         await connection.execute(_SQL["advance_if_held"], {"id": doing.id, **chunk._asdict(), "now": now})
-    return Step.MOVED if chunk.state == "running" else Step.ENDED
+    if chunk.state == "running":
+        return Step.MOVED
+    await finish_batch(connection, doing.batch_id, now=now)
+    return Step.ENDED
 
 
 def _refusal(held: run_again.Held, wish: Wish) -> str | None:

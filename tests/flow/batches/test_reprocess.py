@@ -192,6 +192,24 @@ def test_a_limited_job_runs_again_only_as_many_as_fit(database: str) -> None:
     with_connection(database, body)
 
 
+def test_a_job_ends_with_its_operation(database: str) -> None:
+    """All rows that were put back are settled, others are to come: it is not done before the operation is."""
+
+    async def body(connection: Connection) -> None:
+        batch_id = await mixed(connection, width=2)
+        doing = await begin(connection, batch_id)
+        for _ in range(3):
+            assert await reprocess.do_step(connection, doing, WORKER) is Step.MOVED
+            await answer(connection, await take(connection))
+            assert not await finish_batch(connection, batch_id)
+            assert (await read(connection, batch_id)).state is BatchState.IN_PROGRESS
+        assert await reprocess.do_step(connection, doing, WORKER) is Step.ENDED
+        batch = await read(connection, batch_id)
+        assert (batch.state, settled(batch)) == (BatchState.COMPLETED, (11, 0, 0, 1))
+
+    with_connection(database, body)
+
+
 def test_rows_that_were_never_run(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await make_batch(connection, [5], width=3)
