@@ -169,8 +169,7 @@ class _Chunk(NamedTuple):
 
 
 async def do_step(connection: Connection, doing: Doing, worker_id: UUID, *, now: Now = None) -> Step:
-    """Do the next chunk of an operation, in a transaction of its own. With the operation its job may end, which does not
-    while one is running."""
+    """Do the next chunk of an operation, in a transaction of its own. Its job, which waits for it, may end with it."""
     async with connection.transaction():
         held = await run_again.hold(connection, doing.batch_id, None, now=now)
         row = await fetch_one(connection, _SQL["hold_if_doing"], {"id": doing.id, "worker_id": worker_id})
@@ -195,15 +194,23 @@ async def do_step(connection: Connection, doing: Doing, worker_id: UUID, *, now:
 def _refusal(held: run_again.Held, wish: Wish) -> str | None:
     if (refusal := held.refusal("job")) is not None:
         return refusal[0]
-    if held.ended and held.not_run and not wish.unrun:
-        return f"{held.not_run} rows were never run: the job was cancelled before."
+    if held.cut_short and not wish.unrun:
+        what = f"{held.not_run} rows were never run" if held.not_run else "Some rows were never read"
+        return f"{what}: the job was cancelled before."
     return None
 
 
 async def _do_chunk(
     connection: Connection, doing: Doing, held: run_again.Held, wish: Wish, place: int, now: Now
 ) -> _Chunk | None:
-    """Run the next rows again; None if there is no room for any in flight."""
+    """Run the next rows again; None if there is no room for any in flight.
+
+    A job that was cut short is reopened before that is asked: its rows that wait for a retry take up room, and give it
+    back only when they run.
+    """
+    reopens = held.cut_short
+    if reopens:
+        await run_again.reopen(connection, doing.batch_id, now=now)
     lane = await _find_lane(connection, doing.batch_id)
     if lane is None:
         return _Chunk(place, state="done")
@@ -215,8 +222,8 @@ async def _do_chunk(
     settled = await run_again.read_settled(connection, doing.batch_id, lane.id, ordinals)
     wanted = [one for one in settled if one.result.state in wish.states]
     again = [one for one in wanted if one.attempts < wish.max_attempts]
-    reopens = held.ended and bool(again or held.not_run)
-    if reopens:
+    if held.ended and again and not reopens:
+        reopens = True
         await run_again.reopen(connection, doing.batch_id, now=now)
     if again:
         await run_again.rerun(connection, doing.batch_id, lane.id, again, afresh=wish.afresh, reopened=reopens, now=now)

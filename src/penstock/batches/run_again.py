@@ -140,10 +140,16 @@ class Held(NamedTuple):
     not_run: int
     """Requests that the batch ended without."""
     late: bool
+    growing: bool
 
     @property
     def ended(self) -> bool:
         return self.state in _ENDED
+
+    @property
+    def cut_short(self) -> bool:
+        """It has ended without some of its inputs, or before all of them were read."""
+        return self.ended and (self.not_run > 0 or self.growing)
 
     def refusal(self, what: str) -> tuple[str, str | None] | None:
         """Why nothing of it can run again, and what to do; `what` is the word for it."""

@@ -5,14 +5,15 @@ SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
        b.dialect <> 'openai' OR num_nulls(b.output_file_id, b.error_file_id) = 0 AS has_results,
        EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND width IS NOT NULL) AS limited,
        b.total - coalesce(b.completed + b.failed + b.not_found + b.skipped, b.total) AS not_run,
-       b.deadline <= @now AS late
+       b.deadline <= @now AS late, b.growing
   FROM penstock.batches b
  WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
    FOR UPDATE
 
 -- name: reopen_if_ended
 -- Lets an ended batch go on: its figures move again, its lanes are open, its deferrals are due, its result files are to
--- be written again. Deltas that an earlier end may have left are part of its figures already.
+-- be written again. Deltas that an earlier end may have left are part of its figures already. An ingest that its end broke
+-- off goes on where it was.
 WITH batch AS MATERIALIZED (
   SELECT * FROM penstock.batches WHERE id = %(id)s AND completed IS NOT NULL AND failed_at IS NULL
 ),
@@ -54,8 +55,11 @@ released AS (
 ),
 unpublished AS (
   DELETE FROM penstock.files WHERE batch_id = (SELECT id FROM batch) AND kind <> 'input'
+),
+unread AS (
+  UPDATE penstock.jobs SET ingested_at = NULL WHERE batch_id = (SELECT id FROM batch WHERE growing)
 )
-SELECT id FROM opened
+SELECT id, pg_notify('penstock_work', '') FROM opened
 
 -- name: list_lanes_of_batch
 -- Lists the lanes of a batch.

@@ -17,7 +17,7 @@ from penstock.erase import erase
 from penstock.model import BatchState, Lease, OutcomeState
 from tests.support.db import one, with_connection
 from tests.support.engine import claim_due, make_batch
-from tests.support.wishes import WORKER, answer
+from tests.support.wishes import WORKER, answer, defer
 
 COMPLETED, FAILED, NOT_FOUND, SKIPPED = (
     OutcomeState.COMPLETED,
@@ -229,6 +229,32 @@ def test_rows_that_were_never_run(database_18: str) -> None:
         assert settled(await read(connection, batch_id)) == (5, 0, 0, 0)
 
     with_connection(database_18, body)
+
+
+def test_rows_that_waited_for_a_retry_when_the_job_was_cancelled(database: str) -> None:
+    """They keep their room. It is theirs to run in once the job is open again, and the operation goes on after them."""
+
+    async def body(connection: Connection) -> None:
+        batch_id = await make_batch(connection, [5], width=3)
+        await answer(connection, await take(connection, 1), FAILED)
+        waiting = await take(connection)
+        assert ordinals(waiting) == [1, 2, 3]
+        await defer(connection, waiting, delay_s=0)
+        assert await cancel_batch(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
+        assert await busy(connection) == 3
+        doing = await begin(connection, batch_id, Wish(["failed"], 50, afresh=True, unrun=True))
+        assert await reprocess.do_step(connection, doing, WORKER) is Step.NO_ROOM
+        assert (await read(connection, batch_id)).state is BatchState.IN_PROGRESS
+        leases = await take(connection)
+        assert ordinals(leases) == [1, 2, 3]
+        await answer(connection, leases)
+        assert (await finish(connection, doing)).requeued == 1
+        await answer(connection, await take(connection))
+        assert await finish_batch(connection, batch_id)
+        assert settled(await read(connection, batch_id)) == (5, 0, 0, 0)
+
+    with_connection(database, body)
 
 
 def test_a_deleted_job_ends_its_operation(database_18: str) -> None:
