@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.batches import create, read, unserved, upkeep
+from penstock.batches import create, read, reprocess, unserved, upkeep
 from penstock.batches.create import find_batch_by_key
 from penstock.batches.read import find_batch_of_result, list_batches
 from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
@@ -287,6 +287,10 @@ async def list_operations(world: World, connection: Connection) -> None:
     await connection.execute(_REPROCESS["list_operations"], where)
 
 
+async def take_operation(world: World, connection: Connection) -> None:
+    assert await reprocess.take(connection, world.subject.worker, 30, besides=[uuid4()]) is None
+
+
 async def hold_if_growing(world: World, connection: Connection) -> None:
     where = {"id": world.subject.batch, "file_id": world.subject.batch, "sealed_too": True, "now": None}
     await connection.execute(_GROWTH["hold_if_growing"], where)
@@ -392,7 +396,7 @@ _OTHERS: list[Operation] = [
     *(list_changed, list_closing, list_steered, list_unfinished),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
     *(list_failures, list_rerunning, read_failures, rerun_failures, list_unrun, hold_first_unrun, give_up_unrun),
-    *(list_outcomes_of_states, list_live, hold_room, find_lane, list_operations),
+    *(list_outcomes_of_states, list_live, hold_room, find_lane, list_operations, take_operation),
     *(claim_one_job, read_work_of_job, find_row_keys, find_held),
     *(hold_if_growing, hold_file_of_batch, list_file_lanes, grow, list_unserved),
 ]

@@ -202,8 +202,8 @@ async def end_ingest(
 ) -> bool:
     """End the ingest: all rows are stored, or the next cannot be read. False if another reads the job.
 
-    If it is `broken_off` because the job takes no more rows: also False if the job takes some again. The batch is locked
-    by this transaction.
+    If it is `broken_off` because the job takes no more rows, False too if that takes some again. The batch is locked by
+    this transaction.
     """
     parameters = {
         "batch_id": batch_id,

@@ -7,7 +7,7 @@ that the operation has reached: one that was cut off goes on from there, and loo
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple
@@ -144,9 +144,18 @@ class Doing(NamedTuple):
     batch_id: UUID
 
 
-async def take(connection: Connection, worker_id: UUID, grace_s: float, *, now: Now = None) -> Doing | None:
-    """Take an operation that no server alive does; None if there is none."""
-    parameters = {"worker_id": worker_id, "grace_s": grace_s, "now": now}
+async def take(
+    connection: Connection,
+    worker_id: UUID,
+    grace_s: float,
+    *,
+    after: UUID = _FIRST,
+    besides: Collection[UUID] = (),
+    now: Now = None,
+) -> Doing | None:
+    """Take the next operation after an id that no server alive does, and not one of those `besides`; None if there is
+    none."""
+    parameters = {"worker_id": worker_id, "grace_s": grace_s, "after": after, "besides": list(besides), "now": now}
     row = await fetch_one(connection, _SQL["take_operation_if_free"], parameters)
     return Doing(*row) if row else None
 
@@ -156,7 +165,7 @@ class Step(enum.Enum):
 
     MOVED = enum.auto()
     NO_ROOM = enum.auto()
-    """As many rows of the job are in flight as may be."""
+    """As many rows of the job are in flight as may be. The operation was given back."""
     ENDED = enum.auto()
 
 
@@ -183,6 +192,7 @@ async def do_step(connection: Connection, doing: Doing, worker_id: UUID, *, now:
         else:
             chunk = await _do_chunk(connection, doing, held, wish, place, now)
         if chunk is None:
+            await connection.execute(_SQL["give_back_if_held"], {"id": doing.id})
             return Step.NO_ROOM
         await connection.execute(_SQL["advance_if_held"], {"id": doing.id, **chunk._asdict(), "now": now})
     if chunk.state == "running":
