@@ -89,8 +89,9 @@ async def reprocess_job(call: Call[None, ReprocessBody]) -> OperationStarted:
                 if wish.ordinals is not None:
                     await reprocess.check_named(connection, batch.id, wish)
                 async with connection.transaction():
-                    earlier = await reprocess.start(connection, batch.id, wish, key=key)
-                    await record(call, connection, "reprocess", batch)
+                    earlier, new = await reprocess.start(connection, batch.id, wish, key=key)
+                    if new:
+                        await record(call, connection, "reprocess", batch)
         except reprocess.KeyTaken as taken:
             raise conflict(f"{taken.message}.", param="Idempotency-Key", code="idempotency_conflict") from None
         except reprocess.RowsRefused as refused:

@@ -90,14 +90,17 @@ async def find_by_key(connection: Connection, batch_id: UUID, key: str, wish: Wi
     return earlier
 
 
-async def start(connection: Connection, batch_id: UUID, wish: Wish, *, key: str | None = None, now: Now = None) -> UUID:
-    """Store an operation, to be done by a server; or find that of another request under the same key."""
+async def start(
+    connection: Connection, batch_id: UUID, wish: Wish, *, key: str | None = None, now: Now = None
+) -> tuple[UUID, bool]:
+    """Store an operation, to be done by a server; or find that of another request under the same key. Returns also
+    whether it is new."""
     operation_id = new_id()
     wanted = msgspec.json.encode(wish).decode()
     told = {"id": operation_id, "batch_id": batch_id, "wish": wanted, "key": key, "now": now}
     if await fetch_one(connection, _SQL["insert_operation"], told) is not None:
-        return operation_id
-    return await find_by_key(connection, batch_id, str(key), wish) or operation_id
+        return operation_id, True
+    return await find_by_key(connection, batch_id, str(key), wish) or operation_id, False
 
 
 async def check_named(connection: Connection, batch_id: UUID, wish: Wish) -> None:

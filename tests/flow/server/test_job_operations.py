@@ -52,7 +52,7 @@ async def start(connection: Connection, *, blocked: bool = False) -> UUID:
         assert await claim()
     else:
         assert await finish_batch(connection, batch_id)
-    return await reprocess.start(connection, batch_id, ALL)
+    return (await reprocess.start(connection, batch_id, ALL))[0]
 
 
 async def state(connection: Connection, operation_id: UUID) -> str:
