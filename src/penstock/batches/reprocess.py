@@ -114,10 +114,11 @@ async def check_named(connection: Connection, batch_id: UUID, wish: Wish) -> Non
     live = {ordinal for start, stop in await cursor.fetchall() for ordinal in range(start, stop)}
     if found := [ordinal for ordinal in named if ordinal in live or ordinal >= lane.next]:
         raise RowsRefused(found, "they wait or are in flight")
-    past = {one.ordinal: one for one in await run_again.read_settled(connection, batch_id, lane.id, named)}
-    if other := [o for o in named if o not in past or past[o].result.state not in wish.states]:
+    cursor = await connection.execute(_SQL["read_states"], parameters)
+    past = {ordinal: (state, attempts) for ordinal, state, attempts in await cursor.fetchall()}
+    if other := [o for o in named if o not in past or past[o][0] not in wish.states]:
         raise RowsRefused(other, "they have another status than those to run again")
-    if worn_out := [o for o in named if past[o].attempts >= wish.max_attempts]:
+    if worn_out := [o for o in named if past[o][1] >= wish.max_attempts]:
         hint = "" if wish.afresh else "; resetAttempts gives them all their attempts again"
         raise RowsRefused(worn_out, f"they have had {wish.max_attempts} attempts or more{hint}")
 
@@ -231,7 +232,8 @@ async def _do_chunk(
     limit = _CHUNK_ROWS if room is None else min(_CHUNK_ROWS, room[0])
     if not limit:
         return None
-    ordinals = await _pick(connection, lane.id, wish, place, limit)
+    picked = await _pick(connection, lane.id, wish, place, limit)
+    ordinals = await run_again.cut_by_bytes(connection, lane.id, picked)
     settled = await run_again.read_settled(connection, doing.batch_id, lane.id, ordinals)
     wanted = [one for one in settled if one.result.state in wish.states]
     again = [one for one in wanted if one.attempts < wish.max_attempts]
@@ -244,7 +246,7 @@ async def _do_chunk(
         ordinals[-1] if ordinals else place,
         len(again),
         len(wanted) - len(again),
-        "running" if len(ordinals) == limit else "done",
+        "done" if len(ordinals) == len(picked) < limit else "running",
     )
 
 

@@ -85,6 +85,15 @@ SELECT lower(r), upper(r)
            UNION ALL
            SELECT ordinals FROM penstock.deferrals WHERE batch_id = %(batch_id)s AND lane_id = %(lane)s) AS h) AS live
 
+-- name: read_states
+-- Reads the states of some outcomes of a lane, and how many attempts they took.
+SELECT o.*
+  FROM unnest(%(ordinals)s::int4[]) AS wanted (ordinal)
+ CROSS JOIN LATERAL (
+   SELECT ordinal, state::text, attempts FROM penstock.outcomes
+    WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal
+    LIMIT 1) AS o
+
 -- name: find_lane
 -- Finds the one lane of a job, if it has rows yet.
 SELECT id, next, total FROM penstock.lanes WHERE batch_id = %(batch_id)s AND (source_lane = 0) IS TRUE

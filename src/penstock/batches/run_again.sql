@@ -95,6 +95,17 @@ SELECT lower(r), upper(r)
            SELECT ordinals FROM penstock.deferrals
             WHERE batch_id = %(id)s AND lane_id = %(lane)s AND generation > 0) AS h) AS running
 
+-- name: count_within_bytes
+-- Counts how many of some outcomes of a lane, from the first on, have bodies of so many bytes together. Lengths are known
+-- without reading the bodies.
+SELECT count(*) FILTER (WHERE bytes <= %(bytes)s)::int4
+  FROM (SELECT sum(o.bytes) OVER (ORDER BY wanted.n) AS bytes
+          FROM unnest(%(ordinals)s::int4[]) WITH ORDINALITY AS wanted (ordinal, n)
+         CROSS JOIN LATERAL (
+           SELECT coalesce(max(octet_length(response)), 0) AS bytes
+             FROM (SELECT response FROM penstock.outcomes
+                    WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal LIMIT 1) AS one) AS o) AS sums
+
 -- name: read_outcomes
 -- Reads some outcomes of a lane, as they are now. Looked up one by one: with ordinal = ANY(...), servers before 17 may
 -- walk the whole lane.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.batches import reprocess
+from penstock.batches import reprocess, run_again
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
 from penstock.batches.reprocess import Doing, Operation, Step, Wish
@@ -148,6 +149,41 @@ def test_attempts_go_on_or_begin_again(database_18: str) -> None:
             await answer(connection, leases, FAILED)
 
     with_connection(database_18, body)
+
+
+def test_a_chunk_is_bounded_in_bytes(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are read at once up to a bound, and one at least: forwards, and when they are given up."""
+    monkeypatch.setattr(run_again, "_CHUNK_BYTES", 2 * len(b'"answer"'))
+    read_at_once: list[int] = []
+    read_outcomes = run_again._read
+
+    async def noting(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[run_again.Past]:
+        read_at_once.append(len(ordinals))
+        return await read_outcomes(connection, lane, ordinals)
+
+    monkeypatch.setattr(run_again, "_read", noting)
+
+    async def body(connection: Connection) -> None:
+        batch_id = await mixed(connection)
+        before = await read(connection, batch_id)
+        everything = Wish(["completed", "failed", "not_found"], 50, afresh=True)
+        done = await finish(connection, await begin(connection, batch_id, everything))
+        assert (done.state, done.requeued, done.place) == ("done", 11, 11)
+        # Failures have no bodies.
+        assert read_at_once == [6 + 2, 2, 1]
+        read_at_once.clear()
+        assert await cancel_batch(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
+        assert read_at_once == [6 + 2, 2, 1]
+        after = await read(connection, batch_id)
+        assert (settled(after), after.output_bytes) == (settled(before), before.output_bytes)
+
+        await connection.execute("UPDATE penstock.outcomes SET response = repeat('x', 99)::bytea")
+        read_at_once.clear()
+        assert (await run_again.retry_batch(connection, batch_id, None)).requests == 7
+        assert read_at_once == [1] * 7
+
+    with_connection(database, body)
 
 
 def test_good_results_run_again_too_and_stay_until_replaced(database_18: str) -> None:
