@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.batches import create, read, unserved, upkeep
+from penstock.batches import create, read, reprocess, unserved, upkeep
 from penstock.batches.create import find_batch_by_key
 from penstock.batches.read import find_batch_of_result, list_batches
 from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
@@ -241,6 +241,15 @@ async def read_failures(world: World, connection: Connection) -> None:
     assert len(await (await connection.execute(_RUN_AGAIN["read_outcomes"], _failures(world))).fetchall()) == 10
 
 
+async def count_within_bytes(world: World, connection: Connection) -> None:
+    where = {**_failures(world), "bytes": 1_000}
+    assert await (await connection.execute(_RUN_AGAIN["count_within_bytes"], where)).fetchone() == (10,)
+
+
+async def read_states(world: World, connection: Connection) -> None:
+    assert len(await (await connection.execute(_REPROCESS["read_states"], _failures(world))).fetchall()) == 10
+
+
 async def rerun_failures(world: World, connection: Connection) -> None:
     numbers = {"generations": [1] * 10, "attempts": [1] * 10, "spent": [1] * 10, "reopened": False, "now": None}
     await connection.execute(_RUN_AGAIN["rerun_if_held"], {**_failures(world), **numbers, **_NO_FIGURES})
@@ -285,6 +294,10 @@ async def find_lane(world: World, connection: Connection) -> None:
 async def list_operations(world: World, connection: Connection) -> None:
     where = {"batch_id": world.subject.batch, "below": UUID(int=2**128 - 1), "from": UUID(int=0), "limit": 10}
     await connection.execute(_REPROCESS["list_operations"], where)
+
+
+async def take_operation(world: World, connection: Connection) -> None:
+    assert await reprocess.take(connection, world.subject.worker, 30, besides=[uuid4()]) is None
 
 
 async def hold_if_growing(world: World, connection: Connection) -> None:
@@ -391,8 +404,9 @@ _OTHERS: list[Operation] = [
     *(finish_settled, finish_drained, finish_nothing, close_if_past_deadline, hold_strays, list_lanes, purge_templates),
     *(list_changed, list_closing, list_steered, list_unfinished),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
-    *(list_failures, list_rerunning, read_failures, rerun_failures, list_unrun, hold_first_unrun, give_up_unrun),
-    *(list_outcomes_of_states, list_live, hold_room, find_lane, list_operations),
+    *(list_failures, list_rerunning, count_within_bytes, read_failures, rerun_failures),
+    *(list_unrun, hold_first_unrun, give_up_unrun),
+    *(list_outcomes_of_states, list_live, hold_room, find_lane, list_operations, take_operation, read_states),
     *(claim_one_job, read_work_of_job, find_row_keys, find_held),
     *(hold_if_growing, hold_file_of_batch, list_file_lanes, grow, list_unserved),
 ]

@@ -55,10 +55,12 @@ async def kick_off_job(call: Call[KickoffQuery, Nothing | None]) -> Kickoff:
     after = await _read(call)
     remaining = after.counts.total - after.counts.settled
     ended = after.state.terminal or after.state is BatchState.CANCELLING
+    # A job that has ended goes on with the first rows that an operation puts back.
+    operating = work is not None and work.operating
     return Kickoff(
         processed=max(0, after.counts.settled - before.counts.settled),
         remaining=remaining,
-        retry_after_ms=None if ended else _wait_ms(work),
+        retry_after_ms=None if ended and not operating else _wait_ms(work),
     )
 
 

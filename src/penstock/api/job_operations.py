@@ -18,7 +18,7 @@ from penstock.api.multipart import idempotency_key, invalid
 from penstock.batches import jobs, reprocess
 from penstock.batches.error_groups import is_fingerprint
 from penstock.batches.read import Batch, get_batch
-from penstock.db.pool import Connection, borrowed
+from penstock.db.pool import borrowed
 from penstock.export.grid import PENDING, STATUS_OF
 from penstock.model import parse_id, public_id, request_public_id
 
@@ -80,16 +80,18 @@ async def reprocess_job(call: Call[None, ReprocessBody]) -> OperationStarted:
     key = idempotency_key(call.request.headers)
     async with borrowed(call.server.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
-        wish = await _wish(call, connection, batch, body)
+        job = (await jobs.read_jobs(connection, [batch.id]))[batch.id]
+        wish = _wish(call, job, batch, body)
         try:
             earlier = None if key is None else await reprocess.find_by_key(connection, batch.id, key, wish)
             if earlier is None:
-                _refuse_by_state(batch, wish)
+                _refuse_by_state(batch, job, wish)
                 if wish.ordinals is not None:
                     await reprocess.check_named(connection, batch.id, wish)
                 async with connection.transaction():
-                    earlier = await reprocess.start(connection, batch.id, wish, key=key)
-                    await record(call, connection, "reprocess", batch)
+                    earlier, new = await reprocess.start(connection, batch.id, wish, key=key)
+                    if new:
+                        await record(call, connection, "reprocess", batch)
         except reprocess.KeyTaken as taken:
             raise conflict(f"{taken.message}.", param="Idempotency-Key", code="idempotency_conflict") from None
         except reprocess.RowsRefused as refused:
@@ -98,14 +100,11 @@ async def reprocess_job(call: Call[None, ReprocessBody]) -> OperationStarted:
     return OperationStarted(operation_id=public_id("operation", earlier))
 
 
-async def _wish(
-    call: Call[Any, ReprocessBody], connection: Connection, batch: Batch, body: ReprocessBody
-) -> reprocess.Wish:
+def _wish(call: Call[Any, ReprocessBody], job: jobs.Job, batch: Batch, body: ReprocessBody) -> reprocess.Wish:
     limits = call.server.config.retry
-    spec = (await jobs.read_jobs(connection, [batch.id]))[batch.id].spec
     most = limits.max_attempts_lifetime
     if not body.reset_attempts:
-        most = min(most, spec.get("maxAttempts") or limits.max_attempts)
+        most = min(most, job.spec.get("maxAttempts") or limits.max_attempts)
     named = None
     if body.item_ids is not None:
         named = sorted({request_line(batch.id, text, "itemIds") - 1 for text in body.item_ids})
@@ -119,16 +118,17 @@ async def _wish(
     )
 
 
-def _refuse_by_state(batch: Batch, wish: reprocess.Wish) -> None:
+def _refuse_by_state(batch: Batch, job: jobs.Job, wish: reprocess.Wish) -> None:
     """Refuse at once what the operation would end with: rows that were never run are asked for, or not there."""
     left = batch.counts.total - batch.counts.settled
     if wish.unrun and (not batch.state.terminal or wish.ordinals is not None):
         raise invalid(
             "statuses", "PENDING is for all rows of a job that was cancelled; those of others run by themselves."
         )
-    if batch.state.terminal and left and not wish.unrun:
+    if batch.state.terminal and (left or job.growing) and not wish.unrun:
+        what = f"{left} rows were never run" if left else "Some rows were never read"
         raise conflict(
-            f"{left} rows were never run, for the job was cancelled: add PENDING to the statuses to run them too.",
+            f"{what}, for the job was cancelled: add PENDING to the statuses to run them too.",
             param="statuses",
         )
 

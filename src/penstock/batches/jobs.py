@@ -43,6 +43,8 @@ class Job:
     """Why its rows could not be read to their end."""
     images: bool
     """Whether its rows stand for images."""
+    growing: bool
+    """Rows are still to be read, or were when it ended."""
     filename: str | None
     """Name of the input, of the first file if several came together; None once it is deleted."""
     last_heartbeat: datetime | None
@@ -195,15 +197,21 @@ async def end_ingest(
     columns: Sequence[str],
     problem: str | None = None,
     *,
+    broken_off: bool = False,
     now: Now = None,
 ) -> bool:
-    """End the ingest: all rows are stored, or the next cannot be read. False if another reads the job."""
+    """End the ingest: all rows are stored, or the next cannot be read. False if another reads the job.
+
+    If it is `broken_off` because the job takes no more rows, False too if that takes some again. The batch is locked by
+    this transaction.
+    """
     parameters = {
         "batch_id": batch_id,
         "worker_id": worker_id,
         "rows": rows,
         "columns": list(columns),
         "problem": problem,
+        "broken_off": broken_off,
         "now": now,
     }
     return await fetch_one(connection, _SQL["end_ingest_if_reading"], parameters) is not None

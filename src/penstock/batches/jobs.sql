@@ -9,7 +9,7 @@ VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(client)s, @now,
 -- latest error of which rows are left. Batches that are none are left out. Everything is looked up by its key: as joins,
 -- the tables may be read whole.
 SELECT j.batch_id, j.owner, j.job_type, j.spec, j.client, j.created_at, j.ingested_at, j.columns, j.rows,
-       j.problem, j.images, f.filename,
+       j.problem, j.images, b.growing, f.filename,
        (SELECT max(w.heartbeat_at)
           FROM (SELECT DISTINCT worker_id FROM penstock.leases WHERE batch_id = j.batch_id) AS h
          CROSS JOIN LATERAL (SELECT heartbeat_at FROM penstock.workers WHERE id = h.worker_id LIMIT 1) AS w)
@@ -25,7 +25,7 @@ SELECT j.batch_id, j.owner, j.job_type, j.spec, j.client, j.created_at, j.ingest
          LIMIT 1) AS last_error
   FROM unnest(%(batches)s::uuid[]) AS asked (id)
  CROSS JOIN LATERAL (SELECT * FROM penstock.jobs WHERE batch_id = asked.id LIMIT 1) AS j
- CROSS JOIN LATERAL (SELECT file_id FROM penstock.batches WHERE id = asked.id LIMIT 1) AS b
+ CROSS JOIN LATERAL (SELECT file_id, growing FROM penstock.batches WHERE id = asked.id LIMIT 1) AS b
   LEFT JOIN LATERAL (SELECT filename FROM penstock.files WHERE id = b.file_id LIMIT 1) AS f ON true
 
 -- name: create_job
@@ -86,13 +86,18 @@ UPDATE penstock.jobs j
 RETURNING rows
 
 -- name: end_ingest_if_reading
--- Ends the ingest: all rows are stored, or none that follows can be.
+-- Ends the ingest: all rows are stored, or none that follows can be. One that is broken off because its batch has ended
+-- goes on if that is open again: the batch is locked by this transaction.
 UPDATE penstock.jobs j
    SET ingested_at = @now, worker_id = NULL, problem = %(problem)s,
        columns = %(columns)s::text[] || ARRAY(
          SELECT c.name FROM unnest(j.columns) WITH ORDINALITY AS c (name, n)
           WHERE c.name <> ALL (%(columns)s::text[]) ORDER BY c.n)
  WHERE batch_id = %(batch_id)s AND worker_id = %(worker_id)s AND rows = %(rows)s AND ingested_at IS NULL
+   AND NOT (%(broken_off)s::boolean AND EXISTS (
+     SELECT FROM penstock.batches
+      WHERE id = %(batch_id)s
+        AND (growing AND state IN ('in_progress', 'paused') AND deleted_at IS NULL AND deadline > @now) IS TRUE))
 RETURNING batch_id
 
 -- name: find_job_by_key

@@ -7,7 +7,7 @@ that the operation has reached: one that was cut off goes on from there, and loo
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple
@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.batches import run_again
 from penstock.batches.error_groups import list_failures_of
+from penstock.batches.finish import finish_batch
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
 from penstock.errors import PenstockError
@@ -89,14 +90,17 @@ async def find_by_key(connection: Connection, batch_id: UUID, key: str, wish: Wi
     return earlier
 
 
-async def start(connection: Connection, batch_id: UUID, wish: Wish, *, key: str | None = None, now: Now = None) -> UUID:
-    """Store an operation, to be done by a server; or find that of another request under the same key."""
+async def start(
+    connection: Connection, batch_id: UUID, wish: Wish, *, key: str | None = None, now: Now = None
+) -> tuple[UUID, bool]:
+    """Store an operation, to be done by a server; or find that of another request under the same key. Returns also
+    whether it is new."""
     operation_id = new_id()
     wanted = msgspec.json.encode(wish).decode()
     told = {"id": operation_id, "batch_id": batch_id, "wish": wanted, "key": key, "now": now}
     if await fetch_one(connection, _SQL["insert_operation"], told) is not None:
-        return operation_id
-    return await find_by_key(connection, batch_id, str(key), wish) or operation_id
+        return operation_id, True
+    return await find_by_key(connection, batch_id, str(key), wish) or operation_id, False
 
 
 async def check_named(connection: Connection, batch_id: UUID, wish: Wish) -> None:
@@ -110,10 +114,11 @@ async def check_named(connection: Connection, batch_id: UUID, wish: Wish) -> Non
     live = {ordinal for start, stop in await cursor.fetchall() for ordinal in range(start, stop)}
     if found := [ordinal for ordinal in named if ordinal in live or ordinal >= lane.next]:
         raise RowsRefused(found, "they wait or are in flight")
-    past = {one.ordinal: one for one in await run_again.read_settled(connection, batch_id, lane.id, named)}
-    if other := [o for o in named if o not in past or past[o].result.state not in wish.states]:
+    cursor = await connection.execute(_SQL["read_states"], parameters)
+    past = {ordinal: (state, attempts) for ordinal, state, attempts in await cursor.fetchall()}
+    if other := [o for o in named if o not in past or past[o][0] not in wish.states]:
         raise RowsRefused(other, "they have another status than those to run again")
-    if worn_out := [o for o in named if past[o].attempts >= wish.max_attempts]:
+    if worn_out := [o for o in named if past[o][1] >= wish.max_attempts]:
         hint = "" if wish.afresh else "; resetAttempts gives them all their attempts again"
         raise RowsRefused(worn_out, f"they have had {wish.max_attempts} attempts or more{hint}")
 
@@ -143,9 +148,18 @@ class Doing(NamedTuple):
     batch_id: UUID
 
 
-async def take(connection: Connection, worker_id: UUID, grace_s: float, *, now: Now = None) -> Doing | None:
-    """Take an operation that no server alive does; None if there is none."""
-    parameters = {"worker_id": worker_id, "grace_s": grace_s, "now": now}
+async def take(
+    connection: Connection,
+    worker_id: UUID,
+    grace_s: float,
+    *,
+    after: UUID = _FIRST,
+    besides: Collection[UUID] = (),
+    now: Now = None,
+) -> Doing | None:
+    """Take the next operation after an id that no server alive does, and not one of those `besides`; None if there is
+    none."""
+    parameters = {"worker_id": worker_id, "grace_s": grace_s, "after": after, "besides": list(besides), "now": now}
     row = await fetch_one(connection, _SQL["take_operation_if_free"], parameters)
     return Doing(*row) if row else None
 
@@ -155,7 +169,7 @@ class Step(enum.Enum):
 
     MOVED = enum.auto()
     NO_ROOM = enum.auto()
-    """As many rows of the job are in flight as may be."""
+    """As many rows of the job are in flight as may be. The operation was given back."""
     ENDED = enum.auto()
 
 
@@ -168,7 +182,7 @@ class _Chunk(NamedTuple):
 
 
 async def do_step(connection: Connection, doing: Doing, worker_id: UUID, *, now: Now = None) -> Step:
-    """Do the next chunk of an operation, in a transaction of its own."""
+    """Do the next chunk of an operation, in a transaction of its own. Its job, which waits for it, may end with it."""
     async with connection.transaction():
         held = await run_again.hold(connection, doing.batch_id, None, now=now)
         row = await fetch_one(connection, _SQL["hold_if_doing"], {"id": doing.id, "worker_id": worker_id})
@@ -182,23 +196,35 @@ async def do_step(connection: Connection, doing: Doing, worker_id: UUID, *, now:
         else:
             chunk = await _do_chunk(connection, doing, held, wish, place, now)
         if chunk is None:
+            await connection.execute(_SQL["give_back_if_held"], {"id": doing.id})
             return Step.NO_ROOM
         await connection.execute(_SQL["advance_if_held"], {"id": doing.id, **chunk._asdict(), "now": now})
-    return Step.MOVED if chunk.state == "running" else Step.ENDED
+    if chunk.state == "running":
+        return Step.MOVED
+    await finish_batch(connection, doing.batch_id, now=now)
+    return Step.ENDED
 
 
 def _refusal(held: run_again.Held, wish: Wish) -> str | None:
     if (refusal := held.refusal("job")) is not None:
         return refusal[0]
-    if held.ended and held.not_run and not wish.unrun:
-        return f"{held.not_run} rows were never run: the job was cancelled before."
+    if held.cut_short and not wish.unrun:
+        what = f"{held.not_run} rows were never run" if held.not_run else "Some rows were never read"
+        return f"{what}: the job was cancelled before."
     return None
 
 
 async def _do_chunk(
     connection: Connection, doing: Doing, held: run_again.Held, wish: Wish, place: int, now: Now
 ) -> _Chunk | None:
-    """Run the next rows again; None if there is no room for any in flight."""
+    """Run the next rows again; None if there is no room for any in flight.
+
+    A job that was cut short is reopened before that is asked: its rows that wait for a retry take up room, and give it
+    back only when they run.
+    """
+    reopens = held.cut_short
+    if reopens:
+        await run_again.reopen(connection, doing.batch_id, now=now)
     lane = await _find_lane(connection, doing.batch_id)
     if lane is None:
         return _Chunk(place, state="done")
@@ -206,12 +232,13 @@ async def _do_chunk(
     limit = _CHUNK_ROWS if room is None else min(_CHUNK_ROWS, room[0])
     if not limit:
         return None
-    ordinals = await _pick(connection, lane.id, wish, place, limit)
+    picked = await _pick(connection, lane.id, wish, place, limit)
+    ordinals = await run_again.cut_by_bytes(connection, lane.id, picked)
     settled = await run_again.read_settled(connection, doing.batch_id, lane.id, ordinals)
     wanted = [one for one in settled if one.result.state in wish.states]
     again = [one for one in wanted if one.attempts < wish.max_attempts]
-    reopens = held.ended and bool(again or held.not_run)
-    if reopens:
+    if held.ended and again and not reopens:
+        reopens = True
         await run_again.reopen(connection, doing.batch_id, now=now)
     if again:
         await run_again.rerun(connection, doing.batch_id, lane.id, again, afresh=wish.afresh, reopened=reopens, now=now)
@@ -219,7 +246,7 @@ async def _do_chunk(
         ordinals[-1] if ordinals else place,
         len(again),
         len(wanted) - len(again),
-        "running" if len(ordinals) == limit else "done",
+        "done" if len(ordinals) == len(picked) < limit else "running",
     )
 
 

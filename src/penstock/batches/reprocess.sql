@@ -18,12 +18,14 @@ SELECT id, state, place, requeued, worn_out, error, created_at, ended_at
  LIMIT %(limit)s
 
 -- name: take_operation_if_free
--- Takes the oldest operation that no server alive does. The server's id is the fence: every chunk is done under it.
+-- Takes the next operation after an id that no server alive does, or that is this server's without its knowing: the answer
+-- to an earlier take was lost, or a chunk failed. The server's id is the fence: every chunk is done under it.
 UPDATE penstock.operations SET worker_id = %(worker_id)s
  WHERE id = (
    SELECT o.id FROM penstock.operations o
-    WHERE o.state = 'running'
-      AND (o.worker_id IS NULL OR NOT EXISTS (
+    WHERE o.state = 'running' AND o.id > %(after)s
+      AND o.id <> ALL (%(besides)s::uuid[])
+      AND (o.worker_id IS NULL OR o.worker_id = %(worker_id)s OR NOT EXISTS (
              SELECT FROM penstock.workers w
               WHERE w.id = o.worker_id AND w.heartbeat_at > @now - make_interval(secs => %(grace_s)s)))
     ORDER BY o.id
@@ -36,6 +38,10 @@ RETURNING id, batch_id
 SELECT wish, place FROM penstock.operations
  WHERE id = %(id)s AND (state = 'running' AND worker_id = %(worker_id)s) IS TRUE
    FOR UPDATE
+
+-- name: give_back_if_held
+-- Gives an operation back for which there is no room: any server may take it when its turn comes.
+UPDATE penstock.operations SET worker_id = NULL WHERE id = %(id)s
 
 -- name: advance_if_held
 -- Moves an operation on by a chunk, which this transaction has done, and perhaps to its end.
@@ -78,6 +84,15 @@ SELECT lower(r), upper(r)
            SELECT ordinals FROM penstock.leases WHERE batch_id = %(batch_id)s AND lane_id = %(lane)s
            UNION ALL
            SELECT ordinals FROM penstock.deferrals WHERE batch_id = %(batch_id)s AND lane_id = %(lane)s) AS h) AS live
+
+-- name: read_states
+-- Reads the states of some outcomes of a lane, and how many attempts they took.
+SELECT o.*
+  FROM unnest(%(ordinals)s::int4[]) AS wanted (ordinal)
+ CROSS JOIN LATERAL (
+   SELECT ordinal, state::text, attempts FROM penstock.outcomes
+    WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal
+    LIMIT 1) AS o
 
 -- name: find_lane
 -- Finds the one lane of a job, if it has rows yet.

@@ -19,6 +19,8 @@ from penstock.model import BatchState
 _SQL = sql.load("penstock.batches", "run_again.sql")
 
 _CHUNK_ROWS = 1_000
+_CHUNK_BYTES = 8 << 20
+"""Bytes of results that are read at once, to count those of their lines; one result alone may have more."""
 _LIMITS = RetryLimits()
 
 _RUNNING = (BatchState.IN_PROGRESS, BatchState.PAUSED)
@@ -86,7 +88,8 @@ async def retry_batch(
             if lanes is None:
                 lanes = await _list_lanes_with_failures(connection, batch_id)
                 await _check_named(connection, wish, lanes)
-            ordinals = await _list_failures(connection, wish, lanes[0], after) if lanes else []
+            found = await _list_failures(connection, wish, lanes[0], after) if lanes else []
+            ordinals = await cut_by_bytes(connection, lanes[0], found) if lanes else []
             settled = await read_settled(connection, batch_id, lanes[0], ordinals) if lanes else []
             failures = [past for past in settled if past.result.state != "completed"]
             again = [failure for failure in failures if failure.attempts < wish.max_attempts]
@@ -98,7 +101,7 @@ async def retry_batch(
             if again:
                 await rerun(connection, batch_id, lanes[0], again, reopened=reopens, now=now)
                 requests += len(again)
-        if len(ordinals) < _CHUNK_ROWS:
+        if len(ordinals) == len(found) < _CHUNK_ROWS:
             lanes, after = lanes[1:], -1
         else:
             after = ordinals[-1]
@@ -121,7 +124,8 @@ async def _give_up_page(connection: Connection, batch_id: UUID, now: Now) -> boo
         row = await cursor.fetchone()
         if row is None:
             return False
-        deferral, lane, ordinals = row
+        deferral, lane, found = row
+        ordinals = await cut_by_bytes(connection, lane, found)
         past = await _read(connection, lane, ordinals)
         given_up = {"id": batch_id, "deferral": deferral, "ordinals": ordinals, **_figures(batch_id, past)}
         await connection.execute(_SQL["give_up_unrun"], given_up)
@@ -140,10 +144,16 @@ class Held(NamedTuple):
     not_run: int
     """Requests that the batch ended without."""
     late: bool
+    growing: bool
 
     @property
     def ended(self) -> bool:
         return self.state in _ENDED
+
+    @property
+    def cut_short(self) -> bool:
+        """It has ended without some of its inputs, or before all of them were read."""
+        return self.ended and (self.not_run > 0 or self.growing)
 
     def refusal(self, what: str) -> tuple[str, str | None] | None:
         """Why nothing of it can run again, and what to do; `what` is the word for it."""
@@ -239,6 +249,15 @@ async def read_settled(connection: Connection, batch_id: UUID, lane: int, ordina
     cursor = await connection.execute(_SQL["list_rerunning"], parameters)
     running = {ordinal for start, stop in await cursor.fetchall() for ordinal in range(start, stop)}
     return await _read(connection, lane, [ordinal for ordinal in ordinals if ordinal not in running])
+
+
+async def cut_by_bytes(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[int]:
+    """The first of some inputs, as many as have outcomes that can be read at once."""
+    if not ordinals:
+        return []
+    parameters = {"lane": lane, "ordinals": list(ordinals), "bytes": _CHUNK_BYTES}
+    row = await fetch_one(connection, _SQL["count_within_bytes"], parameters)
+    return list(ordinals[: max(1, row[0] if row else 0)])
 
 
 async def _read(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[Past]:

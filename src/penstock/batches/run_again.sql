@@ -5,14 +5,15 @@ SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
        b.dialect <> 'openai' OR num_nulls(b.output_file_id, b.error_file_id) = 0 AS has_results,
        EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND width IS NOT NULL) AS limited,
        b.total - coalesce(b.completed + b.failed + b.not_found + b.skipped, b.total) AS not_run,
-       b.deadline <= @now AS late
+       b.deadline <= @now AS late, b.growing
   FROM penstock.batches b
  WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
    FOR UPDATE
 
 -- name: reopen_if_ended
 -- Lets an ended batch go on: its figures move again, its lanes are open, its deferrals are due, its result files are to
--- be written again. Deltas that an earlier end may have left are part of its figures already.
+-- be written again. Deltas that an earlier end may have left are part of its figures already. An ingest that its end broke
+-- off goes on where it was.
 WITH batch AS MATERIALIZED (
   SELECT * FROM penstock.batches WHERE id = %(id)s AND completed IS NOT NULL AND failed_at IS NULL
 ),
@@ -54,8 +55,11 @@ released AS (
 ),
 unpublished AS (
   DELETE FROM penstock.files WHERE batch_id = (SELECT id FROM batch) AND kind <> 'input'
+),
+unread AS (
+  UPDATE penstock.jobs SET ingested_at = NULL WHERE batch_id = (SELECT id FROM batch WHERE growing)
 )
-SELECT id FROM opened
+SELECT id, pg_notify('penstock_work', '') FROM opened
 
 -- name: list_lanes_of_batch
 -- Lists the lanes of a batch.
@@ -90,6 +94,17 @@ SELECT lower(r), upper(r)
            UNION ALL
            SELECT ordinals FROM penstock.deferrals
             WHERE batch_id = %(id)s AND lane_id = %(lane)s AND generation > 0) AS h) AS running
+
+-- name: count_within_bytes
+-- Counts how many of some outcomes of a lane, from the first on, have bodies of so many bytes together. Lengths are known
+-- without reading the bodies.
+SELECT count(*) FILTER (WHERE bytes <= %(bytes)s)::int4
+  FROM (SELECT sum(o.bytes) OVER (ORDER BY wanted.n) AS bytes
+          FROM unnest(%(ordinals)s::int4[]) WITH ORDINALITY AS wanted (ordinal, n)
+         CROSS JOIN LATERAL (
+           SELECT coalesce(max(octet_length(response)), 0) AS bytes
+             FROM (SELECT response FROM penstock.outcomes
+                    WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal LIMIT 1) AS one) AS o) AS sums
 
 -- name: read_outcomes
 -- Reads some outcomes of a lane, as they are now. Looked up one by one: with ordinal = ANY(...), servers before 17 may

@@ -50,11 +50,18 @@ class JobWork(NamedTuple):
     """Until the next row is to be tried again; not above 0 if one is to be now. None if none waits."""
     closed_for_s: float | None
     """For as long its route must wait; infinite until a person acts. None if it need not."""
+    operating: bool
+    """An operation is to put rows back, also into a job that has ended."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows are to be claimed, now or later, or are in flight."""
+        return self.open and (self.runnable or self.in_flight or self.due_in_s is not None)
 
     @property
     def over(self) -> bool:
         """Whether there is nothing to do, in flight or later."""
-        return not self.open or not (self.runnable or self.in_flight or self.due_in_s is not None)
+        return not (self.has_rows or self.operating)
 
     @property
     def wait_s(self) -> float | None:

@@ -84,7 +84,7 @@ SELECT leased.id, leased.nonce, leased.lane_id, leased.batch_id, leased.route, l
 
 -- name: read_work
 -- Reads what there is to do for a job now: where its rows are, whether any is to be claimed now or is in flight, seconds
--- until the next is to be tried again, and seconds for which its route must wait.
+-- until the next is to be tried again, seconds for which its route must wait, and whether an operation is to put rows back.
 SELECT l.pool, l.route,
        l.open AND l.deadline > @now AS open, l.runnable,
        (SELECT true FROM penstock.leases WHERE batch_id = l.batch_id LIMIT 1) IS NOT NULL AS in_flight,
@@ -92,6 +92,8 @@ SELECT l.pool, l.route,
          WHERE d.batch_id = l.batch_id AND NOT d.held) AS due_in_s,
        (SELECT CASE WHEN g.halted_at IS NOT NULL THEN 'infinity' ELSE extract(epoch FROM g.not_before - @now) END::float8
           FROM penstock.gates g
-         WHERE g.pool = l.pool AND g.route = l.route AND (g.halted_at IS NOT NULL OR g.not_before > @now)) AS closed_for_s
+         WHERE g.pool = l.pool AND g.route = l.route AND (g.halted_at IS NOT NULL OR g.not_before > @now)) AS closed_for_s,
+       (SELECT true FROM penstock.operations
+         WHERE batch_id = l.batch_id AND (state = 'running') IS TRUE LIMIT 1) IS NOT NULL AS operating
   FROM penstock.lanes l
  WHERE l.batch_id = %(batch_id)s AND (l.source_lane = 0) IS TRUE

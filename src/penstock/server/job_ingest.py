@@ -99,8 +99,10 @@ class JobIngest:
             except NotGrowing as ended:
                 # Cancelled, expired or deleted: not sealed, or it could pass for a job that was done with all its rows.
                 _log.info("ingest of %s ends: %s", ingest.batch_id, ended)
-                async with borrowed(self._database) as connection:
-                    await end_ingest(connection, ingest.batch_id, worker_id, stored, table.columns)
+                async with borrowed(self._database) as connection, connection.transaction():
+                    await hold_batch(connection, ingest.batch_id)
+                    where = (ingest.batch_id, worker_id, stored, table.columns)
+                    await end_ingest(connection, *where, broken_off=True)
                 return
             await self._end(ingest, worker_id, stored, table.columns, None)
 

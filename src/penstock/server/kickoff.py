@@ -62,7 +62,7 @@ class Kickoffs:
             work = await self._look(batch_id)
             if work is not None and work.over:
                 break
-            if work is None:  # no rows yet
+            if work is None or not work.has_rows:  # none yet, or none put back yet
                 await self._pause(min(left_s, _LOOK_EVERY_S))
             elif self.has_worker_processes:
                 async with borrowed(self._database) as connection:

@@ -224,3 +224,22 @@ def test_an_ingest_goes_on_after_the_database_broke_off(server: ServerProcess, d
         job = until_state(server, name, "DONE")
     assert (job["total"], job["ingest"]["rows"]) == (rows, rows)
     assert [item["input"]["sku"] for item in items_of(server, name)] == list(range(1, rows + 1))
+
+
+def test_a_job_cancelled_while_it_was_read_is_read_on(server: ServerProcess, database_18: str) -> None:
+    rows = 8_000
+    with psycopg.connect(database_18, autocommit=True) as connection:
+        slow_down_rows(connection, 0.2)
+        name = start_job(server, table(rows), PRICE)
+        wait_until(lambda: job_of(server, name)["ingest"]["rows"] > 0, 30)
+        assert server.ask("POST", f"/api/jobs/{name}/cancel").status == 200
+        until_state(server, name, "CANCELLED")
+        wait_until(lambda: ask(connection, "SELECT count(*) FROM penstock.jobs WHERE ingested_at IS NULL") == 0, 30)
+        assert ask(connection, "SELECT rows FROM penstock.jobs") < rows
+        refused = server.ask("POST", f"/api/jobs/{name}/reprocess", {"scope": "job"})
+        assert (refused.status, "add PENDING" in refused.json["error"]["message"]) == (409, True)
+        wish = {"scope": "job", "statuses": ["PENDING"]}
+        assert server.ask("POST", f"/api/jobs/{name}/reprocess", wish).status == 202
+        job = until_state(server, name, "DONE")
+    assert (job["total"], job["processed"], job["ingest"]["rows"]) == (rows, rows, rows)
+    assert [item["input"]["sku"] for item in items_of(server, name)] == list(range(1, rows + 1))

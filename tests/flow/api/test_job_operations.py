@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,40 @@ def test_a_key_makes_one_operation(server: ServerProcess) -> None:
     assert (refused.status, refused.json["error"]["code"]) == (409, "idempotency_conflict")
     until_over(server, name, asked[0].json["operationId"])
     assert len(server.ask("GET", f"/api/jobs/{name}/operations").json["operations"]) == 1
+    assert recorded(server) == 1
+
+
+def recorded(server: ServerProcess) -> int:
+    return [entry["action"] for entry in server.ask("GET", "/api/audit").json["entries"]].count("reprocess")
+
+
+def test_a_key_that_another_request_is_about_to_use(server: ServerProcess, database_18: str) -> None:
+    """It finds the operation of that request, and is not recorded as one of its own."""
+    name = start_job(server, table(10), MEND)
+    until_state(server, name, "DONE")
+    first = until_over(server, name, reprocess(server, name))
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        " AND query LIKE '%INSERT INTO penstock.operations%'"
+    )
+    with (
+        psycopg.connect(database_18) as other,
+        psycopg.connect(database_18, autocommit=True) as connection,
+        ThreadPoolExecutor(1) as tab,
+    ):
+        other.execute(
+            "INSERT INTO penstock.operations (id, batch_id, kind, wish, idempotency_key, created_at)"
+            " SELECT gen_random_uuid(), batch_id, kind, wish, 'soon', now() FROM penstock.operations"
+        )
+        path, key = f"/api/jobs/{name}/reprocess", {"idempotency-key": "soon"}
+        asked = tab.submit(server.ask, "POST", path, {"scope": "job"}, headers=key)
+        wait_until(lambda: ask(connection, waiting) == 1, 30)
+        other.commit()
+        found = asked.result()
+    assert found.status == 202
+    assert found.json["operationId"] != first["id"]
+    assert len(server.ask("GET", f"/api/jobs/{name}/operations").json["operations"]) == 2
+    assert recorded(server) == 1
 
 
 def test_an_operation_whose_server_dies_goes_on_elsewhere(tmp_path: Path, database_18: str) -> None:

@@ -62,6 +62,29 @@ def test_two_tabs_do_not_double_the_load(tmp_path: Path, database_18: str, limit
         check_agreement(connection)
 
 
+def test_rows_put_back_are_worked_off_without_workers(tmp_path: Path, database_18: str) -> None:
+    """A tab asks before the operation has put back anything: it is told to come again, and all rows are run."""
+    with (
+        counting_calls() as gauge,
+        psycopg.connect(database_18) as other,
+        jobs_server(
+            tmp_path, database=database_18, workers=0, processors=PROCESSOR % gauge.port, config_text=CONFIG
+        ) as server,
+    ):
+        name = start_job(server, table(50), {"processor": "call", "maxConcurrency": 2})
+        until_state(server, name, "QUEUED")
+        until_done(server, name)
+        assert job_of(server, name)["failed"] == 5
+        gauge.mended = True
+        other.execute("SELECT FROM penstock.batches FOR UPDATE")
+        again = {"scope": "job", "resetAttempts": True}
+        assert server.ask("POST", f"/api/jobs/{name}/reprocess", again).status == 202
+        assert kick_off(server, name, 1) == {"processed": 0, "remaining": 0, "retryAfterMs": 1_000}
+        other.rollback()
+        until_done(server, name)
+        assert (job_of(server, name)["state"], job_of(server, name)["failed"]) == ("DONE", 0)
+
+
 def test_a_prompt_for_each_row_without_workers(tmp_path: Path, database_18: str) -> None:
     with (
         start_mock_process() as mock,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
+from penstock.batches import reprocess
+from penstock.batches.finish import finish_batch
 from penstock.batches.growth import create_growing_batch
 from penstock.batches.jobs import end_ingest, insert_job, take_ingest
+from penstock.batches.reprocess import Step, Wish
+from penstock.batches.steer import cancel_batch
 from penstock.db.pool import Connection
-from tests.support.db import with_connection
+from tests.support.db import one, with_connection
 
 GRACE_S = 30.0
 
@@ -56,5 +60,34 @@ def test_what_an_error_broke_off_is_read_again_after_the_others(database: str) -
         assert await take(connection, worker) == broken
         assert await end_ingest(connection, broken, worker, 0, [])
         assert await take(connection, worker) is None
+
+    with_connection(database, body)
+
+
+async def reopen(connection: Connection, job: UUID, worker: UUID) -> None:
+    await reprocess.start(connection, job, Wish(["failed"], 50, unrun=True))
+    doing = await reprocess.take(connection, worker, GRACE_S)
+    assert doing is not None
+    assert await reprocess.do_step(connection, doing, worker) is Step.ENDED
+    assert await one(connection, "SELECT state::text FROM penstock.batches") == ("in_progress",)
+
+
+def test_a_job_that_is_reopened_is_read_on(database: str) -> None:
+    """Cancelled while its rows were read. Whether the ingest noticed before or after the job was open again."""
+
+    async def body(connection: Connection) -> None:
+        worker = await start_worker(connection)
+        job = await make_job(connection)
+        assert await take(connection, worker) == job
+        for noticed in (True, False):
+            assert await cancel_batch(connection, job)
+            assert await finish_batch(connection, job)
+            if noticed:
+                assert await end_ingest(connection, job, worker, 0, [], broken_off=True)
+                assert await take(connection, worker) is None
+            await reopen(connection, job, worker)
+            if not noticed:
+                assert not await end_ingest(connection, job, worker, 0, [], broken_off=True)
+            assert await take(connection, worker) == job
 
     with_connection(database, body)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.batches import reprocess
+from penstock.batches import reprocess, run_again
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
 from penstock.batches.reprocess import Doing, Operation, Step, Wish
@@ -17,7 +18,7 @@ from penstock.erase import erase
 from penstock.model import BatchState, Lease, OutcomeState
 from tests.support.db import one, with_connection
 from tests.support.engine import claim_due, make_batch
-from tests.support.wishes import WORKER, answer
+from tests.support.wishes import WORKER, answer, defer
 
 COMPLETED, FAILED, NOT_FOUND, SKIPPED = (
     OutcomeState.COMPLETED,
@@ -70,6 +71,13 @@ async def finish(connection: Connection, doing: Doing, worker: UUID = WORKER) ->
     while await reprocess.do_step(connection, doing, worker) is Step.MOVED:
         pass
     return await operation_of(connection, doing)
+
+
+async def find_no_room(connection: Connection, doing: Doing) -> None:
+    """Find that there is no room, upon which the operation is given back; and take it again."""
+    assert await reprocess.do_step(connection, doing, WORKER) is Step.NO_ROOM
+    assert await reprocess.do_step(connection, doing, WORKER) is Step.ENDED, "no longer this server's"
+    assert await reprocess.take(connection, WORKER, 30) == doing
 
 
 async def operation_of(connection: Connection, doing: Doing) -> Operation:
@@ -143,6 +151,41 @@ def test_attempts_go_on_or_begin_again(database_18: str) -> None:
     with_connection(database_18, body)
 
 
+def test_a_chunk_is_bounded_in_bytes(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are read at once up to a bound, and one at least: forwards, and when they are given up."""
+    monkeypatch.setattr(run_again, "_CHUNK_BYTES", 2 * len(b'"answer"'))
+    read_at_once: list[int] = []
+    read_outcomes = run_again._read
+
+    async def noting(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[run_again.Past]:
+        read_at_once.append(len(ordinals))
+        return await read_outcomes(connection, lane, ordinals)
+
+    monkeypatch.setattr(run_again, "_read", noting)
+
+    async def body(connection: Connection) -> None:
+        batch_id = await mixed(connection)
+        before = await read(connection, batch_id)
+        everything = Wish(["completed", "failed", "not_found"], 50, afresh=True)
+        done = await finish(connection, await begin(connection, batch_id, everything))
+        assert (done.state, done.requeued, done.place) == ("done", 11, 11)
+        # Failures have no bodies.
+        assert read_at_once == [6 + 2, 2, 1]
+        read_at_once.clear()
+        assert await cancel_batch(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
+        assert read_at_once == [6 + 2, 2, 1]
+        after = await read(connection, batch_id)
+        assert (settled(after), after.output_bytes) == (settled(before), before.output_bytes)
+
+        await connection.execute("UPDATE penstock.outcomes SET response = repeat('x', 99)::bytea")
+        read_at_once.clear()
+        assert (await run_again.retry_batch(connection, batch_id, None)).requests == 7
+        assert read_at_once == [1] * 7
+
+    with_connection(database, body)
+
+
 def test_good_results_run_again_too_and_stay_until_replaced(database_18: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await mixed(connection)
@@ -170,10 +213,10 @@ def test_a_limited_job_runs_again_only_as_many_as_fit(database: str) -> None:
         doing = await begin(connection, batch_id)
         assert await reprocess.do_step(connection, doing, WORKER) is Step.MOVED
         assert await busy(connection) == 2
-        assert await reprocess.do_step(connection, doing, WORKER) is Step.NO_ROOM
+        await find_no_room(connection, doing)
         leases = await take(connection)
         assert ordinals(leases) == [0, 1]
-        assert await reprocess.do_step(connection, doing, WORKER) is Step.NO_ROOM
+        await find_no_room(connection, doing)
         await answer(connection, leases, FAILED)
         assert await busy(connection) == 0
         assert await reprocess.do_step(connection, doing, WORKER) is Step.MOVED
@@ -188,6 +231,24 @@ def test_a_limited_job_runs_again_only_as_many_as_fit(database: str) -> None:
         done = await operation_of(connection, doing)
         assert (done.state, done.requeued) == ("cancelled", 4)
         assert settled(await read(connection, batch_id)) == (5, 4, 2, 1)
+
+    with_connection(database, body)
+
+
+def test_a_job_ends_with_its_operation(database: str) -> None:
+    """All rows that were put back are settled, others are to come: it is not done before the operation is."""
+
+    async def body(connection: Connection) -> None:
+        batch_id = await mixed(connection, width=2)
+        doing = await begin(connection, batch_id)
+        for _ in range(3):
+            assert await reprocess.do_step(connection, doing, WORKER) is Step.MOVED
+            await answer(connection, await take(connection))
+            assert not await finish_batch(connection, batch_id)
+            assert (await read(connection, batch_id)).state is BatchState.IN_PROGRESS
+        assert await reprocess.do_step(connection, doing, WORKER) is Step.ENDED
+        batch = await read(connection, batch_id)
+        assert (batch.state, settled(batch)) == (BatchState.COMPLETED, (11, 0, 0, 1))
 
     with_connection(database, body)
 
@@ -211,6 +272,32 @@ def test_rows_that_were_never_run(database_18: str) -> None:
         assert settled(await read(connection, batch_id)) == (5, 0, 0, 0)
 
     with_connection(database_18, body)
+
+
+def test_rows_that_waited_for_a_retry_when_the_job_was_cancelled(database: str) -> None:
+    """They keep their room. It is theirs to run in once the job is open again, and the operation goes on after them."""
+
+    async def body(connection: Connection) -> None:
+        batch_id = await make_batch(connection, [5], width=3)
+        await answer(connection, await take(connection, 1), FAILED)
+        waiting = await take(connection)
+        assert ordinals(waiting) == [1, 2, 3]
+        await defer(connection, waiting, delay_s=0)
+        assert await cancel_batch(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
+        assert await busy(connection) == 3
+        doing = await begin(connection, batch_id, Wish(["failed"], 50, afresh=True, unrun=True))
+        await find_no_room(connection, doing)
+        assert (await read(connection, batch_id)).state is BatchState.IN_PROGRESS
+        leases = await take(connection)
+        assert ordinals(leases) == [1, 2, 3]
+        await answer(connection, leases)
+        assert (await finish(connection, doing)).requeued == 1
+        await answer(connection, await take(connection))
+        assert await finish_batch(connection, batch_id)
+        assert settled(await read(connection, batch_id)) == (5, 0, 0, 0)
+
+    with_connection(database, body)
 
 
 def test_a_deleted_job_ends_its_operation(database_18: str) -> None:

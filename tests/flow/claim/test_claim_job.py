@@ -6,6 +6,9 @@ from uuid import UUID
 
 import pytest
 
+from penstock.batches import reprocess
+from penstock.batches.finish import finish_batch
+from penstock.batches.reprocess import Step, Wish
 from penstock.batches.steer import cancel_batch, pause_batch
 from penstock.claim import claim as claims
 from penstock.claim import gates
@@ -68,6 +71,24 @@ def test_what_closes_a_lane_or_its_route_closes_it_here(database_18: str) -> Non
         assert (await work_of(connection, batch_id)).over
         assert await cancel_batch(connection, batch_id)
         assert not await take(connection, batch_id)
+
+    with_connection(database_18, body)
+
+
+def test_an_operation_is_work_also_of_a_job_that_has_ended(database_18: str) -> None:
+    async def body(connection: Connection) -> None:
+        batch_id = await make_batch(connection, [2])
+        await answer(connection, await take(connection, batch_id))
+        assert await finish_batch(connection, batch_id)
+        assert (await work_of(connection, batch_id)).over
+        await reprocess.start(connection, batch_id, Wish(["completed"], 50))
+        work = await work_of(connection, batch_id)
+        assert (work.over, work.has_rows, work.wait_s) == (False, False, None)
+        doing = await reprocess.take(connection, WORKER, 30)
+        assert doing is not None
+        assert await reprocess.do_step(connection, doing, WORKER) is Step.ENDED
+        work = await work_of(connection, batch_id)
+        assert (work.operating, work.has_rows) == (False, True)
 
     with_connection(database_18, body)
 
