@@ -241,8 +241,8 @@ class BackgroundDuties:
             remedy = f"configure a provider for {', '.join(orphans)}, or cancel what is left of them"
         else:
             remedy = (
-                "it moves to the providers that serve its models now, unless a worker for it appears; rows of jobs stay "
-                "until there is a provider of this name again"
+                "it moves to the providers that serve its models now, unless a worker for it appears; rows of jobs "
+                "stay until there is a provider of this name again"
             )
         _log.warning("%s has unfinished work and no provider or worker: %s", pool, remedy)
 

@@ -10,7 +10,7 @@ from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.rows.definition import Definition
 from penstock.dispatch.rows.judge import judge_row
 from penstock.dispatch.rows.render import Image, render
-from penstock.dispatch.rows.template import RenderError
+from penstock.dispatch.rows.work import RenderError
 from penstock.dispatch.slots import Slots
 from penstock.model import Item, Outcome, OutcomeState, Verdict
 

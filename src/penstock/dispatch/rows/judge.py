@@ -19,7 +19,8 @@ from penstock.dispatch.retry import Failure, judge_answer, judge_failure, judge_
 from penstock.dispatch.rows.answer_path import MISSING, find
 from penstock.dispatch.rows.definition import ChatDefinition, Definition, HttpDefinition, Rule
 from penstock.dispatch.rows.schema import misfit, same_json
-from penstock.dispatch.rows.template import RenderError, compiled
+from penstock.dispatch.rows.template import compiled, context_of_answer
+from penstock.dispatch.rows.work import RenderError
 from penstock.model import Outcome, OutcomeState, Verdict
 
 _GONE = frozenset({404, 410})
@@ -157,7 +158,7 @@ def _apply(rule: Rule, number: int, http: HttpDefinition, decoded: Any, case: _J
     message = f"HTTP {answer.status}: rules[{number}] says {rule.outcome}"
     if rule.message is not None:
         try:
-            context = {"answer": None if decoded is MISSING else decoded, "status": answer.status}
+            context = context_of_answer(None if decoded is MISSING else decoded, answer.status)
             message = compiled(rule.message).render(context)
         except RenderError as error:
             message = f"{message}; its message: {error}"

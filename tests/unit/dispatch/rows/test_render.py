@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from penstock.dispatch.http.processor import join_url
 from penstock.dispatch.rows.definition import parse_definition
 from penstock.dispatch.rows.render import Image, RenderedRequest, render
-from penstock.dispatch.rows.template import MAX_RENDERED_BYTES, RenderError
+from penstock.dispatch.rows.template import MAX_RENDERED_BYTES
+from penstock.dispatch.rows.work import RenderError
 from tests.unit.dispatch.rows.test_definition import CHAT, HTTP, SCHEMA
 
 ROW: dict[str, Any] = {"title": "Boot", "sku": "a/b?c", "brand": None, "stock": 3, "tags": ["x"], "new": True}
