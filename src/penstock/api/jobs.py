@@ -159,7 +159,7 @@ def _read_spec(text: str) -> JobSpec:
 def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None) -> NewJob:
     """The job that a call asks for. `source` is JSON."""
     try:
-        pool, route = place_job(spec, call.server.config.processors, call.server.providers)
+        pool, route = place_job(spec, call.caller.owner, call.server.config.processors, call.server.providers)
     except UsageError as error:
         raise invalid("spec", f"{error.message}.") from None
     try:

@@ -220,7 +220,7 @@ def first_request(rows: RowsPlan, config: Config) -> bytes:
 
     from penstock.dispatch.rows.definition import parse_definition
     from penstock.dispatch.rows.render import Image, render
-    from penstock.dispatch.rows.template import RenderError
+    from penstock.dispatch.rows.work import RenderError
 
     if rows.target.processor is not None:
         from penstock.dispatch.loading import load_processor

@@ -25,6 +25,7 @@ from penstock.config_tables import TableEntry, read_entries
 from penstock.dispatch.http.connect import ConnectOptions, Proxy, uses_tls
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import Streams
+from penstock.dispatch.rows_paths import RowsPath
 from penstock.errors import PenstockError, UsageError
 from penstock.validators import checked_base, checked_headers, checked_key, read_secret_file, read_secret_variable
 
@@ -38,7 +39,7 @@ _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "att
 _TLS_FILES = ("ca_file", "client_cert_file", "client_key_file")
 _FIELDS = (
     *("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers"),
-    *(*_TLS_FILES, "proxy", *_TIMEOUTS),
+    *("rows_paths", *_TLS_FILES, "proxy", *_TIMEOUTS),
 )
 _MAX_CONCURRENCY = 100_000
 # One in so many of a provider's calls is kept for sessions whose callers wait in the server's own process.
@@ -59,6 +60,8 @@ class Provider:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeouts: Mapping[str, float] = field(default_factory=dict)
     options: ConnectOptions = field(default_factory=ConnectOptions)
+    rows_paths: tuple[RowsPath, ...] = ()
+    """What jobs may ask of it beside chat completions. Whoever makes a job uses the operator's key."""
 
     @property
     def pool(self) -> str:
@@ -130,6 +133,7 @@ class Provider:
         """As in the file: `parse([provider.as_dict()], ...)` gives it again."""
         told = dataclasses.asdict(self)
         told.update(told.pop("timeouts"), **told.pop("options"), models=list(self.models))
+        told["rows_paths"] = [str(path) for path in self.rows_paths]
         return {name: value for name, value in told.items() if value is not None}
 
 
@@ -229,11 +233,14 @@ def single(
     api_key_env: str | None,
     api_key_file: str | None = None,
     options: ConnectOptions = ConnectOptions(),  # noqa: B008 -- frozen
+    rows_paths: Iterable[str] = (),
 ) -> Provider:
     """`--base-url URL`: one provider for every model."""
     if api_key_env is None and api_key_file is None and os.environ.get(_DEFAULT_KEY_VARIABLE, "").strip():
         api_key_env = _DEFAULT_KEY_VARIABLE
-    return Provider(DEFAULT_NAME, checked_base(base_url), ("*",), api_key_env, api_key_file, options=options)
+    allowed = tuple(map(RowsPath.parse, rows_paths))
+    base_url = checked_base(base_url)
+    return Provider(DEFAULT_NAME, base_url, ("*",), api_key_env, api_key_file, options=options, rows_paths=allowed)
 
 
 def parse(entries: Any, file: str) -> tuple[Provider, ...]:
@@ -262,6 +269,7 @@ class _Entry(TableEntry):
             self._headers(),
             self._timeouts(),
             self._options(base_url),
+            self._rows_paths(),
         )
 
     def _checked(self, name: str, check: Any) -> Any:
@@ -279,6 +287,12 @@ class _Entry(TableEntry):
         if not isinstance(models, list) or not models or not all(isinstance(m, str) and m.strip() for m in models):
             raise self.wrong("models", "is not a list of names", 'For example models = ["llama-*", "qwen3-32b"].')
         return tuple(models)
+
+    def _rows_paths(self) -> tuple[RowsPath, ...]:
+        paths = self.table.get("rows_paths", [])
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise self.wrong("rows_paths", "is not a list of texts", 'For example rows_paths = ["GET /prices/"].')
+        return tuple(self._checked("rows_paths", lambda path=path: RowsPath.parse(path)) for path in paths)
 
     def _headers(self) -> dict[str, str]:
         headers = self.table.get("headers", {})

@@ -230,6 +230,6 @@ async def feed_file(feeder: Feeder, source: Source, file: FoundFile) -> None:
 
 def _target(adapter: Adapter, spec: JobSpec, config: Config, providers: list[Provider]) -> _Target:
     try:
-        return _Target(spec, *place_job(spec, config.processors, providers))
+        return _Target(spec, *place_job(spec, adapter.owner, config.processors, providers))
     except UsageError as error:
         raise UsageError(f"adapter '{adapter.name}': spec: {error.message}", hint=error.hint) from None

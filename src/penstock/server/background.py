@@ -240,7 +240,10 @@ class BackgroundDuties:
         if orphans:
             remedy = f"configure a provider for {', '.join(orphans)}, or cancel what is left of them"
         else:
-            remedy = "it moves to the providers that serve its models now, unless a worker for it appears"
+            remedy = (
+                "it moves to the providers that serve its models now, unless a worker for it appears; rows of jobs "
+                "stay until there is a provider of this name again"
+            )
         _log.warning("%s has unfinished work and no provider or worker: %s", pool, remedy)
 
     async def _ingest(self) -> bool:

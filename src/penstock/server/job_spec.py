@@ -17,7 +17,7 @@ from penstock.batches import jobs
 from penstock.dispatch.processors import ProcessorConfig
 from penstock.dispatch.providers import Provider
 from penstock.dispatch.rows.check import check_rendering
-from penstock.dispatch.rows.definition import ChatDefinition, parse_definition
+from penstock.dispatch.rows.definition import ChatDefinition, Definition, parse_definition
 from penstock.errors import UsageError
 from penstock.intake.job_upload import Part
 from penstock.intake.tables.table import TableSpec, Through, pass_rows
@@ -44,9 +44,11 @@ class SourceReference(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     path: str
 
 
-def place_job(spec: JobSpec, processors: Iterable[ProcessorConfig], providers: Iterable[Provider]) -> tuple[str, str]:
-    """Pool and route of the job's lane. A spec names processors and providers; what these are, the operator says.
-    Raises UsageError."""
+def place_job(
+    spec: JobSpec, owner: str, processors: Iterable[ProcessorConfig], providers: Iterable[Provider]
+) -> tuple[str, str]:
+    """Pool and route of the job's lane. A spec names processors and providers; what these are, and what may be asked of
+    them, the operator says. Raises UsageError."""
     if isinstance(spec.processor, str):
         known = {processor.name: processor for processor in processors}
         if spec.processor in known:
@@ -56,8 +58,26 @@ def place_job(spec: JobSpec, processors: Iterable[ProcessorConfig], providers: I
     definition = parse_definition(spec.processor)
     for provider in providers:
         if provider.name == definition.provider:
-            return provider.pool, definition.model if isinstance(definition, ChatDefinition) else "http"
+            return provider.pool, _route(definition, owner, provider)
     raise UsageError(f"processor.provider: there is no provider '{definition.provider[:100]}'")
+
+
+def _route(definition: Definition, owner: str, provider: Provider) -> str:
+    if isinstance(definition, ChatDefinition):
+        if not provider.serves(definition.model):
+            raise UsageError(
+                f"processor.model: the provider '{provider.name}' does not serve the model '{definition.model[:100]}'"
+            )
+        return definition.model
+    for path in definition.paths:
+        if not any(pattern.allows(definition.method, path) for pattern in provider.rows_paths):
+            raise UsageError(
+                f"processor.path: '{definition.method} {path[:200]}' is not allowed: "
+                f"rows_paths of the provider '{provider.name}' says what HTTP jobs may ask of it"
+            )
+    # A route waits as a whole when its upstream asks for it. Which paths are called, and how often, is up to the owner:
+    # so are the waits. A route for each job would give whoever has most jobs most of the calls.
+    return f"http:{owner}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ api_key_env = "LOCAL_KEY"
 max_concurrency = 7
 attempt_timeout_s = 600
 headers = { "x-team" = "search" }
+rows_paths = ["GET /prices/", "/search"]
 
 [[providers]]
 name = "rest"
@@ -110,6 +111,11 @@ def test_the_configuration_file_holds_providers_beside_settings(tmp_path: Path) 
         ('name = "a"\nbase_url = "http://u:p@x/v1"\nmodels = ["*"]', "base_url: the base URL contains a user name"),
         ('name = "a"\nbase_url = "http://x/v1"', "models: is missing"),
         ('name = "a"\nbase_url = "http://x/v1"\nmodels = []', "models: is not a list"),
+        (
+            'name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\nrows_paths = "/"',
+            "rows_paths: is not a list of texts",
+        ),
+        ('name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\nrows_paths = ["x"]', "rows_paths: 'x' is not a path"),
         ('name = "a"\nbase_url = "http://x/v1"\nmodels = "gpt"', "models: is not a list"),
         ('name = "a b"\nbase_url = "http://x/v1"\nmodels = ["*"]', "name: 'a b' is not a name"),
         ('name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\nmax_concurrency = 0', "max_concurrency: 0 is not"),

@@ -88,7 +88,7 @@ class HttpProcessor:
         self._secrets = tuple(_secrets(api_key, self._extra_headers))
         self._key = api_key
         self._current_key = current_key
-        self._name = name
+        self.name = name
         self._warn_from = 0.0
         self._refusals = Refusals(retry)
         self._urls: dict[str, str | None] = {}
@@ -182,9 +182,9 @@ class HttpProcessor:
         self._key = key
 
     def _warn_if_unreached(self, error: TransportError) -> None:
-        if self._name and error.code in NEVER_SENT and monotonic() >= self._warn_from:
+        if self.name and error.code in NEVER_SENT and monotonic() >= self._warn_from:
             self._warn_from = monotonic() + _WARN_EVERY_S
-            where = (self._name, self.base_url)
+            where = (self.name, self.base_url)
             _log.warning("provider %s cannot be reached at %s: %s: %s; trying again", *where, error.code, error)
 
     def _known_url(self, path: str) -> str:

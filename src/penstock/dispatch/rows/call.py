@@ -10,7 +10,7 @@ from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.rows.definition import Definition
 from penstock.dispatch.rows.judge import judge_row
 from penstock.dispatch.rows.render import Image, render
-from penstock.dispatch.rows.template import RenderError
+from penstock.dispatch.rows.work import RenderError
 from penstock.dispatch.slots import Slots
 from penstock.model import Item, Outcome, OutcomeState, Verdict
 
@@ -29,7 +29,12 @@ def provider_dispatcher(http: HttpProcessor, slots: Slots | None = None) -> Disp
 
 
 async def call_row(http: HttpProcessor, definition: Definition, item: Item) -> Verdict:
-    """One attempt at a row of a chat or HTTP job, through the processor of the definition's provider."""
+    """One attempt at a row of a chat or HTTP job, through the processor of the definition's provider. A processor
+    without a name, that of `penstock run --base-url`, is for any."""
+    if http.name and http.name != definition.provider:
+        # Whoever made the job chose who is sent its rows, and under whose key.
+        message = f"the row is for the provider '{definition.provider}', and this worker is that of '{http.name}'"
+        return Outcome(OutcomeState.FAILED, error_code="wrong_provider", error_message=short(message))
     row = item.body
     image = None
     if item.image is not None:

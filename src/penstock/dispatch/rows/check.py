@@ -10,10 +10,10 @@ import msgspec
 
 from penstock.dispatch.rows.definition import Definition
 from penstock.dispatch.rows.render import Image, render
-from penstock.dispatch.rows.template import RenderError
+from penstock.dispatch.rows.work import RenderError
 from penstock.errors import UsageError
 
-_TRIED_ROWS = 1_000
+_TRIED_ROWS = 100
 
 
 class NotRenderable(UsageError):  # noqa: N818 - a verdict on the definition

@@ -143,6 +143,11 @@ class HttpDefinition(_Definition, frozen=True, kw_only=True, tag="http"):
     rules: tuple[Rule, ...] = ()
     strategies: tuple[HttpStrategy, ...] = ()
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths that it asks for, of every strategy."""
+        return [self.for_attempt(attempt).path for attempt in range(1, max(1, len(self.strategies)) + 1)]
+
 
 Definition = HttpDefinition | ChatDefinition
 
@@ -264,7 +269,9 @@ def check_path(path: str) -> None:
         raise UsageError(
             f"'{path[:200]}' is not a path", hint="It has no host, blank, '?', '#' or backslash; see query."
         )
-    if any(unquote(segment) in (".", "..") for segment in path.split("/")):
+    # Some servers decode before they resolve, some twice, and some drop what follows a semicolon.
+    segments = re.split(r"[/\\]", unquote(unquote(path)))
+    if any(segment.partition(";")[0] in (".", "..") for segment in segments):
         raise UsageError(f"'{path[:200]}' has a segment . or ..", hint="Every segment must name something.")
 
 

@@ -19,8 +19,9 @@ from penstock.dispatch.retry import Failure, judge_answer, judge_failure, judge_
 from penstock.dispatch.rows.answer_path import MISSING, find
 from penstock.dispatch.rows.definition import ChatDefinition, Definition, HttpDefinition, Rule
 from penstock.dispatch.rows.schema import misfit, same_json
-from penstock.dispatch.rows.template import RenderError, compiled
-from penstock.model import Outcome, OutcomeState, Verdict
+from penstock.dispatch.rows.template import compiled, context_of_answer
+from penstock.dispatch.rows.work import RenderError
+from penstock.model import Halt, Outcome, OutcomeState, Verdict
 
 _GONE = frozenset({404, 410})
 # Of an answer that is not JSON, a rule that says "done" keeps the text.
@@ -113,6 +114,9 @@ def judge_row(
     if isinstance(chosen, HttpDefinition) and chosen.method == "GET" and answer.status in _GONE:
         return case.not_found(f"HTTP {answer.status}")
     verdict = judge_answer(answer, attempt, limits, rng, now_s=now_s, refusing_s=refusing_s, secrets=secrets)
+    if isinstance(verdict, Halt) and isinstance(chosen, HttpDefinition):
+        # The job chose the path: its 401 says nothing of the provider's other work, and must not wait for an operator.
+        return case.retried(verdict.error_code, verdict.error_message)
     if not isinstance(verdict, Outcome):
         return verdict
     if verdict.state is not OutcomeState.COMPLETED:
@@ -157,7 +161,7 @@ def _apply(rule: Rule, number: int, http: HttpDefinition, decoded: Any, case: _J
     message = f"HTTP {answer.status}: rules[{number}] says {rule.outcome}"
     if rule.message is not None:
         try:
-            context = {"answer": None if decoded is MISSING else decoded, "status": answer.status}
+            context = context_of_answer(None if decoded is MISSING else decoded, answer.status)
             message = compiled(rule.message).render(context)
         except RenderError as error:
             message = f"{message}; its message: {error}"

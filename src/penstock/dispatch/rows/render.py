@@ -9,22 +9,24 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from penstock.config import KIB
 from penstock.dispatch.rows.definition import ChatDefinition, Definition, HttpDefinition, check_path
+from penstock.dispatch.rows.filters import as_text
 from penstock.dispatch.rows.template import (
     MAX_RENDERED_BYTES,
-    RenderError,
     Write,
     as_path_segment,
-    as_text,
     compiled,
     compiled_value,
     context_of,
 )
+from penstock.dispatch.rows.work import RenderError
 from penstock.errors import UsageError
 from penstock.validators import checked_value
 
 CHAT_PATH = "/v1/chat/completions"
 _SCHEMA_NAME = "result"
+_MAX_QUERY_CHARS = 64 * KIB
 
 _encoder = msgspec.json.Encoder()
 
@@ -91,6 +93,8 @@ def _render_http(http: HttpDefinition, context: Mapping[str, Any]) -> RenderedRe
         raise RenderError(f"path: {error.message}") from None
     if http.query:
         query = {name: _render(f"query.{name}", text, context) for name, text in http.query.items()}
+        if sum(map(len, query.values())) > _MAX_QUERY_CHARS:
+            raise RenderError(f"query: its values have more than {_MAX_QUERY_CHARS:,} characters")
         path = f"{path}?{urlencode(query)}"
     headers = {name: _render_header(name, text, context) for name, text in http.headers.items()}
     body = None if http.method == "GET" else b""

@@ -234,3 +234,20 @@ class TestHttp:
         verdict = asyncio.run(call(make_row(TOWEL)))
         assert isinstance(verdict, Again)
         assert (verdict.error_code, verdict.counts) == ("connect_failed", False)
+
+
+def test_a_row_for_another_provider_is_not_sent() -> None:
+    spec = {"type": "http", "provider": "shop", "method": "GET", "path": "/x"}
+
+    async def scenario() -> None:
+        async with (
+            Upstream() as upstream,
+            HttpProcessor(upstream.base_url, KEY, DispatchLimits(), RetryLimits(), name="other") as http,
+        ):
+            verdict = await call_row(http, parse_definition(spec), make_row(TOWEL))
+            assert isinstance(verdict, Outcome)
+            assert (verdict.state, verdict.error_code) == (OutcomeState.FAILED, "wrong_provider")
+            assert verdict.error_message == "the row is for the provider 'shop', and this worker is that of 'other'"
+            assert not upstream.received
+
+    run(scenario())

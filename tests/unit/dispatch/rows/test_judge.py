@@ -147,6 +147,13 @@ class TestChat:
 
 
 class TestHttp:
+    @pytest.mark.parametrize("status", [401, 402])
+    def test_what_halts_a_provider_fails_a_row_after_its_attempts(self, status: int) -> None:
+        error = {"error": {"code": "insufficient_quota", "message": "no"}}
+        assert again(judge(HTTP, status, error)) == ("insufficient_quota", f"HTTP {status}: no")
+        last = judge(HTTP, status, error, attempt=LIMITS.max_attempts)
+        assert ended(last) == (OutcomeState.FAILED, "insufficient_quota", f"HTTP {status}: no")
+
     SPEC: ClassVar[dict[str, Any]] = {**HTTP, "columns": {"price": "offer.price", "tags": "tags[*].name"}}
 
     def test_columns_are_found_in_the_answer(self) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from penstock.dispatch.http.processor import join_url
 from penstock.dispatch.rows.definition import parse_definition
 from penstock.dispatch.rows.render import Image, RenderedRequest, render
-from penstock.dispatch.rows.template import MAX_RENDERED_BYTES, RenderError
+from penstock.dispatch.rows.template import MAX_RENDERED_BYTES
+from penstock.dispatch.rows.work import RenderError
 from tests.unit.dispatch.rows.test_definition import CHAT, HTTP, SCHEMA
 
 ROW: dict[str, Any] = {"title": "Boot", "sku": "a/b?c", "brand": None, "stock": 3, "tags": ["x"], "new": True}
@@ -130,6 +131,10 @@ class TestHttp:
             ({}, {"sku": None}, "path: a value in the path is empty"),
             ({}, {"sku": "."}, "path: '/items/.' has a segment . or .."),
             ({}, {"sku": ".."}, "path: '/items/..' has a segment . or .."),
+            ({}, {"sku": "../files"}, "path: '/items/..%2Ffiles' has a segment . or .."),
+            ({}, {"sku": "a/..\\files"}, "path: '/items/a%2F..%5Cfiles' has a segment . or .."),
+            ({}, {"sku": "%2e%2e"}, "path: '/items/%252e%252e' has a segment . or .."),
+            ({}, {"sku": "..;x"}, "path: '/items/..%3Bx' has a segment . or .."),
             ({"path": "/a/.{{ sku }}/b"}, {"sku": "."}, "path: '/a/../b' has a segment . or .."),
             ({"path": "/a{% raw %} {% endraw %}b"}, {}, "path: '/a b' is not a path"),
             ({"query": {"q": "{{ x }}"}}, {"sku": 1}, "query.q: line 1: there is no column 'x'; the columns are sku"),

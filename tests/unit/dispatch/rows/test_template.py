@@ -11,18 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import KIB
+from penstock.dispatch.rows.filters import METER, as_json, as_text
 from penstock.dispatch.rows.template import (
     MAX_RENDERED_BYTES,
     MAX_TEMPLATE_CHARS,
-    RenderError,
     Write,
-    as_json,
     as_path_segment,
-    as_text,
     compiled,
     compiled_value,
     context_of,
 )
+from penstock.dispatch.rows.work import MAX_WORK, RenderError
 from penstock.errors import UsageError
 
 ROW: dict[str, Any] = {
@@ -67,7 +66,12 @@ def rendered(source: str, row: dict[str, Any] | None = None, write: Write = as_t
         ("{{ color | default('red') }} {{ color is defined }}", "red false"),
         ("{% raw %}{{ x * 3 }}{% endraw %}{# * {{ #}!", "{{ x * 3 }}!"),
         ("<{{ '<b>' }}> {{ 'a*b' }}\n", "<<b>> a*b\n"),
-        ("{{ stock + 1 }} {{ stock / 4 }} {{ 'c' in title }}", "3 0.5 true"),
+        ("{{ stock - 1 }} {{ stock / 4 }} {{ 'c' in title }}", "1 0.5 true"),
+        ("{%+ if title in ['x', 'a/b?c', 1] +%}{{ (stock) }}{% endif %}", "2"),
+        ("{% for tag in 'a,b' | split(',') %}{{ tag }};{% endfor %}", "a;b;"),
+        ("{% for name, value in tags[1] | items %}{{ name }}={{ value }}{% endfor %}", "y="),
+        ("{{ tags | first }} {{ tags | last }} {{ tags | length }} {{ '3' | int }}", 'x {"y":null} 2 3'),
+        ("{{ 'one two three' | truncate(9, leeway=0) }} {{ title[2:] }}", "one... b?c"),
         ("{{- title -}}   {{ stock }}", "a/b?c2"),
     ],
 )
@@ -94,6 +98,13 @@ def test_names_of_the_attempt_go_before_columns_which_row_still_has() -> None:
         ("{{ title is not fresh }}", "line 1: there is no test 'fresh'"),
         ("{{ 'x' * 1000000000 }}", "line 1: the operator * is not available"),
         ("{{ title ~ title }}", "line 1: the operator ~ is not available"),
+        ("{{ title + title }}", "line 1: the operator + is not available"),
+        ("{{ [title, title] }}", "line 1: a list of other things than constants"),
+        ("{{ (title, title) }}", "line 1: a list of other things than constants"),
+        ("{% for x in [tags[0]] %}{% endfor %}", "line 1: a list of other things than constants"),
+        ("{{ [['a']] }}", "line 1: a list of other things than constants"),
+        ("{% for x in tags %}{{ title[1:] }}{% endfor %}", "has a slice inside a loop"),
+        ("{{ '" + "x" * 5_000 + "' }}", "line 1: a text inside a block has more than 4,096 characters"),
         ("{{ {'a': 1} }}", "line 1: braces inside a block"),
         ("{{ '}}' * 9 }}", "line 1: braces inside a block"),
         ("x" * (MAX_TEMPLATE_CHARS + 1), f"has {MAX_TEMPLATE_CHARS + 1:,} characters"),
@@ -122,8 +133,10 @@ def test_what_cannot_be_a_template(source: str, message: str) -> None:
         ("{{ debug() }}", "line 1: debug is unknown"),
         ("{% for i in tags recursive %}{{ loop(tags) }}{% endfor %}", "line 1: recursion limit exceeded"),
         ("{{ tags | join(5) }}", "TypeError: object of type 'int' has no len()"),
-        ("{{ row.clear() }}", "AttributeError: 'mappingproxy' object has no attribute 'clear'"),
-        ("{{ tags.append(1) }}", "line 1: sequence has no method named append"),
+        ("{{ row.clear() }}", "AttributeError: 'CountedMapping' object has no attribute 'clear'"),
+        ("{{ tags.append(1) }}", "AttributeError: 'CountedList' object has no attribute 'append'"),
+        ("{{ tags == tags }}", "lists and objects cannot be compared"),
+        ("{{ row._raw }}", "line 1: a value in {{ row._raw }} is not there"),
     ],
 )
 def test_what_cannot_be_rendered(source: str, message: str) -> None:
@@ -143,7 +156,7 @@ class TestBounds:
     def test_what_the_values_take(self) -> None:
         assert len(rendered("{{ t }}", {"t": self.BIG})) == len(self.BIG)
         with pytest.raises(RenderError, match="its values take more than 4,194,304 bytes"):
-            rendered("{% for i in l %}{{ t }}{% endfor %}", {"t": self.BIG, "l": [1, 2, 3]})
+            rendered("{{ t }}{{ t }}{{ t }}", {"t": self.BIG})
 
     def test_one_image_is_not_counted(self) -> None:
         image = "i" * (2 * MAX_RENDERED_BYTES)
@@ -151,12 +164,54 @@ class TestBounds:
         with pytest.raises(RenderError, match="its values take"):
             rendered("{{ image }}{{ image }}", image=image)
 
-    @pytest.mark.parametrize(
-        "source", ["{{ t | replace('', 'xxxx') }}", "{{ t | list | join(t) }}", "{{ t | tojson }}"]
-    )
+    @pytest.mark.parametrize("source", ["{{ t | replace('', 'xxxx') }}", "{{ l | join(t) }}", "{{ t | tojson }}"])
     def test_what_a_filter_makes(self, source: str) -> None:
         with pytest.raises(RenderError, match="a text in it has more than 4,194,304 characters"):
-            rendered(source, {"t": '"' * (3 * MAX_RENDERED_BYTES // 4)})
+            rendered(source, {"t": '"' * (3 * MAX_RENDERED_BYTES // 4), "l": [1, 2]})
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{% for c in l %}{% if row.t | upper | length %}{% endif %}{% endfor %}",
+            "{% for c in l %}{% if row.t %}{% endif %}{% endfor %}",
+            "{% for c in l %}{% if c in m %}{% endif %}{% endfor %}",
+            "{% for c in l %}{% if m | join | length %}{% endif %}{% endfor %}",
+            "{% for c in l %}{% if row | tojson %}{% endif %}{% endfor %}",
+            "{% for c in l %}{% for x in m %}{% endfor %}{% endfor %}",
+            "{{ t | upper | lower | upper | lower | upper }}",
+            "{% if 'x' in t %}{% endif %}" * 5,
+            "{{ t[1:] }}" * 5,
+        ],
+    )
+    def test_how_much_work_it_is(self, source: str) -> None:
+        row = {"t": "é" * 1_000_000, "l": list(range(1_000)), "m": ["é" * 100] * 10_000}
+        context = context_of(row)
+        with pytest.raises(RenderError, match=r"it takes (more than 4,194,304|too many) steps|whose loops compare"):
+            compiled(source).render(context)
+        # One step over the bound is taken before it is noticed.
+        assert context[METER].done <= MAX_WORK + 3_100_000
+
+    def test_templates_of_a_row_share_the_bound(self) -> None:
+        context = context_of({"l": [1]})
+        looping = compiled("{% for c in l %}{{ c }}{% endfor %}")
+        assert [looping.render(context) for _ in range(7)] == ["1"] * 7
+        with pytest.raises(RenderError, match="it takes more than"):
+            looping.render(context)
+
+    def test_a_long_text_is_not_for_loops(self) -> None:
+        row = {"t": "x" * 5_000, "l": [1], "m": ["x" * 5_000]}
+        for source in ("{% for c in l %}{{ t }}{% endfor %}", "{% for c in l if t %}{% endfor %}"):
+            with pytest.raises(RenderError, match="'t' has more than 4,096 characters, too many for use inside a loop"):
+                rendered(source, row)
+        with pytest.raises(
+            RenderError, match="a text of more than 4,096 characters is in a template whose loops compare"
+        ):
+            rendered("{% for c in m %}{% if c == 'x' %}{% endif %}{% endfor %}", row)
+        with pytest.raises(
+            RenderError, match="a text of more than 512 characters is in a template whose loops compare"
+        ):
+            rendered("{% for c in m %}{% if 'x' in c %}{% endif %}{% endfor %}", {"m": ["x" * 600]})
+        assert len(rendered("{{ t }}{% for c in m %}{{ c | upper }}{% endfor %}", row)) == 10_000
 
     def test_how_long_it_loops(self) -> None:
         rows = {"l": list(range(1_000))}
