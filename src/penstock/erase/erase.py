@@ -69,7 +69,8 @@ async def delete_file(
 async def delete_batch(
     connection: Connection, batch_id: UUID, owner: str | None, *, archived: bool = False, now: Now = None
 ) -> bool:
-    """Delete a batch and its results: for everybody and at once, whatever is in flight.
+    """Delete a batch and its results: for everybody and at once, whatever is in flight. The input of a message batch or
+    of a job goes with it.
 
     With `archived`, the batch itself stays, without requests and results.
     """

@@ -16,8 +16,9 @@ SELECT kind, batch_id FROM penstock.files
 SELECT id FROM penstock.files WHERE id = %(file_id)s AND (state = 'ready' AND deleted_at IS NULL) IS TRUE FOR UPDATE
 
 -- name: find_batch
--- The file to lock for the deletion of a batch. The input of a message batch belongs to it alone and goes with it.
-SELECT CASE WHEN dialect = 'anthropic' THEN file_id END FROM penstock.batches
+-- The file to lock for the deletion of a batch. The input of a message batch or of a job belongs to it alone and goes with
+-- it.
+SELECT CASE WHEN dialect IN ('anthropic', 'job') THEN file_id END FROM penstock.batches
  WHERE id = %(batch_id)s AND (deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
 
 -- name: hold_batch_if_there
@@ -188,7 +189,7 @@ erasure AS (
               ELSE 'batch' END,
          id, @now
     FROM batch
-  -- Its input was deleted under the same erasure id just before: no owner knows that file by its id.
+  -- Its input was deleted under the same erasure id just before, as a part of it.
   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, object_id = excluded.object_id
 )
 INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, next, total)
@@ -528,7 +529,7 @@ every_file AS MATERIALIZED (
   SELECT id FROM penstock.files
    WHERE source_id = ANY (ARRAY(
      SELECT key FROM penstock.erasure_pieces
-      WHERE erasure_id = (SELECT id FROM done WHERE kind IN ('message_batch', 'message_batch_results'))
+      WHERE erasure_id = (SELECT id FROM done WHERE kind IN ('batch', 'message_batch', 'message_batch_results'))
         AND what IN ('templates', 'chunks')))
 ),
 piece AS MATERIALIZED (
