@@ -13,8 +13,8 @@ from uuid import UUID
 import msgspec
 
 from penstock.db import sql
-from penstock.db.arrays import Int4Array, Int8Array
-from penstock.db.pool import Connection, fetch_one
+from penstock.db.arrays import Int4Array
+from penstock.db.pool import Connection
 
 _SQL = sql.load("penstock.batches", "error_groups.sql")
 
@@ -91,25 +91,14 @@ async def list_error_groups(connection: Connection, batch_id: UUID, after: str |
 
 async def take_away(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]) -> None:
     """Take failures that are to run again out of their groups, in the transaction that lets them."""
-    await _move(connection, batch_id, lane_id, ordinals, -1)
+    moved = {"batch": batch_id, "lane_id": lane_id, "ordinals": Int4Array(ordinals)}
+    await connection.execute(_SQL["take_from_groups"], moved)
 
 
 async def put_back(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]) -> None:
     """Count failures again whose rerun is given up, in the transaction that does."""
-    await _move(connection, batch_id, lane_id, ordinals, 1)
-
-
-async def _move(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int], sign: int) -> None:
-    if await fetch_one(connection, _SQL["has_error_groups"], {"batch": batch_id}) != (True,):
-        return
-    parameters = {"lane_id": lane_id, "ordinals": Int4Array(ordinals)}
-    groups = await (await connection.execute(_SQL["count_by_fingerprint"], parameters)).fetchall()
-    deltas = {
-        "batch": batch_id,
-        "fingerprints": Int8Array([group for group, _ in groups]),
-        "counts": Int4Array([sign * count for _, count in groups]),
-    }
-    await connection.execute(_SQL["add_to_groups"], deltas)
+    moved = {"batch": batch_id, "lane_id": lane_id, "ordinals": Int4Array(ordinals)}
+    await connection.execute(_SQL["put_into_groups"], moved)
 
 
 async def fold_error_groups(connection: Connection, batches: Collection[UUID]) -> None:
