@@ -65,6 +65,7 @@ class TableLimits:
     max_row_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "largest row as it is stored, cells as they came and typed")
     max_cell_bytes: int = _knob(MIB, 64, 64 * MIB, "largest cell of a CSV or XLSX file")
     max_columns: int = _knob(2_000, 1, 16_384, "most columns of one table")
+    max_result_columns: int = _knob(2_000, 1, 16_384, "most columns of a job's results; a row that has more fails")
     max_column_name_chars: int = _knob(256, 8, 4_096, "longest name of a column")
     max_xlsx_memory_bytes: int = _knob(2 * GIB, 256 * MIB, 1024 * GIB, "memory of the process that reads an XLSX file")
     max_unpacked_bytes: int = _knob(8 * GIB, KIB, 1024 * GIB, "largest content of an XLSX file or a zip of images")

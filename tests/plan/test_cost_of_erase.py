@@ -36,9 +36,8 @@ _NEIGHBOURS = (
     "  reclaimed_at)"
     " SELECT id, 0, batch_id, gen_random_uuid(), gen_random_uuid(), '{{[0,1)}}', 1, 1, now()"
     "   FROM penstock.lanes, generate_series(1, 3)",
-    "INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, client, created_at)"
-    " SELECT id, owner, 'job', '{{}}', '', now() FROM penstock.batches",
-    "INSERT INTO penstock.job_columns (batch_id, name) SELECT id, n FROM penstock.batches, generate_series(1, 3) AS n",
+    "INSERT INTO penstock.job_errors (batch_id, fingerprint, count)"
+    " SELECT id, n, 1 FROM penstock.batches, generate_series(1, 3) AS n",
     "INSERT INTO penstock.blobs (owner, digest, size)"
     " SELECT 'local', sha256(source_id::text::bytea), 1 FROM penstock.files",
     "INSERT INTO penstock.blob_uses SELECT -id, 0, n, id FROM penstock.blobs, generate_series(0, 3) AS n",
@@ -62,7 +61,7 @@ def ruins(worlds: Worlds) -> Iterator[Worlds]:
             world.session.execute("ANALYZE")
     yield worlds
     for world in (worlds.small, worlds.large):
-        for table in ("erasures", "erasure_pieces", "file_chunks", "reclaims", "jobs", "job_columns"):
+        for table in ("erasures", "erasure_pieces", "file_chunks", "reclaims", "job_errors"):
             world.session.execute(f"TRUNCATE penstock.{table}")
         world.session.execute("TRUNCATE penstock.blobs, penstock.blob_uses")
         world.session.execute(f"DELETE FROM penstock.files WHERE id = '{_OUTPUT}'")

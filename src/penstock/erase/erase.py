@@ -84,6 +84,7 @@ async def delete_batch(
         whole = file_id is not None and await fetch_one(connection, _SQL["hold_file_if_there"], held) is not None
         if await fetch_one(connection, _SQL["hold_batch_if_there"], {"batch_id": batch_id}) is None:
             return False
+        await connection.execute(_SQL["hold_job"], {"batch_id": batch_id})
         await _fence(connection, [batch_id])
         order = _order(now)
         if whole:

@@ -1,4 +1,4 @@
--- A deletion locks, in this order: the input file, the batches by id, their leases by id, their lanes by id. A settle
+-- A deletion locks, in this order: the input file, the batches by id, the job, their leases by id, their lanes by id. A settle
 -- locks leases, then lanes; steering locks the batch, then lanes; running again locks the batch, then lanes, then its
 -- result files.
 -- IS TRUE keeps everything else out of the choice of an index: the id alone finds the row, whatever the statistics say.
@@ -24,6 +24,11 @@ SELECT CASE WHEN dialect IN ('anthropic', 'job') THEN file_id END FROM penstock.
 -- name: hold_batch_if_there
 -- Locks a batch, and says whether it has ended.
 SELECT completed IS NOT NULL FROM penstock.batches WHERE id = %(batch_id)s AND (deleted_at IS NULL) IS TRUE FOR UPDATE
+
+-- name: hold_job
+-- Locks a batch that is a job against new columns of its results: those under way are waited for, later ones see that it
+-- was deleted.
+SELECT batch_id FROM penstock.jobs WHERE batch_id = %(batch_id)s FOR UPDATE
 
 -- name: cancel_batches_of_file
 -- Takes a file away from its batches. Batches that have not ended are being cancelled from now on. Of the problems of
@@ -556,6 +561,10 @@ error AS MATERIALIZED (
   SELECT batch_id, id FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
      FOR UPDATE SKIP LOCKED
 ),
+job AS MATERIALIZED (
+  SELECT batch_id FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+     FOR UPDATE SKIP LOCKED
+),
 free AS MATERIALIZED (
   SELECT done.*
     FROM done
@@ -569,7 +578,8 @@ free AS MATERIALIZED (
           OR (SELECT count(*) FROM batch) = (SELECT count(*) FROM penstock.batches WHERE id = done.object_id)
              AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id)
              AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id)
-             AND (SELECT count(*) FROM error) = (SELECT count(*) FROM penstock.job_errors WHERE batch_id = done.object_id))
+             AND (SELECT count(*) FROM error) = (SELECT count(*) FROM penstock.job_errors WHERE batch_id = done.object_id)
+             AND (SELECT count(*) FROM job) = (SELECT count(*) FROM penstock.jobs WHERE batch_id = done.object_id))
 ),
 no_piece AS (
   DELETE FROM penstock.erasure_pieces WHERE id = ANY (ARRAY(SELECT piece.id FROM piece, free))
