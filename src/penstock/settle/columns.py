@@ -38,7 +38,7 @@ class ResultColumns:
         fresh: dict[UUID, dict[int, Collection[str]]] = {}
         for place, (batch_id, body) in results.items():
             columns = _decoder.decode(body).keys()
-            known = self._known.get(batch_id, frozenset())
+            known = self._known.get(batch_id, set[str]())
             if columns <= known:
                 continue
             if (reason := self._refusal(columns, known)) is not None:
