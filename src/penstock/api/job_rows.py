@@ -108,10 +108,12 @@ async def _list_by_time(call: Call[ItemsQuery, None], statuses: set[str] | None)
     async with borrowed(call.server.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         asked = PendingQuery(statuses, batch_id=batch.id)
-        page, next_ = await read_page(call, connection, "items", asked, query.after, query.page_size)
+        page, cursor_at = await read_page(call, connection, "items", asked, query.after, query.page_size)
         grid = await find_grid(connection, batch.id)
-        rows = [] if grid is None else await read_pending(connection, grid, page.rows)
-    return JobItems(items=[_item(batch.id, row) for row in rows], next=next_)
+        if grid is None:
+            return JobItems(items=[], next=None)
+        rows, next_ = await read_pending(connection, grid, page)  # a page of large rows has fewer
+    return JobItems(items=[_item(batch.id, row) for row in rows], next=cursor_at(next_))
 
 
 async def _find_failures(
