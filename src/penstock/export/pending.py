@@ -12,6 +12,7 @@ that at which its job's first rows were stored.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -193,18 +194,15 @@ async def read_pending(
 async def _cut(connection: Connection, grid: Grid, rows: Sequence[PendingRow], max_bytes: int) -> Sequence[PendingRow]:
     """Cut rows off that do not fit, in the order of the page; the first one stays."""
     ranges = _stretches_of(rows)
-    parameters = {
-        "starts": Int4Array([start for start, _ in ranges]),
-        "stops": Int4Array([stop for _, stop in ranges]),
-        "lane_id": grid.lane_id,
-        "source_id": grid.source_id,
-        "source_lane": grid.source_lane,
-    }
-    measured = await (await connection.execute(_SQL["measure_rows"], parameters)).fetchall()
-    sizes: dict[int, int] = dict(measured)
+    where = {"starts": Int4Array([start for start, _ in ranges]), "stops": Int4Array([stop for _, stop in ranges])}
+    source = {"source_id": grid.source_id, "source_lane": grid.source_lane}
+    sizes: Counter[int] = Counter()
+    for name, place in (("measure_inputs", source), ("measure_results", {"lane_id": grid.lane_id})):
+        measured = await (await connection.execute(_SQL[name], {**where, **place})).fetchall()
+        sizes.update(dict(measured))
     total = 0
     for number, row in enumerate(rows):
-        total += sizes.get(row.ordinal, 0)
+        total += sizes[row.ordinal]
         if total > max_bytes and number:
             return rows[:number]
     return rows
