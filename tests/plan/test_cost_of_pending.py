@@ -18,6 +18,7 @@ from penstock.batches.error_groups import (
 )
 from penstock.batches.jobs import read_jobs
 from penstock.db.pool import Connection
+from penstock.erase.leftovers import LeftoverWalk
 from penstock.export.grid import find_grid, find_ordinals, list_live, read_grid, stretches
 from penstock.export.pending import PendingQuery, Position, list_pending, read_pending, read_summaries
 from tests.plan.crowd import fresh_database, inform
@@ -173,11 +174,15 @@ async def no_old_audit(_: Crowd, connection: Connection) -> None:
     assert await forget_old(connection, 3_600) == 0
 
 
+async def no_leftovers(_: Crowd, connection: Connection) -> None:
+    assert await LeftoverWalk().step(connection, 100) == 0
+
+
 _OPERATIONS: list[Operation] = [
     *(first_of_job, deep_of_job, first_of_all, deep_of_all, first_of_owner, in_flight, to_be_tried_again),
     *(items_by_time, items_by_status, items_that_failed, items_by_row, last_page),
     *(error_groups, error_groups_further_on, failures_of_a_group, nothing_to_fold, a_list_of_jobs),
-    *(failures_run_again, reruns_given_up),
+    *(failures_run_again, reruns_given_up, no_leftovers),
     *(audit_of_a_job, audit_of_all, no_old_audit),
 ]
 

@@ -14,7 +14,7 @@ from penstock.db.pool import Connection, fetch_one
 
 _SQL = sql.load("penstock.erase", "leftovers.sql")
 
-_PAGE = 500
+_PAGE = 200
 _FIRST = UUID(int=0)
 _BEYOND = 2**31 - 1
 _KEYED_SOURCES = 20

@@ -56,7 +56,7 @@ async def counts(connection: Connection) -> dict[str, int]:
     return {name: (await one(connection, f"SELECT count(*) FROM penstock.{name}"))[0] for name in OF_JOBS}
 
 
-@pytest.mark.parametrize("page", [1, 2, 500])
+@pytest.mark.parametrize("page", [1, 2, 200])
 def test_leftovers_go_and_nothing_else(database: str, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
     monkeypatch.setattr(leftovers, "_PAGE", page)
 
