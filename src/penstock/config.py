@@ -65,6 +65,7 @@ class TableLimits:
     max_row_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "largest row as it is stored, cells as they came and typed")
     max_cell_bytes: int = _knob(MIB, 64, 64 * MIB, "largest cell of a CSV or XLSX file")
     max_columns: int = _knob(2_000, 1, 16_384, "most columns of one table")
+    max_result_columns: int = _knob(2_000, 1, 16_384, "most columns of a job's results; a row that has more fails")
     max_column_name_chars: int = _knob(256, 8, 4_096, "longest name of a column")
     max_xlsx_memory_bytes: int = _knob(2 * GIB, 256 * MIB, 1024 * GIB, "memory of the process that reads an XLSX file")
     max_unpacked_bytes: int = _knob(8 * GIB, KIB, 1024 * GIB, "largest content of an XLSX file or a zip of images")
@@ -179,6 +180,10 @@ class ServeLimits:
     linger_s: float = _knob(10, 0, 300, "how long a refused request's body is still taken, so that the refusal is read")
     body_min_bytes_per_s: int = _knob(1_024, 1, 1_000_000_000, "slower bodies are cut off, after body_idle_timeout_s")
     send_timeout_s: float = _knob(120, 0.1, 3_600, "longest a client may leave an answer unread")
+    send_min_bytes_per_s: int = _knob(
+        32 * KIB, 1, 1_000_000_000, "clients that read an answer more slowly are cut off, after send_timeout_s"
+    )
+    max_exports: int = _knob(4, 1, 1_000, "sheets that are written at once; more are answered 503")
     keep_alive_s: float = _knob(15, 0.1, 3_600, "how long an idle connection is kept")
     key_cache_s: float = _knob(5, 0, 300, "how long a key's state is remembered, and so a revoked key still works")
     pending_dashboard: bool = _switch("whether GET /api/pending answers: what is pending in all of one's jobs")

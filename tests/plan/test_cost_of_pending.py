@@ -9,9 +9,16 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.batches.audit import forget_old, list_changes
-from penstock.batches.error_groups import fold_error_groups, list_error_groups, list_failures_of
+from penstock.batches.error_groups import (
+    fold_error_groups,
+    list_error_groups,
+    list_failures_of,
+    put_back,
+    take_away,
+)
 from penstock.batches.jobs import read_jobs
 from penstock.db.pool import Connection
+from penstock.erase.leftovers import LeftoverWalk
 from penstock.export.grid import find_grid, find_ordinals, list_live, read_grid, stretches
 from penstock.export.pending import PendingQuery, Position, list_pending, read_pending, read_summaries
 from tests.plan.crowd import fresh_database, inform
@@ -91,7 +98,8 @@ async def items_by_time(crowd: Crowd, connection: Connection) -> None:
     grid = await find_grid(connection, crowd.batch)
     assert grid is not None
     page = await list_pending(connection, PendingQuery(batch_id=crowd.batch), crowd.deep, _PAGE)
-    assert len(await read_pending(connection, grid, page.rows)) == _PAGE
+    rows, _ = await read_pending(connection, grid, page)
+    assert len(rows) == _PAGE
 
 
 async def _items(crowd: Crowd, connection: Connection, statuses: set[str], start: int) -> None:
@@ -142,6 +150,14 @@ async def nothing_to_fold(crowd: Crowd, connection: Connection) -> None:
     await fold_error_groups(connection, [crowd.batch])
 
 
+async def failures_run_again(crowd: Crowd, connection: Connection) -> None:
+    await take_away(connection, crowd.batch, crowd.lane, range(_PAGE))
+
+
+async def reruns_given_up(crowd: Crowd, connection: Connection) -> None:
+    await put_back(connection, crowd.batch, crowd.lane, range(_PAGE))
+
+
 async def a_list_of_jobs(crowd: Crowd, connection: Connection) -> None:
     assert len(await read_jobs(connection, crowd.newest)) == len(crowd.newest)
 
@@ -158,10 +174,15 @@ async def no_old_audit(_: Crowd, connection: Connection) -> None:
     assert await forget_old(connection, 3_600) == 0
 
 
+async def no_leftovers(_: Crowd, connection: Connection) -> None:
+    assert await LeftoverWalk().step(connection, 100) == 0
+
+
 _OPERATIONS: list[Operation] = [
     *(first_of_job, deep_of_job, first_of_all, deep_of_all, first_of_owner, in_flight, to_be_tried_again),
     *(items_by_time, items_by_status, items_that_failed, items_by_row, last_page),
     *(error_groups, error_groups_further_on, failures_of_a_group, nothing_to_fold, a_list_of_jobs),
+    *(failures_run_again, reruns_given_up, no_leftovers),
     *(audit_of_a_job, audit_of_all, no_old_audit),
 ]
 

@@ -12,7 +12,8 @@ it is. It raises ApiError for every other answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -21,7 +22,7 @@ from uuid import UUID
 import msgspec
 from starlette.responses import Response
 
-from penstock.api.errors import Dialect, not_found
+from penstock.api.errors import Dialect, busy, not_found
 from penstock.api.page_cursor import PageCursors, read_cursors
 from penstock.model import parse_id
 
@@ -96,6 +97,8 @@ class Server:
     kickoffs: Kickoffs
     cursors: PageCursors | None = None
     """Maker of cursors, once its secret was read."""
+    exports: int = 0
+    """Sheets that are being written."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
 
@@ -104,6 +107,17 @@ class Server:
         if self.cursors is None:
             self.cursors = await read_cursors(connection)
         return self.cursors
+
+    @contextmanager
+    def count_export(self) -> Iterator[None]:
+        """Count a sheet while it is written. Each has a connection of its own and a snapshot: beyond so many, 503."""
+        if self.exports >= self.config.serve.max_exports:
+            raise busy("As many sheets as may be are being written just now. Try again.")
+        self.exports += 1
+        try:
+            yield
+        finally:
+            self.exports -= 1
 
     def stop(self) -> None:
         """End streams and waits; clients come again elsewhere."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint
@@ -260,7 +261,7 @@ async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response
     run = counts.completed + counts.failed + counts.not_found + counts.skipped
     whole = batch.state.terminal and (which == "output" or run == counts.total)
 
-    async def lines() -> AsyncIterator[bytes]:
+    async def lines() -> AsyncGenerator[bytes, None]:
         place = offset
         while place < end:
             page = await follow.read_journal_page(database, batch.id, which, place, _PAGE_BYTES)
@@ -273,8 +274,20 @@ async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response
     return await download(lines(), found.filename, headers)
 
 
+class _Download(StreamingResponse):
+    """Answer that is a file. Its blocks are closed with it, however it ends: what they hold is free at once."""
+
+    blocks: AsyncGenerator[bytes, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.blocks.aclose()
+
+
 async def download(
-    blocks: AsyncIterator[bytes],
+    blocks: AsyncGenerator[bytes, None],
     filename: str,
     headers: Mapping[str, str],
     *,
@@ -294,7 +307,7 @@ async def download(
         async for block in blocks:
             yield block
 
-    return StreamingResponse(
+    response = _Download(
         body(),
         media_type=media_type,
         headers={
@@ -304,6 +317,8 @@ async def download(
             "cache-control": "private, no-store",
         },
     )
+    response.blocks = blocks
+    return response
 
 
 def attachment(filename: str) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
 import psycopg
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
-from penstock.api.files import attachment
+from penstock.api.errors import not_found
+from penstock.api.files import download
 from penstock.api.jobs import known_job
 from penstock.api.multipart import invalid
 from penstock.api.pending import read_page, read_statuses
@@ -20,6 +22,7 @@ from penstock.batches.error_groups import is_fingerprint, list_failures_of
 from penstock.batches.read import get_batch
 from penstock.db import arrays
 from penstock.db.pool import Connection, borrowed
+from penstock.errors import UsageError
 from penstock.export import sheet_file
 from penstock.export.grid import (
     STATUSES,
@@ -105,10 +108,12 @@ async def _list_by_time(call: Call[ItemsQuery, None], statuses: set[str] | None)
     async with borrowed(call.server.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         asked = PendingQuery(statuses, batch_id=batch.id)
-        page, next_ = await read_page(call, connection, "items", asked, query.after, query.page_size)
+        page, cursor_at = await read_page(call, connection, "items", asked, query.after, query.page_size)
         grid = await find_grid(connection, batch.id)
-        rows = [] if grid is None else await read_pending(connection, grid, page.rows)
-    return JobItems(items=[_item(batch.id, row) for row in rows], next=next_)
+        if grid is None:
+            return JobItems(items=[], next=None)
+        rows, next_ = await read_pending(connection, grid, page)  # a page of large rows has fewer
+    return JobItems(items=[_item(batch.id, row) for row in rows], next=cursor_at(next_))
 
 
 async def _find_failures(
@@ -158,18 +163,25 @@ async def export_job(call: Call[ExportQuery, Nothing | None]) -> Response:
     async with borrowed(call.server.database) as connection:
         known_job(call, await get_batch(connection, job_id, call.caller.scope))
 
-    async def blocks() -> AsyncIterator[bytes]:
-        async with await psycopg.AsyncConnection.connect(call.server.conninfo) as connection:
-            arrays.register(connection)
-            await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
-            await connection.set_read_only(True)
-            async for block, _ in sheet_file.sheet_blocks(connection, job_id, query.format, gzip=query.gzip):
-                if block:
-                    yield block
+    async def blocks() -> AsyncGenerator[bytes, None]:
+        with call.server.count_export():
+            async with await psycopg.AsyncConnection.connect(call.server.conninfo) as connection:
+                arrays.register(connection)
+                await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+                await connection.set_read_only(True)
+                sheet = sheet_file.sheet_blocks(connection, job_id, query.format, gzip=query.gzip)
+                async with aclosing(sheet):
+                    async for block, _ in sheet:
+                        if block:
+                            yield block
 
     name = f"{call.path['job_id']}.{query.format}{'.gz' if query.gzip else ''}"
-    headers = {"content-disposition": attachment(name), "cache-control": "private, no-store"}
-    return StreamingResponse(blocks(), media_type="application/octet-stream", headers=headers)
+    try:
+        return await download(blocks(), name, {})
+    except sheet_file.NoJob:
+        raise not_found("Job", call.path["job_id"]) from None
+    except UsageError as error:
+        raise invalid("format", f"{error.message}. {error.hint}") from None
 
 
 ENDPOINTS = (
@@ -182,6 +194,6 @@ ENDPOINTS = (
         export_job,
         "A job's sheet.",
         media="application/octet-stream",
-        errors=(404,),
+        errors=(404, 503),
     ),
 )

@@ -351,8 +351,6 @@ async def delete_job(call: Call[None, None]) -> Response:
         async with connection.transaction():
             if await erase.delete_batch(connection, job_id, call.caller.scope):
                 await record(call, connection, "delete", batch)
-        if batch.file_id is not None:
-            await erase.delete_file(connection, batch.file_id, call.caller.scope)
     call.server.background.wake("purge")
     return Response(status_code=204)
 

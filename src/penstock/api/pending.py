@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -67,10 +67,11 @@ async def list_pending(call: Call[PendingItemsQuery, None]) -> PendingItems:
             batch = await get_batch(connection, batch_id, owner)
             if batch is None or batch.dialect != "job":
                 raise not_found("Job", str(query.job_id), "jobId")
-        page, next_ = await read_page(call, connection, "pending", asked, query.after, query.page_size)
+        page, cursor_at = await read_page(call, connection, "pending", asked, query.after, query.page_size)
         summaries = await pending.read_summaries(connection, page.rows)
     rows = zip(page.rows, summaries, strict=True)
-    return PendingItems(items=[_item(row, told) for row, told in rows if told is not None], next=next_)
+    items = [_item(row, told) for row, told in rows if told is not None]
+    return PendingItems(items=items, next=cursor_at(page.next))
 
 
 def read_statuses(text: str | None, known: Sequence[str]) -> set[str] | None:
@@ -85,8 +86,8 @@ def read_statuses(text: str | None, known: Sequence[str]) -> set[str] | None:
 
 async def read_page(
     call: Call[Any, Any], connection: Connection, name: str, asked: PendingQuery, after: str | None, size: int
-) -> tuple[PendingPage, str | None]:
-    """The page behind a cursor, and the cursor of the page behind that."""
+) -> tuple[PendingPage, Callable[[Position | None], str | None]]:
+    """The page behind a cursor, and what makes the cursor of the next one: that goes on after a position."""
     told = [
         name,
         sorted(asked.statuses),
@@ -96,8 +97,11 @@ async def read_page(
     start = None
     if after is not None:
         start = _position(cursors.decode(after, owner=call.caller.owner, query=told))
-    page = await pending.list_pending(connection, asked, start, size)
-    return page, None if page.next is None else cursors.encode(page.next, owner=call.caller.owner, query=told)
+
+    def cursor_at(position: Position | None) -> str | None:
+        return None if position is None else cursors.encode(position, owner=call.caller.owner, query=told)
+
+    return await pending.list_pending(connection, asked, start, size), cursor_at
 
 
 def _position(values: list[Any]) -> Position:

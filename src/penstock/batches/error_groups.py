@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -91,25 +91,41 @@ async def list_error_groups(connection: Connection, batch_id: UUID, after: str |
 
 async def take_away(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]) -> None:
     """Take failures that are to run again out of their groups, in the transaction that lets them."""
-    await _move(connection, batch_id, lane_id, ordinals, -1)
+    if groups := await _group(connection, batch_id, lane_id, ordinals):
+        await connection.execute(_SQL["take_from_groups"], {"batch": batch_id, **_counts(groups)})
 
 
 async def put_back(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]) -> None:
     """Count failures again whose rerun is given up, in the transaction that does."""
-    await _move(connection, batch_id, lane_id, ordinals, 1)
+    if groups := await _group(connection, batch_id, lane_id, ordinals):
+        told = {
+            "batch": batch_id,
+            **_counts(groups),
+            "first_at": [group[2] for group in groups],
+            "last_at": [group[3] for group in groups],
+            "codes": [group[4] for group in groups],
+            "statuses": Int4Array([group[5] for group in groups]),
+            "lines": Int4Array([group[6] for group in groups]),
+            "messages": [group[7] for group in groups],
+        }
+        await connection.execute(_SQL["put_into_groups"], told)
 
 
-async def _move(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int], sign: int) -> None:
-    if await fetch_one(connection, _SQL["has_error_groups"], {"batch": batch_id}) != (True,):
-        return
+async def _group(
+    connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]
+) -> list[tuple[Any, ...]]:
+    """Group some failures of a job: (fingerprint, count, and what is known of them). Other batches have no groups."""
+    if await fetch_one(connection, _SQL["is_job"], {"batch": batch_id}) != (True,):
+        return []
     parameters = {"lane_id": lane_id, "ordinals": Int4Array(ordinals)}
-    groups = await (await connection.execute(_SQL["count_by_fingerprint"], parameters)).fetchall()
-    deltas = {
-        "batch": batch_id,
-        "fingerprints": Int8Array([group for group, _ in groups]),
-        "counts": Int4Array([sign * count for _, count in groups]),
+    return await (await connection.execute(_SQL["group_failures"], parameters)).fetchall()
+
+
+def _counts(groups: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    return {
+        "fingerprints": Int8Array([group[0] for group in groups]),
+        "counts": Int4Array([group[1] for group in groups]),
     }
-    await connection.execute(_SQL["add_to_groups"], deltas)
 
 
 async def fold_error_groups(connection: Connection, batches: Collection[UUID]) -> None:

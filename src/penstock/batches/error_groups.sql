@@ -28,26 +28,37 @@ SELECT page.fingerprint, e.*
     WHERE batch_id = %(batch)s AND fingerprint = page.fingerprint) AS e
  ORDER BY page.fingerprint
 
--- name: has_error_groups
--- Whether a batch has any: only jobs do.
-SELECT EXISTS (SELECT FROM penstock.job_errors WHERE batch_id = %(batch)s)
+-- name: is_job
+-- Whether a batch is a job: only jobs have groups.
+SELECT EXISTS (SELECT FROM penstock.jobs WHERE batch_id = %(batch)s)
 
--- name: count_by_fingerprint
--- Counts some outcomes of a lane by their fingerprint. Looked up one by one: with ordinal = ANY(...), servers before 17
--- may walk the whole lane.
-SELECT o.fingerprint, count(*)::int4
+-- name: group_failures
+-- Groups some outcomes of a lane by their fingerprint, as the settle did that wrote them. Looked up one by one: with
+-- ordinal = ANY(...), servers before 17 may walk the whole lane.
+SELECT o.fingerprint, count(*)::int4, min(o.finished_at), max(o.finished_at),
+       (array_agg(coalesce(o.error_code, o.state::text) ORDER BY o.finished_at DESC, o.line DESC))[1],
+       (array_agg(o.status_code ORDER BY o.finished_at DESC, o.line DESC))[1],
+       (array_agg(o.line ORDER BY o.finished_at DESC, o.line DESC))[1],
+       (array_agg(coalesce(o.error_message, '') ORDER BY o.finished_at DESC, o.line DESC))[1]
   FROM unnest(%(ordinals)b::int4[]) AS w (ordinal)
  CROSS JOIN LATERAL (
-   SELECT fingerprint FROM penstock.outcomes
+   SELECT fingerprint, finished_at, error_code, state, status_code, line, error_message FROM penstock.outcomes
     WHERE lane_id = %(lane_id)s AND ordinal = w.ordinal AND fingerprint IS NOT NULL
     LIMIT 1) AS o
  GROUP BY o.fingerprint
 
--- name: add_to_groups
--- Adds to groups, or takes away from them.
+-- name: take_from_groups
+-- Takes so many failures out of their groups.
 INSERT INTO penstock.job_errors (batch_id, fingerprint, count)
-SELECT %(batch)s, g.fingerprint, g.count
+SELECT %(batch)s, g.fingerprint, -g.count
   FROM unnest(%(fingerprints)b::int8[], %(counts)b::int4[]) AS g (fingerprint, count)
+
+-- name: put_into_groups
+-- Adds so many failures to their groups, with what is known of them: a fold may have left nothing of a group but this.
+INSERT INTO penstock.job_errors (batch_id, fingerprint, count, first_at, last_at, code, status_code, line, message)
+SELECT %(batch)s, g.*
+  FROM unnest(%(fingerprints)b::int8[], %(counts)b::int4[], %(first_at)s::timestamptz[], %(last_at)s::timestamptz[],
+              %(codes)s::text[], %(statuses)b::int4[], %(lines)b::int4[], %(messages)s::text[]) AS g
 
 -- name: fold_error_groups
 -- Sums up the groups of some batches that have new deltas, one row each; a group of which nothing is left has none. Deltas

@@ -1,4 +1,4 @@
--- A deletion locks, in this order: the input file, the batches by id, their leases by id, their lanes by id. A settle
+-- A deletion locks, in this order: the input file, the batches by id, the job, their leases by id, their lanes by id. A settle
 -- locks leases, then lanes; steering locks the batch, then lanes; running again locks the batch, then lanes, then its
 -- result files.
 -- IS TRUE keeps everything else out of the choice of an index: the id alone finds the row, whatever the statistics say.
@@ -16,13 +16,19 @@ SELECT kind, batch_id FROM penstock.files
 SELECT id FROM penstock.files WHERE id = %(file_id)s AND (state = 'ready' AND deleted_at IS NULL) IS TRUE FOR UPDATE
 
 -- name: find_batch
--- The file to lock for the deletion of a batch. The input of a message batch belongs to it alone and goes with it.
-SELECT CASE WHEN dialect = 'anthropic' THEN file_id END FROM penstock.batches
+-- The file to lock for the deletion of a batch. The input of a message batch or of a job belongs to it alone and goes with
+-- it.
+SELECT CASE WHEN dialect IN ('anthropic', 'job') THEN file_id END FROM penstock.batches
  WHERE id = %(batch_id)s AND (deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
 
 -- name: hold_batch_if_there
 -- Locks a batch, and says whether it has ended.
 SELECT completed IS NOT NULL FROM penstock.batches WHERE id = %(batch_id)s AND (deleted_at IS NULL) IS TRUE FOR UPDATE
+
+-- name: hold_job
+-- Locks a batch that is a job against new columns of its results: those under way are waited for, later ones see that it
+-- was deleted.
+SELECT batch_id FROM penstock.jobs WHERE batch_id = %(batch_id)s FOR UPDATE
 
 -- name: cancel_batches_of_file
 -- Takes a file away from its batches. Batches that have not ended are being cancelled from now on. Of the problems of
@@ -188,7 +194,7 @@ erasure AS (
               ELSE 'batch' END,
          id, @now
     FROM batch
-  -- Its input was deleted under the same erasure id just before: no owner knows that file by its id.
+  -- Its input was deleted under the same erasure id just before, as a part of it.
   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, object_id = excluded.object_id
 )
 INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, next, total)
@@ -528,7 +534,7 @@ every_file AS MATERIALIZED (
   SELECT id FROM penstock.files
    WHERE source_id = ANY (ARRAY(
      SELECT key FROM penstock.erasure_pieces
-      WHERE erasure_id = (SELECT id FROM done WHERE kind IN ('message_batch', 'message_batch_results'))
+      WHERE erasure_id = (SELECT id FROM done WHERE kind IN ('batch', 'message_batch', 'message_batch_results'))
         AND what IN ('templates', 'chunks')))
 ),
 piece AS MATERIALIZED (
@@ -555,6 +561,10 @@ error AS MATERIALIZED (
   SELECT batch_id, id FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
      FOR UPDATE SKIP LOCKED
 ),
+job AS MATERIALIZED (
+  SELECT batch_id FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+     FOR UPDATE SKIP LOCKED
+),
 free AS MATERIALIZED (
   SELECT done.*
     FROM done
@@ -568,7 +578,8 @@ free AS MATERIALIZED (
           OR (SELECT count(*) FROM batch) = (SELECT count(*) FROM penstock.batches WHERE id = done.object_id)
              AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id)
              AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id)
-             AND (SELECT count(*) FROM error) = (SELECT count(*) FROM penstock.job_errors WHERE batch_id = done.object_id))
+             AND (SELECT count(*) FROM error) = (SELECT count(*) FROM penstock.job_errors WHERE batch_id = done.object_id)
+             AND (SELECT count(*) FROM job) = (SELECT count(*) FROM penstock.jobs WHERE batch_id = done.object_id))
 ),
 no_piece AS (
   DELETE FROM penstock.erasure_pieces WHERE id = ANY (ARRAY(SELECT piece.id FROM piece, free))

@@ -12,6 +12,7 @@ that at which its job's first rows were stored.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,7 @@ from uuid import UUID
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
-from penstock.export.grid import PENDING, PROCESSING, Grid, GridRow, LiveRows, read_grid, stretches
+from penstock.export.grid import PAGE_BYTES, PENDING, PROCESSING, Grid, GridRow, LiveRows, read_grid, stretches
 from penstock.export.order import ranges_of
 
 _log = logging.getLogger("penstock.pending")
@@ -172,16 +173,43 @@ async def _list_spans(
     return [_Span(*row) for row in await cursor.fetchall()]
 
 
-async def read_pending(connection: Connection, grid: Grid, rows: Sequence[PendingRow]) -> list[GridRow]:
-    """Read pending rows of one job with their input and their last result, in the same order."""
+async def read_pending(
+    connection: Connection, grid: Grid, page: PendingPage, max_bytes: int = PAGE_BYTES
+) -> tuple[list[GridRow], Position | None]:
+    """Read pending rows of one job with their input and their last result, in the same order: as many as the bound
+    allows, at least one. Returns also where the next page goes on."""
+    rows = await _cut(connection, grid, page.rows, max_bytes)
     live = LiveRows.of(
         (row.ordinal, row.ordinal + 1, span.attempts, span.worker_id, span.at, span.rerun)
         for row in rows
         for span in [row.span]
     )
-    found = await read_grid(connection, grid, live, stretches(sorted({row.ordinal for row in rows})), _ANY_BYTES)
+    # Measured a moment ago: what is settled in between comes on top.
+    found = await read_grid(connection, grid, live, _stretches_of(rows), _ANY_BYTES)
     by_ordinal = {row.ordinal: row for row in found}
-    return [by_ordinal[row.ordinal] for row in rows if row.ordinal in by_ordinal]
+    shown = [by_ordinal[row.ordinal] for row in rows if row.ordinal in by_ordinal]
+    return shown, rows[-1].position if len(rows) < len(page.rows) else page.next
+
+
+async def _cut(connection: Connection, grid: Grid, rows: Sequence[PendingRow], max_bytes: int) -> Sequence[PendingRow]:
+    """Cut rows off that do not fit, in the order of the page; the first one stays."""
+    ranges = _stretches_of(rows)
+    where = {"starts": Int4Array([start for start, _ in ranges]), "stops": Int4Array([stop for _, stop in ranges])}
+    source = {"source_id": grid.source_id, "source_lane": grid.source_lane}
+    sizes: Counter[int] = Counter()
+    for name, place in (("measure_inputs", source), ("measure_results", {"lane_id": grid.lane_id})):
+        measured = await (await connection.execute(_SQL[name], {**where, **place})).fetchall()
+        sizes.update(dict(measured))
+    total = 0
+    for number, row in enumerate(rows):
+        total += sizes[row.ordinal]
+        if total > max_bytes and number:
+            return rows[:number]
+    return rows
+
+
+def _stretches_of(rows: Sequence[PendingRow]) -> list[tuple[int, int]]:
+    return stretches(sorted({row.ordinal for row in rows}))
 
 
 class Summary(NamedTuple):

@@ -102,3 +102,21 @@ SELECT t.source_id, t.source_lane, t.ordinal, t.line, t.summary
    SELECT source_id, source_lane, ordinal, min(line) AS line, min(summary) AS summary FROM penstock.templates
     WHERE source_id = w.source_id AND source_lane = w.source_lane AND ordinal >= w.start AND ordinal < w.stop
     GROUP BY source_id, source_lane, ordinal) AS t
+
+-- name: measure_inputs
+-- Measures the inputs of some stretches of a job's lane. Lengths are known without the bytes.
+SELECT t.ordinal, t.size
+  FROM unnest(%(starts)b::int4[], %(stops)b::int4[]) AS w (start, stop)
+ CROSS JOIN LATERAL (
+   SELECT ordinal, octet_length(body) AS size FROM penstock.templates
+    WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s AND ordinal >= w.start AND ordinal < w.stop
+    GROUP BY source_id, source_lane, ordinal) AS t
+
+-- name: measure_results
+-- Measures the results of the same rows.
+SELECT o.ordinal, coalesce(o.size, 0)
+  FROM unnest(%(starts)b::int4[], %(stops)b::int4[]) AS w (start, stop)
+ CROSS JOIN LATERAL (
+   SELECT ordinal, octet_length(response) AS size FROM penstock.outcomes
+    WHERE lane_id = %(lane_id)s AND ordinal >= w.start AND ordinal < w.stop
+    GROUP BY lane_id, ordinal) AS o

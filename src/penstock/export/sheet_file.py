@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from uuid import UUID
 
@@ -22,6 +23,10 @@ from penstock.tasks import cancel_and_wait
 FORMATS = ("csv", "xlsx", "jsonl")
 
 _PAGE_ROWS = 2_000
+
+
+class NoJob(PenstockError):  # noqa: N818 - what it is
+    """Batch that is no job, or no batch any more: there is no sheet of it."""
 
 
 def sheet_format(filename: str) -> tuple[str, bool] | None:
@@ -70,20 +75,22 @@ async def _write_sheet(
 
 async def sheet_blocks(
     connection: Connection, batch_id: UUID, file_format: str, *, gzip: bool
-) -> AsyncIterator[tuple[bytes, int]]:
-    """Blocks of a job's sheet and how many rows each has, read in the connection's transaction: one snapshot."""
+) -> AsyncGenerator[tuple[bytes, int], None]:
+    """Blocks of a job's sheet and how many rows each has, read in the connection's transaction: one snapshot. Raises
+    NoJob, and UsageError if it cannot be written as such a file, before the first block."""
     job = await read_columns(connection, batch_id)
     if job is None:
-        raise PenstockError(f"{batch_id} is no job", hint="Only jobs over tables and images have sheets.")
+        raise NoJob(f"{batch_id} is no job", hint="Only jobs over tables and images have sheets.")
     columns = SheetColumns(job.input, job.result)
     writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type)
     yield writer.begin(), 0
-    async for rows in _pages(connection, batch_id):
-        yield await asyncio.to_thread(_write_page, writer, columns, rows), len(rows)
+    async with aclosing(_pages(connection, batch_id)) as pages:
+        async for rows in pages:
+            yield await asyncio.to_thread(_write_page, writer, columns, rows), len(rows)
     yield writer.end(), 0
 
 
-async def _pages(connection: Connection, batch_id: UUID) -> AsyncIterator[list[GridRow]]:
+async def _pages(connection: Connection, batch_id: UUID) -> AsyncGenerator[list[GridRow], None]:
     """Pages of a job's rows; each is read while the one before it is written."""
     grid = await find_grid(connection, batch_id)
     if grid is None:

@@ -34,6 +34,7 @@ from penstock.db.pool import Pool, borrowed
 from penstock.deliver import sinks, webhooks
 from penstock.dispatch.providers import Providers
 from penstock.erase import erase, purge
+from penstock.erase.leftovers import LeftoverWalk
 from penstock.intake import parts, sweep
 from penstock.server.adapter_scan import TAKE_AT_ONCE, AdapterScans, ScanReport
 from penstock.server.job_ingest import JobIngest
@@ -131,6 +132,7 @@ class BackgroundDuties:
         self._sender = webhooks.sender_for(config)
         self._unserved_since: dict[str, float] = {}
         self._retired_to = _FIRST
+        self._leftovers = LeftoverWalk()
         self._batch_maintenance = BatchMaintenance(database)
         self._job_ingest = JobIngest(config, conninfo, database)
         self._job_operations = JobOperations(config, database)
@@ -345,8 +347,10 @@ class BackgroundDuties:
     async def _forget(self) -> bool:
         forgotten = await webhooks.forget_old(self._database, self._config)
         forgotten += await sinks.forget_old(self._database, self._config)
+        limits = self._config.erase
         async with borrowed(self._database) as connection:
-            return forgotten + await audit.forget_old(connection, self._config.erase.audit_keep_s) > 0
+            forgotten += await audit.forget_old(connection, limits.audit_keep_s)
+            return forgotten + await self._leftovers.step(connection, limits.purge_batch_size) > 0
 
 
 def _scan_duty(adapter: str) -> str:

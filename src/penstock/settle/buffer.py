@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.config import SettleLimits
+from penstock.config import SettleLimits, TableLimits
 from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
 from penstock.model import ROWS, Again, Item, Lease, Outcome, OutcomeState
@@ -23,7 +23,10 @@ _log = logging.getLogger("penstock.settle")
 
 Range = tuple[int, int]
 
+_TABLES = TableLimits()
+
 UNSTORABLE = "unstorable_result"
+TOO_MANY_COLUMNS = "too_many_columns"
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -85,12 +88,13 @@ class SettleWrite:
         on_more: Callable[[], None],
         on_answers: Callable[[Answers], None] | None,
         settle_growing: Settle | None,
+        tables: TableLimits,
     ) -> None:
         self._worker_id = worker_id
         self._settle_growing = settle_growing
         self._on_more = on_more
         self._on_answers = on_answers
-        self._columns = ResultColumns()
+        self._columns = ResultColumns(tables)
         self.tally = Tally()
         self.suspects: set[Hashable] = set()
         """Keys of unwritten items of suspect leases: one more loss may fail them as `worker_lost`."""
@@ -119,13 +123,7 @@ class SettleWrite:
                 changes.decide(entry.item, entry.verdict)
             else:
                 changes.give_back(entry.lease, entry.ranges)
-        results = [
-            (lease.batch_id, outcome.body)
-            for lease, _, _, _, outcome in changes.outcomes
-            if lease.endpoint == ROWS and outcome.body is not None
-        ]
-        if results:
-            await self._columns.record(connection, results)
+        await self._record_columns(connection, changes)
         write = self._settle_growing if self._settle_growing is not None and changes.discoverers else settle
         settled = await write(connection, self._worker_id, changes, notify=self._on_answers is None)
         if changes.waited and self._on_answers is not None:
@@ -145,6 +143,26 @@ class SettleWrite:
         if self.suspects:
             self.suspects.difference_update(map(self.key, entries))
         self._count(settled.outcomes, settled.retries, settled.given_back, settled.fenced - known, known)
+
+    async def _record_columns(self, connection: Connection, changes: Changes) -> None:
+        """Record the columns of jobs' results before the results; those that have too many fail."""
+        results = {
+            place: (lease.batch_id, outcome.body)
+            for place, (lease, _, _, _, outcome) in enumerate(changes.outcomes)
+            if lease.endpoint == ROWS and outcome.body is not None
+        }
+        if not results:
+            return
+        for place, reason in (await self._columns.record(connection, results)).items():
+            lease, ordinal, line, custom_id, outcome = changes.outcomes[place]
+            failed = Outcome(
+                OutcomeState.FAILED,
+                error_code=TOO_MANY_COLUMNS,
+                error_message=f"The result cannot be taken: {reason}.",
+                duration_ms=outcome.duration_ms,
+                usage=outcome.usage,
+            )
+            changes.outcomes[place] = (lease, ordinal, line, custom_id, failed)
 
     def _count(self, outcomes: int, retries: int, given_back: int, fenced: int, known: int) -> None:
         tally = self.tally
@@ -192,11 +210,12 @@ class SettleBuffer(Coalescer[SettleEntry]):
         on_more: Callable[[], None] = lambda: None,
         on_answers: Callable[[Answers], None] | None = None,
         settle_growing: Settle | None = None,
+        tables: TableLimits = _TABLES,
     ) -> None:
         """`on_written` is called after each flush; `on_more` when sessions are ready for their next request, or items
         are to be tried again; `on_answers` when answers that callers wait for have been written. With `on_answers`, to
         notify callers at other processes is left to it. `settle_growing` settles results that add rows to their job."""
-        self._write_kind = SettleWrite(worker_id, on_more, on_answers, settle_growing)
+        self._write_kind = SettleWrite(worker_id, on_more, on_answers, settle_growing, tables)
         bounds = CoalesceLimits(
             limits.settle_max_rows,
             limits.settle_max_bytes,

@@ -352,6 +352,17 @@ SELECT mine.n - 1
   FROM unnest(%(nonces)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS mine (nonce, ordinal, n)
   JOIN held ON held.nonce = mine.nonce AND held.ordinals @> mine.ordinal
 
+-- name: hold_columns
+-- Lets nobody else record columns of a job's results until the commit, and no deletion of the job begin.
+SELECT pg_advisory_xact_lock(hashtextextended('columns of ' || batch_id, 0))
+  FROM penstock.jobs WHERE batch_id = %(batch_id)s
+   FOR KEY SHARE
+
+-- name: list_columns_if_there
+-- Lists the columns of a job's results that are recorded, unless the job was deleted.
+SELECT ARRAY(SELECT name FROM penstock.job_columns WHERE batch_id = %(batch_id)s)
+  FROM penstock.batches WHERE id = %(batch_id)s AND (deleted_at IS NULL) IS TRUE
+
 -- name: add_columns
 -- Records result columns of a job, in this order; those that are there already keep their place.
 INSERT INTO penstock.job_columns (batch_id, name)

@@ -80,6 +80,7 @@ class WorkerLoop:
             on_more=self.woken.set,
             on_answers=on_answers,
             settle_growing=Discoveries(config.tables).settle,
+            tables=config.tables,
         )
         self._config = config
         self._database = database

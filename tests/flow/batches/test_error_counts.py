@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from uuid import UUID
 
+import pytest
+
+from penstock.batches import error_groups
 from penstock.batches.error_groups import (
     fingerprint,
     fold_error_groups,
@@ -13,7 +17,7 @@ from penstock.batches.error_groups import (
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import read_status
 from penstock.batches.run_again import retry_batch
-from penstock.batches.steer import cancel_batch
+from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.batches.upkeep import fold_progress
 from penstock.db.pool import Connection
 from penstock.model import Again, Outcome, OutcomeState
@@ -130,6 +134,96 @@ def test_a_group_of_which_nothing_is_left_is_gone(database: str) -> None:
         assert await one(connection, "SELECT count(*) FROM penstock.job_errors") == (0,)
 
     with_connection(database, body)
+
+
+def test_reruns_that_are_given_up_after_a_fold_are_told_in_full(database: str) -> None:
+    """The fold left nothing of the groups, as nothing counted in them."""
+
+    async def body(connection: Connection) -> None:
+        batch_id, _ = await make_job(connection, 30)
+        worker = await make_worker(connection)
+        await settle_rows(connection, worker, await claim_rows(connection, worker, 30), verdict)
+        before = await list_error_groups(connection, batch_id, None, 10)
+        await pause_batch(connection, batch_id)
+        await retry_batch(connection, batch_id, "ann")
+        await fold_error_groups(connection, [batch_id])
+        assert await one(connection, "SELECT count(*) FROM penstock.job_errors") == (0,)
+        assert await cancel_batch(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
+        assert await counts(connection, batch_id) == {SOLD_OUT: 6, MISSING: 3}
+        assert await list_error_groups(connection, batch_id, None, 10) == before
+
+    with_connection(database, body)
+
+
+class _Walk:
+    """A job that is settled, run again, given up and folded at random."""
+
+    def __init__(self, connection: Connection, batch_id: UUID, worker: UUID, chance: random.Random) -> None:
+        self.connection, self.batch_id, self.worker, self.chance = connection, batch_id, worker, chance
+
+    async def settle(self) -> None:
+        leases = await claim_rows(self.connection, self.worker, self.chance.randint(1, 12))
+        shift = self.chance.randrange(10)
+        await settle_rows(
+            self.connection,
+            self.worker,
+            leases,
+            lambda ordinal: Again("x", "y", 0, True) if self.chance.random() < 0.2 else verdict(ordinal + shift),
+        )
+
+    async def run_again(self) -> None:
+        await retry_batch(self.connection, self.batch_id, "ann")
+
+    async def pause(self) -> None:
+        await pause_batch(self.connection, self.batch_id)
+
+    async def resume(self) -> None:
+        await resume_batch(self.connection, self.batch_id)
+
+    async def give_up(self) -> None:
+        await cancel_batch(self.connection, self.batch_id)
+        await finish_batch(self.connection, self.batch_id)
+
+    async def fold(self) -> None:
+        await fold_error_groups(self.connection, [self.batch_id])
+
+
+_RUNNING_AGAIN = (
+    "SELECT range_agg(r) FROM (SELECT unnest(ordinals) AS r FROM penstock.deferrals"
+    " WHERE batch_id = %(batch)s AND generation > 0) AS d"
+)
+
+
+@pytest.mark.parametrize("fold_limit", [2, 1_000])
+def test_counts_are_the_jobs_figures_whatever_happens(
+    database_18: str, monkeypatch: pytest.MonkeyPatch, fold_limit: int
+) -> None:
+    monkeypatch.setattr(error_groups, "_FOLD_LIMIT", fold_limit)
+
+    async def body(connection: Connection) -> None:
+        worker = await make_worker(connection)
+        for seed in range(5):
+            chance = random.Random(seed)
+            batch_id, lane = await make_job(connection, 40)
+            walk = _Walk(connection, batch_id, worker, chance)
+            steps = [walk.settle] * 4 + [walk.run_again, walk.run_again, walk.pause, walk.resume, walk.give_up]
+            for _ in range(30):
+                await chance.choice([*steps, walk.fold, walk.fold])()
+                known = {"batch": batch_id, "lane": lane}
+                cursor = await connection.execute(
+                    "SELECT fingerprint, count(*) FROM penstock.outcomes WHERE lane_id = %(lane)s"
+                    f" AND fingerprint IS NOT NULL AND NOT coalesce(({_RUNNING_AGAIN}) @> ordinal, false) GROUP BY 1",
+                    known,
+                )
+                told = {f"{group:016x}": count for group, count in await cursor.fetchall()}
+                assert await counts(connection, batch_id) == told
+                for group in await list_error_groups(connection, batch_id, None, 10):
+                    assert (group.code, group.status_code) in {("sold_out", None), ("not_found", 404)}
+                    assert None not in (group.first_at, group.last_at, group.line, group.message)
+            await cancel_batch(connection, batch_id)
+
+    with_connection(database_18, body)
 
 
 def test_other_batches_have_none(database: str) -> None:

@@ -104,7 +104,8 @@ def test_rows_come_with_what_is_known_of_them(database: str) -> None:
         ]
         grid = await find_grid(connection, batch_id)
         assert grid is not None
-        rows = await read_pending(connection, grid, page.rows)
+        rows, next_ = await read_pending(connection, grid, page)
+        assert next_ is None
         assert [(row.line, row.status, row.attempts) for row in rows] == [
             (5, PENDING, 0),
             (6, PENDING, 0),
@@ -113,6 +114,39 @@ def test_rows_come_with_what_is_known_of_them(database: str) -> None:
         assert [row.updated_at for row in rows] == [row.span.at for row in page.rows]
         # The one that is run again keeps its last outcome until it has a new one.
         assert [row.error for row in rows] == [None, None, "no"]
+
+    with_connection(database, body)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 100, 250, 10_000])
+def test_a_page_of_large_rows_ends_early_and_the_next_goes_on_there(database: str, max_bytes: int) -> None:
+    """Also where rows are not in the order of their numbers, and results count, too."""
+
+    async def body(connection: Connection) -> None:
+        batch_id, lane = await make_job(connection, 12, created_at=at(0))
+        worker = await make_worker(connection)
+        await settle_rows(connection, worker, await claim_rows(connection, worker, 6, now=at(1)), lambda _: FAILED)
+        for number, line in enumerate((5, 1, 3)):
+            await retry_batch(connection, batch_id, "ann", lines=[line], now=at(2 + number))
+        result = {"result": b"x" * 150, "lane": lane}
+        await connection.execute(
+            "UPDATE penstock.outcomes SET response = %(result)s WHERE lane_id = %(lane)s AND line = 1", result
+        )
+        grid = await find_grid(connection, batch_id)
+        assert grid is not None
+        query = PendingQuery(batch_id=batch_id)
+        lines: list[int] = []
+        sizes: list[int] = []
+        page = await list_pending(connection, query, None, 8)
+        while True:
+            rows, next_ = await read_pending(connection, grid, page, max_bytes)
+            lines += [row.line for row in rows]
+            sizes += [sum(len(row.body) + len(row.result or b"") for row in rows)] if len(rows) > 1 else []
+            if next_ is None:
+                break
+            page = await list_pending(connection, query, next_, 8)
+        assert lines == [7, 8, 9, 10, 11, 12, 5, 1, 3]
+        assert max(sizes, default=0) <= max_bytes
 
     with_connection(database, body)
 
