@@ -23,9 +23,9 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 lock: ## refresh requirements.lock from pyproject.toml
-	@$(BIN)/uv pip compile --quiet --system-certs --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev pyproject.toml -o requirements.lock --python-version 3.11
+	@$(BIN)/uv pip compile --quiet --system-certs --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev --extra folder --extra s3 --extra ftp pyproject.toml -o requirements.lock --python-version 3.11
 
-demo: setup ## run 2,000 requests against a mock upstream and look at the result
+demo: setup ## run 2,000 requests and a table's rows against a mock upstream, and look at the results
 	@$(BIN)/python examples/demo.py
 
 # One more than there are cores: many tests wait, for a grace, a drain or a packet that does not come.
@@ -71,6 +71,10 @@ chaos: setup ## a seeded run of faults, checked: make chaos SEED=1 MINUTES=10
 chaos-sessions: setup ## the same over sessions and their callers: make chaos-sessions SEED=1 SESSIONS=500 REQUESTS=20 REPLICAS=3
 	@$(BIN)/python -m tests.chaos.sessions --seed $(or $(SEED),1) --sessions $(or $(SESSIONS),500) --requests $(or $(REQUESTS),20) --replicas $(or $(REPLICAS),3)
 
+chaos-jobs: setup ## a table through kills of everything, compared row by row: make chaos-jobs ROWS=100000
+	@$(BIN)/python -m tests.chaos.jobs --kind csv --rows $(or $(ROWS),100000)
+	@$(BIN)/python -m tests.chaos.jobs --kind xlsx --rows $(or $(ROWS),100000)
+
 races: setup ## every order of every few moves at once (make test has a quarter of those of two, a twelfth of those of three)
 	@$(PYTEST) --all tests/race
 
@@ -86,4 +90,4 @@ docs: setup ## write the pages that are made from the source
 clean: ## remove the environment and what the demo wrote
 	@rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup lock demo test test-all flakes check format bench chaos chaos-sessions races replay conformance docs clean
+.PHONY: help setup lock demo test test-all flakes check format bench chaos chaos-sessions chaos-jobs races replay conformance docs clean

@@ -40,6 +40,8 @@ QUICK: Mapping[str, Sequence[str]] = {
     "shares": ["--quick"],
     "bodies": ["--quick"],
     "held_snapshot": ["--quick"],
+    "pending": ["--quick"],
+    "jobs": ["--quick"],
 }
 
 

@@ -22,6 +22,7 @@ message that names the place.
 | `root_path` | `PENSTOCK_ROOT_PATH` | `serve --root-path PATH` | none | what a proxy puts before every path |
 | `webhook_allow` | `PENSTOCK_WEBHOOK_ALLOW` | | none | private networks and hosts that webhooks may go to (list) |
 | `[[providers]]` | | `serve --base-url URL` | none | the endpoints that serve models: see [serve.md](serve.md) |
+| `[[adapters]]` | | | none | places where files arrive by themselves: see [jobs.md](jobs.md) |
 
 The file is the one named by `--config`, else by `PENSTOCK_CONFIG`, else `penstock.toml` in the data directory.
 
@@ -30,6 +31,7 @@ The file is the one named by `--config`, else by `PENSTOCK_CONFIG`, else `pensto
 
 TITLES = {
     "intake": "Intake: what a file may contain",
+    "tables": "Tables and images: what a job's file may contain",
     "claim": "Claims: how much a worker takes at once",
     "settle": "The coalescing writer",
     "dispatch": "Calls",
@@ -38,6 +40,7 @@ TITLES = {
     "database": "Database",
     "serve": "The HTTP server",
     "sessions": "Sessions",
+    "scan": "Adapters",
     "erase": "Erasure",
     "webhooks": "Webhooks",
 }

@@ -1,26 +1,21 @@
 """Every limit and interval, with its range. Units are part of the names.
 
 One name serves everywhere: `heartbeat_grace_s` in TOML is `PENSTOCK_HEARTBEAT_GRACE_S` in the
-environment and `--set heartbeat_grace_s=30` on the command line. The command line wins over the
-environment, the environment over the file, the file over the default.
+environment and `--set heartbeat_grace_s=30` on the command line.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import UsageError
-from penstock.validators import checked_public_url
-
 if TYPE_CHECKING:
+    from penstock.adapters.config import Adapter
     from penstock.deliver.sink_config import Sink
+    from penstock.dispatch.processors import ProcessorConfig
     from penstock.dispatch.providers import Provider
 
 KIB = 1024
@@ -34,6 +29,10 @@ def _knob(default: float, low: float, high: float, about: str) -> Any:
 
 def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
     return field(default=default, metadata={"choices": choices, "about": about})
+
+
+def _switch(about: str) -> Any:
+    return field(default=False, metadata={"choices": ("true", "false"), "about": about})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,25 @@ class IntakeLimits:
     max_compression_ratio: int = _knob(1_000, 2, 100_000, "largest expansion of a .gz or .zst input")
     copy_batch_rows: int = _knob(50_000, 1, 1_000_000, "rows per COPY, which is one transaction")
     copy_batch_bytes: int = _knob(32 * MIB, KIB, 256 * MIB, "bytes per COPY; they are streamed, not held")
+
+
+@dataclass(frozen=True, slots=True)
+class TableLimits:
+    """Limits of tables and images, and of how they are read."""
+
+    max_rows: int = _knob(10_000_000, 1, 2_000_000_000, "most rows of one table")
+    max_row_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "largest row as it is stored, cells as they came and typed")
+    max_cell_bytes: int = _knob(MIB, 64, 64 * MIB, "largest cell of a CSV or XLSX file")
+    max_columns: int = _knob(2_000, 1, 16_384, "most columns of one table")
+    max_result_columns: int = _knob(2_000, 1, 16_384, "most columns of a job's results; a row that has more fails")
+    max_column_name_chars: int = _knob(256, 8, 4_096, "longest name of a column")
+    max_xlsx_memory_bytes: int = _knob(2 * GIB, 256 * MIB, 1024 * GIB, "memory of the process that reads an XLSX file")
+    max_unpacked_bytes: int = _knob(8 * GIB, KIB, 1024 * GIB, "largest content of an XLSX file or a zip of images")
+    max_zip_ratio: int = _knob(200, 2, 100_000, "largest expansion of a file in a zip, from 1 MiB on")
+    max_zip_entries: int = _knob(100_000, 1, 1_000_000, "most files in an XLSX file or a zip")
+    max_images: int = _knob(100_000, 1, 1_000_000, "most images of one job")
+    max_image_bytes: int = _knob(32 * MIB, KIB, 256 * MIB, "largest image")
+    max_discovered_rows: int = _knob(1_000_000, 0, 100_000_000, "most rows that processors may add to one job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +124,11 @@ class RetryLimits:
     refusal_rest_s: float = _knob(0.1, 0, 60, "shortest rest of a route that did not admit a call")
     retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest wait that an upstream can ask for")
 
-    def after(self, spent: int) -> RetryLimits:
-        """Limits for an input that has had `spent` attempts before it was run again."""
-        if not spent:
+    def after(self, spent: int, max_attempts: int | None = None) -> RetryLimits:
+        """Limits for an input that has had `spent` attempts before it was run again, in a job with its own limit."""
+        if not spent and max_attempts is None:
             return self
-        left = max(1, min(self.max_attempts, self.max_attempts_lifetime - spent))
+        left = max(1, min(max_attempts or self.max_attempts, self.max_attempts_lifetime - spent))
         return dataclasses.replace(self, max_attempts=left)
 
 
@@ -162,8 +180,13 @@ class ServeLimits:
     linger_s: float = _knob(10, 0, 300, "how long a refused request's body is still taken, so that the refusal is read")
     body_min_bytes_per_s: int = _knob(1_024, 1, 1_000_000_000, "slower bodies are cut off, after body_idle_timeout_s")
     send_timeout_s: float = _knob(120, 0.1, 3_600, "longest a client may leave an answer unread")
+    send_min_bytes_per_s: int = _knob(
+        32 * KIB, 1, 1_000_000_000, "clients that read an answer more slowly are cut off, after send_timeout_s"
+    )
+    max_exports: int = _knob(4, 1, 1_000, "sheets that are written at once; more are answered 503")
     keep_alive_s: float = _knob(15, 0.1, 3_600, "how long an idle connection is kept")
     key_cache_s: float = _knob(5, 0, 300, "how long a key's state is remembered, and so a revoked key still works")
+    pending_dashboard: bool = _switch("whether GET /api/pending answers: what is pending in all of one's jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +203,26 @@ class SessionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """Files that adapters find."""
+
+    scan_timeout_s: float = _knob(60, 0.1, 3_600, "longest silence of a store or an FTP server")
+
+
+@dataclass(frozen=True, slots=True)
 class EraseLimits:
     """Erasure: how deleted data is removed."""
 
     purge_batch_size: int = _knob(1_000, 1, 100_000, "rows removed per statement")
     purge_throttle_ms: int = _knob(100, 0, 60_000, "rest between two statements")
     purge_interval_ms: int = _knob(3_600_000, 100, 86_400_000, "how often a server looks for what is left to remove")
+    audit_keep_s: float = _knob(31_536_000, 60, 315_360_000, "how long the record of a change to a job is kept")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
+    tables: TableLimits = field(default_factory=TableLimits)
     claim: ClaimLimits = field(default_factory=ClaimLimits)
     settle: SettleLimits = field(default_factory=SettleLimits)
     dispatch: DispatchLimits = field(default_factory=DispatchLimits)
@@ -200,9 +232,12 @@ class Config:
     webhooks: WebhookLimits = field(default_factory=WebhookLimits)
     serve: ServeLimits = field(default_factory=ServeLimits)
     sessions: SessionLimits = field(default_factory=SessionLimits)
+    scan: ScanLimits = field(default_factory=ScanLimits)
     erase: EraseLimits = field(default_factory=EraseLimits)
     providers: tuple[Provider, ...] = ()
+    processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     public_url: str | None = None
     """URL by which clients reach the server, if that is not where it listens."""
     root_path: str = ""
@@ -219,7 +254,7 @@ class Knob:
 
     name: str
     group: str
-    kind: type[int] | type[float] | type[str]
+    kind: type[int] | type[float] | type[str] | type[bool]
     default: Any
     about: str
     low: float = 0
@@ -237,8 +272,9 @@ class Knob:
         return f"PENSTOCK_{self.name.upper()}"
 
 
-_GROUPS: dict[str, type[Any]] = {
+GROUPS: dict[str, type[Any]] = {
     "intake": IntakeLimits,
+    "tables": TableLimits,
     "claim": ClaimLimits,
     "settle": SettleLimits,
     "dispatch": DispatchLimits,
@@ -248,135 +284,18 @@ _GROUPS: dict[str, type[Any]] = {
     "webhooks": WebhookLimits,
     "serve": ServeLimits,
     "sessions": SessionLimits,
+    "scan": ScanLimits,
     "erase": EraseLimits,
 }
 
 
 def knobs() -> Iterator[Knob]:
     """Every knob, in the order of the reference page."""
-    for group, limits in _GROUPS.items():
+    for group, limits in GROUPS.items():
         for entry in dataclasses.fields(limits):
-            kind = {"int": int, "float": float, "str": str}[str(entry.type)]
-            yield Knob(entry.name, group, kind, entry.default, **entry.metadata)
-
-
-_OTHER_SETTINGS = ("database_url", "data_dir", "public_url", "root_path", "webhook_allow")
-_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-
-
-def load(
-    *,
-    toml_path: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    overrides: Iterable[tuple[str, str]] = (),
-    flags: Mapping[str, float | None] | None = None,
-    database_url: str | None = None,
-    data_dir: Path | None = None,
-    root_path: str | None = None,
-    public_url: str | None = None,
-) -> Config:
-    """Read file, environment and command line into one checked configuration."""
-    environ = os.environ if environ is None else environ
-    known = {knob.name: knob for knob in knobs()}
-    chosen: dict[str, tuple[Any, str]] = {}
-
-    tables: dict[str, tuple[Any, ...]] = {}
-
-    if toml_path is not None:
-        for name, value in _read_toml(toml_path).items():
-            if name in ("providers", "sinks"):
-                tables[name] = _parse_tables(name, value, str(toml_path))
-                continue
-            if name not in known and name not in _OTHER_SETTINGS:
-                raise UsageError(f"{toml_path}: unknown setting '{name}'", hint=_nearest(name, known))
-            chosen[name] = (value, f"{toml_path}: {name}")
-    for name in (*known, *_OTHER_SETTINGS):
-        variable = f"PENSTOCK_{name.upper()}"
-        if variable in environ:
-            chosen[name] = (environ[variable], variable)
-    for name, value in overrides:
-        if name not in known:
-            raise UsageError(f"--set {name}: unknown setting", hint=_nearest(name, known))
-        chosen[name] = (value, f"--set {name}")
-    for name, flag in (flags or {}).items():
-        if flag is not None:
-            chosen[name] = (flag, f"--{name.replace('_', '-')}")
-    texts = {"database_url": database_url, "data_dir": data_dir, "root_path": root_path, "public_url": public_url}
-    for name, text in texts.items():
-        if text is not None:
-            chosen[name] = (str(text), f"--{name.replace('_', '-')}")
-
-    grouped: dict[str, dict[str, Any]] = {}
-    for name, (value, place) in chosen.items():
-        if name in known:
-            grouped.setdefault(known[name].group, {})[name] = _value(known[name], value, place)
-    groups = {name: limits(**grouped.get(name, {})) for name, limits in _GROUPS.items()}
-    config = Config(
-        **groups,
-        providers=tables.get("providers", ()),
-        sinks=tables.get("sinks", ()),
-        public_url=checked_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
-        root_path=_root_path(*chosen["root_path"]) if "root_path" in chosen else "",
-        webhook_allow=_entries(*chosen["webhook_allow"]) if "webhook_allow" in chosen else (),
-        database_url=str(chosen["database_url"][0]) if "database_url" in chosen else None,
-        data_dir=Path(str(chosen["data_dir"][0])) if "data_dir" in chosen else Path(".penstock"),
-    )
-    _check_together(config)
-    return config
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot read the configuration: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from error
-
-
-def _parse_tables(name: str, value: Any, file: str) -> tuple[Any, ...]:
-    if name == "providers":
-        from penstock.dispatch.providers import parse
-
-        return parse(value, file)
-    from penstock.deliver import sink_config
-
-    return sink_config.parse(value, file)
-
-
-def _entries(value: Any, place: str) -> tuple[str, ...]:
-    """A list, as TOML has it or separated by commas."""
-    entries = value.split(",") if isinstance(value, str) else value
-    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise UsageError(f"{place}: not a list of texts", hint='Write ["10.1.0.0/16", "hooks.example.net"].')
-    return tuple(entry.strip() for entry in entries if entry.strip())
-
-
-def _value(knob: Knob, value: Any, place: str) -> float | str:
-    if knob.choices:
-        if value not in knob.choices:
-            raise UsageError(f"{place}: '{value}' is not one of {', '.join(knob.choices)}", hint=_range_hint(knob))
-        return str(value)
-    try:
-        number: float = int(str(value)) if knob.kind is int else float(str(value))
-    except ValueError:
-        word = "a whole number" if knob.kind is int else "a number"
-        raise UsageError(f"{place}: '{value}' is not {word}", hint=_range_hint(knob)) from None
-    if not knob.low <= number <= knob.high:
-        raise UsageError(f"{place}: {value} is out of range", hint=_range_hint(knob))
-    return number
-
-
-def _root_path(value: Any, place: str) -> str:
-    path = str(value).rstrip("/")
-    if path and not _ROOT_PATH.fullmatch(path):
-        raise UsageError(f"{place}: '{value}' is not a path", hint="For example /penstock")
-    return path
-
-
-def _range_hint(knob: Knob) -> str:
-    span = knob.span.replace(" – ", " to ")
-    return f"{knob.name} ({knob.about}) takes {span}; the default is {plain(knob.default)}."
+            kind = {"int": int, "float": float, "str": str, "bool": bool}[str(entry.type)]
+            default = str(entry.default).lower() if kind is bool else entry.default
+            yield Knob(entry.name, group, kind, default, **entry.metadata)
 
 
 def plain(value: float | str) -> str:
@@ -385,22 +304,3 @@ def plain(value: float | str) -> str:
         return value
     number = value
     return f"{number:,.0f}" if number == int(number) else f"{number:g}"
-
-
-def _nearest(name: str, known: Mapping[str, Knob]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=3)
-    return f"Did you mean {', '.join(close)}?" if close else "docs/configuration.md lists every setting."
-
-
-def _check_together(config: Config) -> None:
-    liveness = config.liveness
-    if liveness.heartbeat_grace_s < 2 * liveness.heartbeat_interval_s:
-        raise UsageError(
-            f"heartbeat_grace_s ({liveness.heartbeat_grace_s:g}) is less than twice "
-            f"heartbeat_interval_s ({liveness.heartbeat_interval_s:g})",
-            hint="One late heartbeat must not count as a death: raise the grace or shorten the interval.",
-        )
-    if config.claim.claim_min > config.claim.claim_max:
-        raise UsageError("claim_min is larger than claim_max", hint="Lower claim_min or raise claim_max.")

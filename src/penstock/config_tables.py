@@ -48,6 +48,24 @@ class TableEntry:
             raise self.wrong(name, "is missing")
         return value.strip()
 
+    def whole_number(self, name: str, low: int, high: int) -> int | None:
+        """A whole number in this range; None if it is not given."""
+        value = self.table.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.wrong(name, f"{value!r} is not a whole number from {low} to {high:,}")
+        return value
+
+    def any_number(self, name: str, low: float, high: float) -> float | None:
+        """A number in this range; None if it is not given."""
+        value = self.table.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise self.wrong(name, f"{value!r} is not a number from {low:g} to {high:g}")
+        return float(value)
+
     def name(self) -> str:
         name = self.text("name", required=True)
         if not _NAME.fullmatch(name):

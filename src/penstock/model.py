@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
+
+ROWS = "rows"
+"""Endpoint of a lane whose inputs are the rows of a job."""
+
+MAX_DISCOVERED_ROWS = 1_000
+"""Rows that one item may add to its job."""
+MAX_ROW_KEY_CHARS = 512
+
+_S = TypeVar("_S")
+
+_log = logging.getLogger("penstock.processor")
+_encoder = msgspec.json.Encoder()
 
 
 class OutcomeState(StrEnum):
@@ -99,10 +113,81 @@ class SessionRequest(msgspec.Struct, frozen=True, gc=False):
     """The request is not to be sent."""
 
 
+class NewRow(msgspec.Struct, frozen=True, gc=False):
+    """Row that a processor adds to its own job. A job takes each key once."""
+
+    key: str
+    row: bytes
+    """The row as a JSON object."""
+
+
+class CallCancelled(BaseException):
+    """Raised by `item.cancel.raise_if_requested()`. No Exception, so that `except Exception` lets it pass."""
+
+
+class CancelToken:
+    """Whether the call was given up: its time ran out, or its worker stops. Its result is dropped then. Nothing can
+    stop a function that runs on a thread, so it should look here now and then."""
+
+    __slots__ = ("_item",)
+
+    def __init__(self, item: Item) -> None:
+        self._item = item
+
+    @property
+    def requested(self) -> bool:
+        return getattr(self._item, "_cancelled", False)
+
+    def request(self) -> None:
+        """Give the call up. For the dispatcher that runs it."""
+        self._item._cancelled = True
+
+    def raise_if_requested(self) -> None:
+        if self.requested:
+            raise CallCancelled
+
+
+class _ItemLog(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"{(self.extra or {})['prefix']}: {msg}", kwargs
+
+
+def _check_new_row(key: object, row: object) -> None:
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_ROW_KEY_CHARS:
+        raise ValueError(f"add(key=...) takes a text of 1 to {MAX_ROW_KEY_CHARS} characters, not {key!r:.100}")
+    if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+        raise TypeError(f"add(row=...) takes a mapping of column names to values, not {row!r:.100}")
+
+
+MAX_STRATEGIES = 20
+"""Strategies of one processor."""
+
+
+def strategy_of(strategies: Sequence[_S], attempt: int) -> _S | None:
+    """The strategy of an attempt: each in turn, from the first again after the last. None if there are none."""
+    return strategies[(attempt - 1) % len(strategies)] if strategies else None
+
+
+class RowJob(msgspec.Struct, frozen=True):
+    """Job of a row, as far as those who work it off need it."""
+
+    definition: Any
+    """What is asked of an upstream for each row (`dispatch.rows.definition`); None for Python functions."""
+    max_attempts: int | None = None
+    """Attempts of a row before it fails for good; None for as many as the worker allows."""
+    images: bool = False
+    """Whether its rows stand for images."""
+
+
 class Item:
     """One input, as a processor sees it."""
 
-    __slots__ = ("_body", "custom_id", "lease", "line", "ordinal", "raw", "request")
+    __slots__ = (
+        *("_added", "_body", "_cancelled", "custom_id", "image", "job", "lease", "line", "ordinal", "raw", "request"),
+        "strategy",
+    )
+    _added: list[NewRow]
+    _cancelled: bool
 
     def __init__(
         self,
@@ -120,15 +205,68 @@ class Item:
         self.raw = raw
         self.request = request
         """The session's request; None for a line of a batch."""
+        self.job: RowJob | None = None
+        """The row's job; None for an input that is no row, and where a run tells the processor itself."""
+        self.strategy: str | None = None
+        """Name of the attempt's strategy, if the processor has strategies."""
+        self.image: bytes | None = None
+        """Bytes of the image, if that is what the row stands for."""
 
     @property
     def body(self) -> Any:
-        """The input's body, decoded on first use. `raw` holds its exact bytes."""
+        """The input's body, decoded on first use; of a row, its columns. `raw` holds its exact bytes."""
         try:
             return self._body
         except AttributeError:
-            self._body: Any = msgspec.json.decode(self.raw)
+            decoded = msgspec.json.decode(self.raw)
+            self._body: Any = decoded["row"] if self.is_row else decoded
             return self._body
+
+    @property
+    def size(self) -> int:
+        """Bytes that the item holds in memory: its body, and its image."""
+        return len(self.raw) + (0 if self.image is None else len(self.image))
+
+    @property
+    def is_row(self) -> bool:
+        """Whether the input is a row of a job."""
+        return self.lease.endpoint == ROWS
+
+    @property
+    def source_row(self) -> Any:
+        """The row as it came: the cells of a table, the object of a JSON line. None for an input that is no row."""
+        return msgspec.json.decode(self.raw)["raw"] if self.is_row else None
+
+    @property
+    def cancel(self) -> CancelToken:
+        """Tells whether the call was given up."""
+        return CancelToken(self)
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """Logger whose messages begin with the batch and the line."""
+        kind = "session" if self.lease.session else "batch"
+        return _ItemLog(_log, {"prefix": f"{public_id(kind, self.lease.batch_id)} line {self.line}"})
+
+    def add(self, key: str, row: Mapping[str, Any]) -> None:
+        """Add a row to the item's own job, if that has none of this key. It is taken over when the item is done."""
+        if not self.is_row:
+            raise TypeError("add() is for the rows of a job")
+        _check_new_row(key, row)
+        added = self.added
+        if len(added) >= MAX_DISCOVERED_ROWS:
+            raise ValueError(f"an item can add {MAX_DISCOVERED_ROWS:,} rows")
+        # Encoded now: a value that is not JSON is an error of this line, and the caller may go on to change the row.
+        added.append(NewRow(key, _encoder.encode(dict(row))))
+
+    @property
+    def added(self) -> list[NewRow]:
+        """Rows that were added so far."""
+        try:
+            return self._added
+        except AttributeError:
+            self._added = []
+            return self._added
 
     @property
     def url(self) -> str:
@@ -160,13 +298,19 @@ class Item:
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt: 1 on the first try, and on the first of each time the item is run again."""
+        """Number of the attempt: 1 on the first try. An item that is run again begins at 1 if it has all its attempts
+        again, else goes on counting."""
         return self.lease.attempt
 
     @property
     def spent(self) -> int:
         """Attempts that the item took before it was run again."""
         return self.lease.spent
+
+    @property
+    def max_attempts(self) -> int | None:
+        """Attempts that its job allows it; None for as many as the worker does."""
+        return None if self.job is None else self.job.max_attempts
 
     @property
     def idempotency_key(self) -> str:
@@ -202,6 +346,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     error_message: str | None = None
     duration_ms: int = 0
     usage: Usage | None = None
+    discovered: tuple[NewRow, ...] = ()
+    """Rows that the item adds to its job."""
 
 
 class Again(msgspec.Struct, frozen=True, gc=False):
@@ -264,6 +410,9 @@ ID_PREFIX = {
     "event": "evt_",
     "session": "session_",
     "session_request": "sreq_",
+    "ingested": "ingested_",
+    "job": "job_",
+    "operation": "op_",
 }
 _HEX = re.compile(r"[0-9a-f]{32}")
 

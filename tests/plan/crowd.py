@@ -32,8 +32,9 @@ LEASED = 100
 TABLES = (
     *("files", "file_lanes", "templates", "batches", "lanes", "leases"),
     *("deferrals", "outcomes", "attempts", "reclaims", "progress", "journal", "workers", "gates"),
-    *("sessions", "session_requests"),
+    *("sessions", "session_requests", "operations", "row_keys"),
     *("file_chunks", "erasures", "erasure_pieces", "webhook_endpoints", "webhook_deliveries"),
+    *("jobs", "job_columns", "job_errors", "blobs", "blob_bytes", "blob_uses"),
 )
 
 _names = (f"plan{number}" for number in count())
@@ -51,10 +52,21 @@ _NEIGHBOURS = (
     "INSERT INTO penstock.lanes (batch_id, owner, pool, route, endpoint, source_id, source_lane, next, total, tag)"
     " SELECT b.id, 'owner-' || f.source_id %% 7, %(pool)s, %(route)s, '/v1', f.source_id, n, n, 1, f.source_id"
     "   FROM penstock.batches b JOIN penstock.files f ON f.id = b.file_id, generate_series(0, 1) AS n",
+    "INSERT INTO penstock.jobs (batch_id, owner, job_type, spec, client, created_at, ingested_at)"
+    " SELECT id, owner, 'job', '{}', '', now(), now() FROM penstock.batches ON CONFLICT DO NOTHING",
+    "INSERT INTO penstock.job_columns (batch_id, name)"
+    " SELECT batch_id, 'column_' || n FROM penstock.jobs, generate_series(1, 3) AS n ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.progress (batch_id) SELECT id FROM penstock.batches, generate_series(1, 5)",
     "INSERT INTO penstock.journal_heads (batch_id) SELECT id FROM penstock.batches ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)"
     " SELECT id, 0, '{[0,1)}', '{}', now() FROM penstock.batches, generate_series(1, 5)",
+    "INSERT INTO penstock.row_keys (source_id, key, ordinal)"
+    " SELECT source_id, n::text, n FROM penstock.files, generate_series(0, 4) AS n ON CONFLICT DO NOTHING",
+    "INSERT INTO penstock.job_errors (batch_id, fingerprint, count)"
+    " SELECT id, n, 1 FROM penstock.batches, generate_series(1, 3) AS n",
+    "INSERT INTO penstock.operations (id, batch_id, kind, wish, state, created_at, ended_at)"
+    " SELECT gen_random_uuid(), id, 'reprocess', '{}', 'done', now(), now()"
+    "   FROM penstock.batches, generate_series(1, 5)",
     "INSERT INTO penstock.sessions (id, owner, key, lane_id, created_at)"
     " SELECT id, 'local', id::text, -row_number() OVER (), now() FROM penstock.batches ON CONFLICT DO NOTHING",
     "INSERT INTO penstock.workers (id, pool, host, machine, pid, pid_birth, started_at, heartbeat_at)"

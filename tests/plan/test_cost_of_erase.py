@@ -36,6 +36,9 @@ _NEIGHBOURS = (
     "  reclaimed_at)"
     " SELECT id, 0, batch_id, gen_random_uuid(), gen_random_uuid(), '{{[0,1)}}', 1, 1, now()"
     "   FROM penstock.lanes, generate_series(1, 3)",
+    "INSERT INTO penstock.blobs (owner, digest, size)"
+    " SELECT 'local', sha256(source_id::text::bytea), 1 FROM penstock.files",
+    "INSERT INTO penstock.blob_uses SELECT -id, 0, n, id FROM penstock.blobs, generate_series(0, 3) AS n",
     # One whose last stretch is done.
     "INSERT INTO penstock.erasures (id, owner, kind, object_id, requested_at)"
     " VALUES ('{marker}', 'local', 'file', '{marker}', '-infinity')",
@@ -58,6 +61,7 @@ def ruins(worlds: Worlds) -> Iterator[Worlds]:
     for world in (worlds.small, worlds.large):
         for table in ("erasures", "erasure_pieces", "file_chunks", "reclaims"):
             world.session.execute(f"TRUNCATE penstock.{table}")
+        world.session.execute("TRUNCATE penstock.blobs, penstock.blob_uses")
         world.session.execute(f"DELETE FROM penstock.files WHERE id = '{_OUTPUT}'")
 
 

@@ -13,6 +13,7 @@ from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection
 from penstock.export.follow import number_lines
+from penstock.export.grid import find_grid, find_ordinals, list_live, read_columns, read_grid, stretches
 from penstock.export.merged import read_attempts_page, read_results_page
 from penstock.export.order import read_inputs, read_results
 from tests.plan.conftest import SMALL
@@ -191,8 +192,33 @@ async def lanes_with_inputs(at: Journalled, connection: Connection) -> None:
     await rows_of(connection, "list_lanes_with_inputs", {"batch": at.subject.batch})
 
 
+async def grid(at: Journalled, connection: Connection) -> None:
+    """Rows of a job from the middle on, with what became of each."""
+    lane = await find_grid(connection, at.subject.batch)
+    assert lane is not None
+    live = await list_live(connection, at.subject.batch)
+    start = at.subject.lines // 4
+    assert len(await read_grid(connection, lane, live, [(start, start + _PAGE)])) == _PAGE
+
+
+async def grid_of_state(at: Journalled, connection: Connection) -> None:
+    """Rows far between: those that failed."""
+    found = await find_grid(connection, at.subject.batch)
+    assert found is not None
+    live = await list_live(connection, at.subject.batch)
+    ordinals = await find_ordinals(connection, found, live, {"ERROR"}, 0, 5)
+    assert len(await read_grid(connection, found, live, stretches(ordinals))) == 5
+
+
+async def columns(at: Journalled, connection: Connection) -> None:
+    assert await read_columns(connection, at.subject.batch) is None
+
+
 _PAGES: list[Operation] = [
     *(
+        grid,
+        grid_of_state,
+        columns,
         keys,
         keys_not_completed,
         keys_missing,

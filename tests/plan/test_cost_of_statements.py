@@ -9,15 +9,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.batches import create, read, unserved, upkeep
+from penstock.batches import create, read, reprocess, unserved, upkeep
 from penstock.batches.create import find_batch_by_key
 from penstock.batches.read import find_batch_of_result, list_batches
 from penstock.batches.steer import cancel_batch, pause_batch, resume_batch
 from penstock.batches.unserved import move_lanes
 from penstock.claim import claim as claims
+from penstock.claim.claim_job import claim_job, read_work
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
+from penstock.settle import write as settle_write
 from penstock.settle.write import Changes, settle
 from tests.plan.crowd import DEFERRED_ROUTE, LEASED, LINED_UP_ROUTE, POOL, ROUTE, World, Worlds, check_in, claim
 from tests.support.engine import count_leased
@@ -30,6 +32,7 @@ _SMALL_TABLES = {"gates", "owners", "workers", "webhook_endpoints"}
 
 _UPKEEP = sql.load("penstock.batches", "upkeep.sql")
 _RUN_AGAIN = sql.load("penstock.batches", "run_again.sql")
+_REPROCESS = sql.load("penstock.batches", "reprocess.sql")
 _GROWTH = sql.load("penstock.batches", "growth.sql")
 _FINISH = sql.load("penstock.batches", "finish.sql")
 _EXPORT = sql.load("penstock.export", "export.sql")
@@ -37,6 +40,7 @@ _INTAKE = sql.load("penstock.intake", "intake.sql")
 
 _PAGE = 100
 _BUDGET_BYTES = 1 << 20
+_NO_FIGURES = dict.fromkeys(("completed", "failed", "not_found", "skipped", "output_bytes", "error_bytes"), 0)
 
 
 async def claim_lane(world: World, connection: Connection) -> None:
@@ -234,13 +238,21 @@ async def list_rerunning(world: World, connection: Connection) -> None:
 
 
 async def read_failures(world: World, connection: Connection) -> None:
-    assert len(await (await connection.execute(_RUN_AGAIN["read_failures"], _failures(world))).fetchall()) == 10
+    assert len(await (await connection.execute(_RUN_AGAIN["read_outcomes"], _failures(world))).fetchall()) == 10
+
+
+async def count_within_bytes(world: World, connection: Connection) -> None:
+    where = {**_failures(world), "bytes": 1_000}
+    assert await (await connection.execute(_RUN_AGAIN["count_within_bytes"], where)).fetchone() == (10,)
+
+
+async def read_states(world: World, connection: Connection) -> None:
+    assert len(await (await connection.execute(_REPROCESS["read_states"], _failures(world))).fetchall()) == 10
 
 
 async def rerun_failures(world: World, connection: Connection) -> None:
-    figures = {"failed": 10, "not_found": 0, "skipped": 0, "bytes": 1, "reopened": False, "now": None}
-    generations = {"generations": [1] * 10, "spent": [1] * 10}
-    await connection.execute(_RUN_AGAIN["rerun_if_held"], {**_failures(world), **figures, **generations})
+    numbers = {"generations": [1] * 10, "attempts": [1] * 10, "spent": [1] * 10, "reopened": False, "now": None}
+    await connection.execute(_RUN_AGAIN["rerun_if_held"], {**_failures(world), **numbers, **_NO_FIGURES})
 
 
 async def list_unrun(world: World, connection: Connection) -> None:
@@ -255,15 +267,62 @@ async def hold_first_unrun(world: World, connection: Connection) -> None:
 
 
 async def give_up_unrun(world: World, connection: Connection) -> None:
-    figures = {"failed": 0, "not_found": 0, "skipped": 0, "bytes": 0}
     await connection.execute(
-        _RUN_AGAIN["give_up_unrun"], {"id": world.drained, "deferral": 0, "ordinals": [0], **figures}
+        _RUN_AGAIN["give_up_unrun"], {"id": world.drained, "deferral": 0, "ordinals": [0], **_NO_FIGURES}
     )
 
 
+async def list_outcomes_of_states(world: World, connection: Connection) -> None:
+    where = {"lane": world.subject.lane, "after": -1, "states": ["completed", "failed"], "limit": 10}
+    assert len(await (await connection.execute(_REPROCESS["list_outcomes_of_states"], where)).fetchall()) == 10
+
+
+async def list_live(world: World, connection: Connection) -> None:
+    where = {"batch_id": world.subject.batch, "lane": world.subject.lane, "ordinals": [0, 50]}
+    await connection.execute(_REPROCESS["list_live"], where)
+
+
+async def hold_room(world: World, connection: Connection) -> None:
+    assert await (await connection.execute(_REPROCESS["hold_room"], {"lane": world.subject.lane})).fetchall() == []
+
+
+async def find_lane(world: World, connection: Connection) -> None:
+    cursor = await connection.execute(_REPROCESS["find_lane"], {"batch_id": world.subject.batch})
+    assert await cursor.fetchone() is not None
+
+
+async def list_operations(world: World, connection: Connection) -> None:
+    where = {"batch_id": world.subject.batch, "below": UUID(int=2**128 - 1), "from": UUID(int=0), "limit": 10}
+    await connection.execute(_REPROCESS["list_operations"], where)
+
+
+async def take_operation(world: World, connection: Connection) -> None:
+    assert await reprocess.take(connection, world.subject.worker, 30, besides=[uuid4()]) is None
+
+
 async def hold_if_growing(world: World, connection: Connection) -> None:
-    where = {"id": world.subject.batch, "file_id": world.subject.batch, "now": None}
+    where = {"id": world.subject.batch, "file_id": world.subject.batch, "sealed_too": True, "now": None}
     await connection.execute(_GROWTH["hold_if_growing"], where)
+
+
+async def find_row_keys(world: World, connection: Connection) -> None:
+    where = {"source_id": world.subject.source, "keys": [str(number) for number in range(10)]}
+    await connection.execute(_GROWTH["find_row_keys"], where)
+
+
+async def find_held(world: World, connection: Connection) -> None:
+    items = [(world.lease, ordinal) for ordinal in claims.first_ordinals(world.lease.ranges, 10)]
+    held = await settle_write.find_held(connection, world.subject.worker, [world.lease.id], items)
+    assert len(held) == 10
+
+
+async def claim_one_job(world: World, connection: Connection) -> None:
+    leases = await claim_job(connection, world.subject.batch, pool=POOL, want=_PAGE, worker_id=world.subject.worker)
+    assert count_leased(leases) > 1
+
+
+async def read_work_of_job(world: World, connection: Connection) -> None:
+    assert await read_work(connection, world.subject.batch) is not None
 
 
 async def hold_file_of_batch(world: World, connection: Connection) -> None:
@@ -278,7 +337,7 @@ async def list_file_lanes(world: World, connection: Connection) -> None:
 
 async def grow(world: World, connection: Connection) -> None:
     added = {"lanes": [0, 1], "routes": ["a", "b"], "endpoints": ["/v1/a", "/v1/a"], "counts": [1, 1], "bytes": 2}
-    where = {"id": world.subject.batch, "source_id": world.subject.source, "now": None}
+    where = {"id": world.subject.batch, "source_id": world.subject.source, "width": None, "now": None}
     await connection.execute(_GROWTH["grow_if_held"], {**where, **added})
 
 
@@ -345,7 +404,10 @@ _OTHERS: list[Operation] = [
     *(finish_settled, finish_drained, finish_nothing, close_if_past_deadline, hold_strays, list_lanes, purge_templates),
     *(list_changed, list_closing, list_steered, list_unfinished),
     *(list_newest, list_paused, list_backwards, list_by_metadata, result_of_nothing),
-    *(list_failures, list_rerunning, read_failures, rerun_failures, list_unrun, hold_first_unrun, give_up_unrun),
+    *(list_failures, list_rerunning, count_within_bytes, read_failures, rerun_failures),
+    *(list_unrun, hold_first_unrun, give_up_unrun),
+    *(list_outcomes_of_states, list_live, hold_room, find_lane, list_operations, take_operation, read_states),
+    *(claim_one_job, read_work_of_job, find_row_keys, find_held),
     *(hold_if_growing, hold_file_of_batch, list_file_lanes, grow, list_unserved),
 ]
 

@@ -26,8 +26,8 @@ WORKER = uuid4()
 _CLAIM = sql.load("penstock.claim", "claim.sql")
 
 _LANES = (
-    "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, width, tag)"
-    " SELECT %(batch)s, %(pool)s, %(route)s, '/v1', 1, 0, 4, 2, 0 FROM generate_series(1, %(count)s)"
+    "INSERT INTO penstock.lanes (batch_id, pool, route, endpoint, source_id, source_lane, total, width, tag, session)"
+    " SELECT %(batch)s, %(pool)s, %(route)s, '/v1', 1, 0, 4, 2, 0, true FROM generate_series(1, %(count)s)"
 )
 _LEASES = (
     "WITH owner AS ("

@@ -63,7 +63,9 @@ def counters_from_input() -> None:
 
 def head_guard() -> None:
     """A lane hands out its next item while the one before it is still being worked on."""
-    _without("claim_open", "ELSE least(total - next, width - busy) END AS room", "ELSE total - next END AS room")
+    looked_at = "least(l.total - l.next, coalesce(l.width - l.busy, l.total - l.next)) AS room"
+    _without("claim_open", looked_at, "l.total - l.next AS room")
+    _without("claim_open", "THEN least(total - next, width - busy,", "THEN least(total - next,")
 
 
 def bisect() -> None:

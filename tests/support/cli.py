@@ -244,13 +244,18 @@ def slow_down_intake(data_dir: Path, seconds: float) -> None:
     """Make every batch of rows take so long to store."""
     with postgres.acquire(data_dir) as server, psycopg.connect(server.conninfo, autocommit=True) as connection:
         migrate(server.conninfo)
-        connection.execute(
-            sql.SQL(
-                "CREATE FUNCTION penstock.wait() RETURNS trigger LANGUAGE plpgsql"
-                " AS $$ BEGIN PERFORM pg_sleep({}); RETURN NULL; END $$"
-            ).format(seconds)
-        )
-        connection.execute("CREATE TRIGGER slow BEFORE INSERT ON penstock.templates EXECUTE FUNCTION penstock.wait()")
+        slow_down_rows(connection, seconds)
+
+
+def slow_down_rows(connection: psycopg.Connection, seconds: float) -> None:
+    """Make every batch of rows take so long to store, in a migrated database."""
+    connection.execute(
+        sql.SQL(
+            "CREATE FUNCTION penstock.wait() RETURNS trigger LANGUAGE plpgsql"
+            " AS $$ BEGIN PERFORM pg_sleep({}); RETURN NULL; END $$"
+        ).format(seconds)
+    )
+    connection.execute("CREATE TRIGGER slow BEFORE INSERT ON penstock.templates EXECUTE FUNCTION penstock.wait()")
 
 
 def check_agreement(connection: psycopg.Connection) -> None:

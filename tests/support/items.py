@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
 from uuid import UUID
 
-from penstock.model import Item, Lease
+from penstock.model import ROWS, Item, Lease
 
 BATCH = UUID("01234567-89ab-cdef-0123-456789abcdef")
 
@@ -23,3 +25,11 @@ def make_item(
 
 def make_items(count: int, route: str = "m") -> list[Item]:
     return [make_item(line=line, route=route) for line in range(1, count + 1)]
+
+
+def make_row(row: dict[str, Any], *, attempt: int = 1, line: int = 1, image: bytes | None = None) -> Item:
+    """Item of a job, as the body loader makes it."""
+    raw = json.dumps({"row": row, "raw": [str(value) for value in row.values()]}).encode()
+    item = make_item(raw, url=ROWS, attempt=attempt, line=line)
+    item.image = image
+    return item

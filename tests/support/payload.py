@@ -5,8 +5,10 @@ from __future__ import annotations
 PAYLOAD = {
     "templates": "source_id",
     "file_chunks": "source_id",
+    "row_keys": "source_id",
     "outcomes": "lane_id",
     "attempts": "lane_id",
     "reclaims": "lane_id",
     "journal": "batch_id",
+    "blob_bytes": "blob_id",
 }

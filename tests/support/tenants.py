@@ -10,6 +10,7 @@ The upstream refuses some requests for good, so that batches have both an output
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,13 @@ class TenantGround:
         arrived.__qualname__ = f"{path}: {field} is {' or '.join(values)}"
         wait_until(arrived, DEADLINE_S)
         return seen[-1]
+
+    def until_still(self) -> None:
+        """Wait until nothing is in flight, to be tried again, or being read."""
+        with psycopg.connect(self.database, autocommit=True) as connection:
+            for moving in ("leases", "deferrals WHERE NOT held", "jobs WHERE ingested_at IS NULL"):
+                count = f"SELECT count(*) FROM penstock.{moving}".encode()
+                wait_until(partial(_finds_none, connection, count), DEADLINE_S)
 
 
 @contextmanager
@@ -145,6 +153,15 @@ def furnish(ground: TenantGround, tenant: str) -> dict[str, str]:
     part = ground.ok(tenant, "POST", f"/v1/uploads/{upload}/parts", content, headers={"content-type": kind})["id"]
     hook = {"event_types": ["batch.failed"], "name": "hook", "url": "http://127.0.0.1:9/hook"}
     webhook = ground.ok(tenant, "POST", "/v1/webhook_endpoints", hook)["id"]
+    prompt = {"type": "chat", "provider": "default", "model": "small", "prompt": "{{ a }}"}
+    content, kind = form({"spec": json.dumps({"processor": prompt}), "file": b"a,b\n1,2\n"}, "rows.csv")
+    job = ground.ok(tenant, "POST", "/api/jobs", content, headers={"content-type": kind})["jobId"]
+    ground.until(tenant, f"/api/jobs/{job}", "state", "DONE")
+    rows = b"a\n" + b"1\n" * MANY_LINES
+    content, kind = form({"spec": json.dumps({"processor": prompt}), "file": rows}, "rows.csv")
+    paused = ground.ok(tenant, "POST", "/api/jobs", content, headers={"content-type": kind})["jobId"]
+    ground.ok(tenant, "POST", f"/api/jobs/{paused}/pause")
+    ground.until_still()
     session = f"of {tenant}"
     ground.ok(tenant, "PUT", f"/v1/sessions/{quote(session)}", {})
     gone = ground.put(tenant, jsonl(2))
@@ -165,6 +182,8 @@ def furnish(ground: TenantGround, tenant: str) -> dict[str, str]:
         "webhook endpoint": webhook,
         "key": ground.key_ids[tenant],
         "erasure": erasure["id"],
+        "job": job,
+        "paused job": paused,
     }
 
 
@@ -174,10 +193,7 @@ def _paused(ground: TenantGround, tenant: str) -> Any:
     path = f"/v1/batches/{batch_id}"
     wait_until(lambda: ground.ok(tenant, "GET", path)["request_counts"]["completed"], DEADLINE_S)
     ground.ok(tenant, "POST", f"{path}/pause")
-    with psycopg.connect(ground.database, autocommit=True) as connection:
-        for moving in ("leases", "deferrals WHERE NOT held"):
-            count = f"SELECT count(*) FROM penstock.{moving}".encode()
-            wait_until(partial(_finds_none, connection, count), DEADLINE_S)
+    ground.until_still()
     return ground.ok(tenant, "GET", path)
 
 

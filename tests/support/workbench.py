@@ -28,7 +28,7 @@ from uuid import UUID
 
 import psycopg
 
-from penstock import config as configuration
+from penstock import config_sources
 from penstock.db.pool import open_pool
 from penstock.dispatch.target import Target
 from penstock.mock.behaviour import Behaviour, Latency
@@ -226,7 +226,7 @@ def farewell(worker: Process, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
 
 async def _work(order: Mapping[str, Any]) -> None:
     overrides = [(name, str(value)) for name, value in order["settings"].items()]
-    config = configuration.load(environ={}, overrides=overrides)
+    config = config_sources.load(environ={}, overrides=overrides)
     database = await open_pool(order["conninfo"], config.database, name=order["name"])
     try:
         async with Target(base_url=order["base_url"]).dispatcher(config) as dispatcher:

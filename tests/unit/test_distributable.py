@@ -24,7 +24,7 @@ RELATIONS = set(re.findall(r"CREATE (?:UNLOGGED )?(?:TABLE|VIEW) (?:IF NOT EXIST
 VIEWS = {"requests", "session_answers"}
 CONTROL = RELATIONS - PAYLOAD.keys() - VIEWS
 
-WRITTEN_ONCE = {"templates", "file_chunks", "attempts", "reclaims"}
+WRITTEN_ONCE = {"templates", "file_chunks", "attempts", "reclaims", "blob_bytes"}
 
 _NAMED = re.compile(r"(INSERT\s+INTO|DELETE\s+FROM|\bUPDATE|COPY)?\s+penstock\.(\w+)\b(?!\()", re.IGNORECASE)
 _LOCKS = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+UPDATE|UPDATE|KEY\s+SHARE|SHARE)\b")

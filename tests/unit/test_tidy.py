@@ -14,10 +14,10 @@ ROOT = Path(penstock.__file__).parent
 REPOSITORY = ROOT.parent.parent
 MODULES = sorted(ROOT.rglob("*.py"))
 STAGES = {"intake", "batches", "sessions", "claim", "dispatch", "settle", "export", "erase", "deliver"}
-# Wire formats, and how to speak HTTP, are written in one place and needed in two; a deletion ends batches as
-# everything else does.
+# Wire formats, how to speak HTTP, and what makes two errors the same are written in one place and needed in two; a
+# deletion ends batches as everything else does.
 SHARED = {
-    "settle": {"penstock.export.result_lines"},
+    "settle": {"penstock.export.result_lines", "penstock.batches.error_groups"},
     "batches": {"penstock.export.result_lines"},
     "deliver": {
         "penstock.sessions.cloudevents",

@@ -27,16 +27,24 @@ from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from penstock.api import (
+    audit,
     batches,
     erasures,
     events,
     files,
     follow,
     health,
+    ingestion,
+    job_errors,
+    job_kickoff,
+    job_operations,
+    job_rows,
+    jobs,
     keys,
     messages,
     models,
     passthrough,
+    pending,
     providers,
     results,
     sessions,
@@ -58,8 +66,10 @@ from penstock.intake.parts import UploadMissing, UploadNotPending
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.writer import IdempotencyConflict
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
+from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties
 from penstock.server.halts import Halts
+from penstock.server.kickoff import Kickoffs
 from penstock.server.waiters import Waiters
 from penstock.worker.identity import LastingIdentity
 
@@ -80,6 +90,14 @@ _MODULES = (
     batches,
     results,
     follow,
+    jobs,
+    job_rows,
+    job_errors,
+    pending,
+    audit,
+    ingestion,
+    job_operations,
+    job_kickoff,
     messages,
     sessions,
     events,
@@ -384,6 +402,7 @@ def make_server(
         Waiters(sessions_database, conninfo),
         passthrough.Upstreams(config),
         Halts(database),
+        Kickoffs(config, conninfo, database, known),
     )
 
 
@@ -397,8 +416,16 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
         _pool(conninfo, limits, "penstock serve") as database,
         _pool(conninfo, few, "penstock sessions", planned_once=True) as sessions_database,
         LastingIdentity(database, POOL, config.liveness) as identity,
-        BackgroundDuties(config, conninfo, database, known, describe=events.describe_request) as background,
+        BackgroundDuties(
+            config,
+            conninfo,
+            database,
+            known,
+            describe=events.describe_request,
+            scans=AdapterScans(config, conninfo, database, known, config.adapters),
+        ) as background,
     ):
+        background.worker_id = identity.id
         server = make_server(config, conninfo, database, known, identity.id, background, sessions_database)
         identity.on_change = server.take_identity
         try:

@@ -12,7 +12,8 @@ it is. It raises ApiError for every other answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -21,7 +22,8 @@ from uuid import UUID
 import msgspec
 from starlette.responses import Response
 
-from penstock.api.errors import Dialect, not_found
+from penstock.api.errors import Dialect, busy, not_found
+from penstock.api.page_cursor import PageCursors, read_cursors
 from penstock.model import parse_id
 
 if TYPE_CHECKING:
@@ -30,11 +32,12 @@ if TYPE_CHECKING:
     from penstock.api.follow import Hub
     from penstock.api.passthrough import Upstreams
     from penstock.config import Config
-    from penstock.db.pool import Pool
+    from penstock.db.pool import Connection, Pool
     from penstock.dispatch.providers import Providers
     from penstock.server.acceptor import Acceptor
     from penstock.server.background import BackgroundDuties
     from penstock.server.halts import Halts
+    from penstock.server.kickoff import Kickoffs
     from penstock.server.session_workers import SessionWorkers
     from penstock.server.waiters import Waiters
 
@@ -56,6 +59,8 @@ KIND_WORDS = {
     "event": "Event",
     "session": "Session",
     "session_request": "SessionRequest",
+    "job": "Job",
+    "operation": "Operation",
 }
 
 
@@ -89,13 +94,36 @@ class Server:
     waiters: Waiters
     upstreams: Upstreams
     halts: Halts
+    kickoffs: Kickoffs
+    cursors: PageCursors | None = None
+    """Maker of cursors, once its secret was read."""
+    exports: int = 0
+    """Sheets that are being written."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
+
+    async def read_cursors(self, connection: Connection) -> PageCursors:
+        """The maker of cursors. Its secret is the installation's: it is read once."""
+        if self.cursors is None:
+            self.cursors = await read_cursors(connection)
+        return self.cursors
+
+    @contextmanager
+    def count_export(self) -> Iterator[None]:
+        """Count a sheet while it is written. Each has a connection of its own and a snapshot: beyond so many, 503."""
+        if self.exports >= self.config.serve.max_exports:
+            raise busy("As many sheets as may be are being written just now. Try again.")
+        self.exports += 1
+        try:
+            yield
+        finally:
+            self.exports -= 1
 
     def stop(self) -> None:
         """End streams and waits; clients come again elsewhere."""
         self.stopping.set()
         self.hub.stop()
+        self.kickoffs.stop()
         self.waiters.stop()
 
     def start_sessions_with(self, workers: SessionWorkers) -> None:
@@ -109,11 +137,16 @@ class Server:
         self.stop()
         await self.acceptor.close()
         await self.waiters.close()
+        await self.kickoffs.close()
         await self.upstreams.close()
 
     def take_identity(self, worker_id: UUID) -> None:
         """Replace the identity: the old one was declared dead."""
-        self.worker_id = worker_id
+        self.worker_id = self.background.worker_id = worker_id
+
+
+class Camel(msgspec.Struct, rename="camel", kw_only=True):
+    """Struct whose fields are camelCase on the wire."""
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint
@@ -63,7 +64,7 @@ class ContentQuery(msgspec.Struct):
 async def create_file(call: Call[None, None]) -> objects.File:
     """The form's fields may come before or after the file: what is known when the file begins is used at once."""
     form = Form(call.request.headers.get("content-type", ""), "file", _TEXT_FIELDS)
-    _refuse_too_large(call)
+    refuse_too_large(call)
     async with AsyncExitStack() as closing:
         feeder: Feeder | None = None
         async for data in call.request.stream():
@@ -88,7 +89,7 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
     """The body is the file: `curl -T requests.jsonl '…/v1/files?purpose=batch&filename=requests.jsonl'`."""
     if call.request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "Send the file as it is, without 'Content-Encoding'.", code="unsupported_media_type")
-    _refuse_too_large(call)
+    refuse_too_large(call)
     upload = _open(call, clean_filename(call.query.filename), call.query.purpose)
     async with Feeder(upload) as feeder:
         async for data in call.request.stream():
@@ -97,7 +98,7 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
         return await _finish(upload, call.query.purpose, call.query.expires_after_seconds)
 
 
-def _refuse_too_large(call: Call[Any, Any]) -> None:
+def refuse_too_large(call: Call[Any, Any]) -> None:
     """Refuse by its Content-Length, before anything is read."""
     most = call.server.config.intake.max_upload_bytes
     length = call.request.headers.get("content-length", "")
@@ -260,7 +261,7 @@ async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response
     run = counts.completed + counts.failed + counts.not_found + counts.skipped
     whole = batch.state.terminal and (which == "output" or run == counts.total)
 
-    async def lines() -> AsyncIterator[bytes]:
+    async def lines() -> AsyncGenerator[bytes, None]:
         place = offset
         while place < end:
             page = await follow.read_journal_page(database, batch.id, which, place, _PAGE_BYTES)
@@ -273,8 +274,20 @@ async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response
     return await download(lines(), found.filename, headers)
 
 
+class _Download(StreamingResponse):
+    """Answer that is a file. Its blocks are closed with it, however it ends: what they hold is free at once."""
+
+    blocks: AsyncGenerator[bytes, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.blocks.aclose()
+
+
 async def download(
-    blocks: AsyncIterator[bytes],
+    blocks: AsyncGenerator[bytes, None],
     filename: str,
     headers: Mapping[str, str],
     *,
@@ -294,19 +307,21 @@ async def download(
         async for block in blocks:
             yield block
 
-    return StreamingResponse(
+    response = _Download(
         body(),
         media_type=media_type,
         headers={
             **headers,
-            "content-disposition": _attachment(filename),
+            "content-disposition": attachment(filename),
             "x-content-type-options": "nosniff",
             "cache-control": "private, no-store",
         },
     )
+    response.blocks = blocks
+    return response
 
 
-def _attachment(filename: str) -> str:
+def attachment(filename: str) -> str:
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._- ()") else "_" for c in filename)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
 

@@ -15,7 +15,7 @@ from penstock.config import ServeLimits
 
 
 class SlowReaderError(Exception):
-    """Client that has left the answer unread for too long."""
+    """Client that has left the answer unread for too long, or reads it too slowly."""
 
 
 class Guard:
@@ -32,6 +32,7 @@ class Guard:
         self._whole = False
         self._waited_s = 0.0
         self._received = 0
+        self._unread_s = 0.0
         self.status: int | None = None
         """Status of the answer, once it has begun."""
         self.complete = False
@@ -71,11 +72,16 @@ class Guard:
         elif message["type"] == "http.response.body":
             self.sent_bytes += len(message.get("body", b""))
             self.complete = not message.get("more_body", False)
+        limits = self._limits
+        # As for a body: only the time spent waiting for the client counts, over the whole answer.
+        allowed_s = limits.send_timeout_s + self.sent_bytes / limits.send_min_bytes_per_s - self._unread_s
+        began = monotonic()
         try:
-            async with asyncio.timeout(self._limits.send_timeout_s):
+            async with asyncio.timeout(min(limits.send_timeout_s, max(0.0, allowed_s))):
                 await self._send(message)
         except TimeoutError:
             raise SlowReaderError from None
+        self._unread_s += monotonic() - began
 
     async def linger(self) -> None:
         """Read and drop for a while what the client is still sending: many clients read no answer before they have sent

@@ -114,7 +114,17 @@ class Feeder:
 class Form:
     """A multipart/form-data body as it arrives."""
 
-    def __init__(self, content_type: str, file_field: str, text_fields: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        content_type: str,
+        file_field: str,
+        text_fields: frozenset[str] = frozenset(),
+        max_field_bytes: int = _MAX_FIELD_BYTES,
+        *,
+        max_files: int = 1,
+        instead: str | None = None,
+    ) -> None:
+        """`max_files` is how often the file's field may be given, `instead` a text field that may be in its place."""
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
@@ -124,11 +134,14 @@ class Form:
                 param=file_field,
             )
         self.fields: dict[str, str] = {}
-        self.filename: str | None = None
-        """Known once the file has begun."""
+        self.files: list[tuple[str, int]] = []
+        """Name and size of each file so far; the last of them may still be arriving."""
         self.ended = False
         self._file_field = file_field
         self._text_fields = text_fields
+        self._max_field_bytes = max_field_bytes
+        self._instead = instead
+        self._max_files = max_files
         self._parts = 0
         self._beyond = 0
         self._headers: dict[bytes, bytes] = {}
@@ -156,8 +169,13 @@ class Form:
         except FormParserError as error:
             raise ApiError(400, f"The multipart body cannot be read: {error}") from None
 
+    @property
+    def filename(self) -> str | None:
+        """Name of the first file; known once it has begun."""
+        return clean_filename(self.files[0][0]) if self.files else None
+
     def write(self, data: bytes) -> list[bytes]:
-        """Take some of the body; what of it belongs to the file."""
+        """Take some of the body; what of it belongs to the file, or to several, one after the other."""
         if self.ended:
             self._beyond += len(data)
             if self._beyond > _MAX_FIELD_BYTES:
@@ -173,14 +191,14 @@ class Form:
         """The body is over. One without its last boundary was cut."""
         if not self.ended:
             raise ApiError(400, "The multipart body ends before its last boundary.")
-        if self.filename is None:
+        if not self.files and self._instead not in self.fields:
             raise missing(self._file_field)
 
     # -- told by the parser
 
     def _part_begins(self) -> None:
         self._parts += 1
-        if self._parts > _MAX_PARTS:
+        if self._parts > _MAX_PARTS + len(self.files):
             raise ApiError(400, f"The form has more than {_MAX_PARTS} fields.")
         self._headers = {}
         self._name = None
@@ -203,9 +221,7 @@ class Form:
             raise ApiError(400, "A part of the form has no name.")
         name = options[b"name"].decode("utf-8", "replace")
         if name == self._file_field:
-            if self.filename is not None:
-                raise ApiError(400, f"'{name}' is given twice.", param=name)
-            self.filename = clean_filename(options.get(b"filename", b"").decode("utf-8", "replace"))
+            self._file_begins(name, options.get(b"filename", b"").decode("utf-8", "replace"))
         elif name not in self._text_fields:
             shown = clean_filename(name)
             raise ApiError(422, f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")
@@ -213,13 +229,21 @@ class Form:
             raise ApiError(400, f"'{name}' is given twice.", param=name)
         self._name = name
 
+    def _file_begins(self, field: str, name: str) -> None:
+        if len(self.files) == self._max_files:
+            often = "twice" if self._max_files == 1 else f"more than {self._max_files:,} times"
+            raise ApiError(400, f"'{field}' is given {often}.", param=field)
+        self.files.append((clean_path(name), 0))
+
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == self._file_field:
             self._file.append(data[start:end])
+            name, size = self.files[-1]
+            self.files[-1] = name, size + end - start
             return
         self._value += data[start:end]
-        if len(self._value) > _MAX_FIELD_BYTES:
-            raise ApiError(400, f"'{self._name}' is longer than {_MAX_FIELD_BYTES} bytes.", param=self._name)
+        if len(self._value) > self._max_field_bytes:
+            raise ApiError(400, f"'{self._name}' is longer than {self._max_field_bytes} bytes.", param=self._name)
 
     def _part_ends(self) -> None:
         if self._name is not None and self._name != self._file_field:
@@ -237,6 +261,13 @@ def clean_filename(name: str) -> str:
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
     kept = "".join(c for c in base if c.isprintable())[:_MAX_FILENAME_CHARS].strip()
     return kept if kept not in ("", ".", "..") else "upload"
+
+
+def clean_path(name: str) -> str:
+    """A path that can be stored and shown: below here, no control characters; `upload` if nothing is left."""
+    parts = name.replace("\\", "/").split("/")
+    kept = ["".join(c for c in part if c.isprintable()).strip() for part in parts]
+    return "/".join(part for part in kept if part not in ("", ".", "..")) or "upload"
 
 
 def missing(name: str) -> ApiError:

@@ -6,7 +6,7 @@ WITH late AS MATERIALIZED (
 ),
 lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes
-   WHERE batch_id = ANY (ARRAY(SELECT id FROM late)) AND open
+   WHERE batch_id = ANY (ARRAY(SELECT id FROM late)) AND (open OR NOT ended)
    ORDER BY id
      FOR UPDATE
 ),
@@ -19,7 +19,7 @@ waiting AS MATERIALIZED (
 parked AS (
   UPDATE penstock.deferrals SET held = true WHERE id = ANY (ARRAY(SELECT id FROM waiting))
 )
-UPDATE penstock.lanes SET open = false
+UPDATE penstock.lanes SET open = false, ended = true
  WHERE id = ANY (ARRAY(SELECT id FROM lane))
 RETURNING id
 
@@ -29,12 +29,17 @@ RETURNING id
 -- writes the result files, and a delivery for each webhook that asked for the event.
 -- The lanes of a cancelled or expired batch are closed by then, so no lease can appear after this statement's snapshot.
 -- Figures are the snapshot's. A rerun requested after it makes `reruns` differ, and the batch is left alone. Rows locked
--- by another transaction are left for the next time: this statement waits for no lock. A batch that grows is not whole.
+-- by another transaction are left for the next time: this statement waits for no lock. A batch that grows is not whole, nor is
+-- one with an operation that still puts rows back, unless it is to end anyway.
 -- IS TRUE, here and below: the id alone finds the batch, whatever the statistics say.
 WITH sums AS MATERIALIZED (
   SELECT b.id, b.reruns, b.cancelling_at IS NOT NULL OR b.deadline <= @now AS closing,
          b.validated_at IS NOT NULL AND NOT b.growing
-           AND p.completed + p.failed + p.not_found + p.skipped = b.total AS whole, p.*
+           AND p.completed + p.failed + p.not_found + p.skipped = b.total
+           -- Last, and as a value: one probe, for a batch that would end without it.
+           AND (b.cancelling_at IS NOT NULL OR b.deadline <= @now
+                OR (SELECT true FROM penstock.operations
+                     WHERE batch_id = b.id AND (state = 'running') IS TRUE LIMIT 1) IS NULL) AS whole, p.*
     FROM penstock.batches b
    CROSS JOIN LATERAL (
      SELECT coalesce(sum(completed), 0)::int4 AS completed, coalesce(sum(failed), 0)::int4 AS failed,

@@ -18,10 +18,11 @@ SELECT id, source_id FROM penstock.files
    FOR NO KEY UPDATE
 
 -- name: hold_if_growing
--- Locks a batch that takes more inputs: until the commit no other adds any, steers it, ends it or deletes it.
+-- Locks a batch that takes more inputs: until the commit no other adds any, steers it, ends it or deletes it. One that is
+-- sealed takes those that its own processors discover, for as long as it runs.
 SELECT total FROM penstock.batches
  WHERE id = %(id)s
-   AND (growing AND file_id = %(file_id)s AND state IN ('in_progress', 'paused') AND deleted_at IS NULL
+   AND ((growing OR %(sealed_too)s::boolean) AND file_id = %(file_id)s AND state IN ('in_progress', 'paused') AND deleted_at IS NULL
         AND deadline > @now) IS TRUE
    FOR UPDATE
 
@@ -82,9 +83,9 @@ fresh AS (
 ),
 made AS (
   INSERT INTO penstock.lanes
-    (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, priority, deadline, open, weight,
-     nearness, step, tag)
-  SELECT id, owner, @now, pool, route, endpoint, %(source_id)s, source_lane, count,
+    (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, width, priority, deadline, open,
+     weight, nearness, step, tag)
+  SELECT id, owner, @now, pool, route, endpoint, %(source_id)s, source_lane, count, %(width)s::int4,
          priority, deadline, state = 'in_progress', weight, nearness, step,
          penstock.line_end(pool, route, -priority, owner, nearness)
            + sum(step) OVER (PARTITION BY route ORDER BY source_lane)
@@ -92,6 +93,24 @@ made AS (
    ORDER BY source_lane
 )
 SELECT pg_notify('penstock_work', pool) FROM batch
+
+-- name: find_row_keys
+-- Finds which of some keys a job's rows have already.
+SELECT key FROM penstock.row_keys WHERE source_id = %(source_id)s AND key = ANY (%(keys)s::text[])
+
+-- name: add_row_keys
+-- Stores the keys of rows that this transaction adds, under the batch's lock.
+INSERT INTO penstock.row_keys (source_id, key, ordinal)
+SELECT %(source_id)s, k.* FROM unnest(%(keys)s::text[], %(ordinals)s::int4[]) AS k (key, ordinal)
+
+-- name: read_discovered
+-- Reads how many rows processors have added to a job, and its columns.
+SELECT discovered, columns FROM penstock.jobs WHERE batch_id = %(id)s
+
+-- name: count_discovered
+-- Counts rows that this transaction adds to a job, and the columns that only they have.
+UPDATE penstock.jobs SET discovered = discovered + %(rows)s, columns = columns || %(columns)s::text[]
+ WHERE batch_id = %(id)s
 
 -- name: seal_if_growing
 -- Seals a growing batch: no more inputs will come.

@@ -1,4 +1,4 @@
-"""Failures that are run again, a chunk at a time: each keeps its outcome until a new one replaces it."""
+"""Inputs that are run again, a chunk at a time: each keeps its outcome until a new one replaces it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
+from penstock.batches.error_groups import put_back, take_away
 from penstock.config import RetryLimits
 from penstock.db import sql
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, fetch_one
 from penstock.errors import PenstockError
 from penstock.export.result_lines import OutcomeRow, openai_line
 from penstock.model import BatchState
@@ -18,6 +19,8 @@ from penstock.model import BatchState
 _SQL = sql.load("penstock.batches", "run_again.sql")
 
 _CHUNK_ROWS = 1_000
+_CHUNK_BYTES = 8 << 20
+"""Bytes of results that are read at once, to count those of their lines; one result alone may have more."""
 _LIMITS = RetryLimits()
 
 _RUNNING = (BatchState.IN_PROGRESS, BatchState.PAUSED)
@@ -85,18 +88,20 @@ async def retry_batch(
             if lanes is None:
                 lanes = await _list_lanes_with_failures(connection, batch_id)
                 await _check_named(connection, wish, lanes)
-            ordinals = await _list_failures(connection, wish, lanes[0], after) if lanes else []
-            failures = await _read_settled(connection, wish, lanes[0], ordinals) if lanes else []
+            found = await _list_failures(connection, wish, lanes[0], after) if lanes else []
+            ordinals = await cut_by_bytes(connection, lanes[0], found) if lanes else []
+            settled = await read_settled(connection, batch_id, lanes[0], ordinals) if lanes else []
+            failures = [past for past in settled if past.result.state != "completed"]
             again = [failure for failure in failures if failure.attempts < wish.max_attempts]
             worn_out += len(failures) - len(again)
             reopens = not_run is not None and bool(again or (not_run and wish.everything))
             if reopens:
-                await connection.execute(_SQL["reopen_if_ended"], {"id": batch_id, "now": now})
+                await reopen(connection, batch_id, now=now)
                 requests, reopened = requests + (not_run or 0), True
             if again:
-                await _rerun(connection, wish, lanes[0], again, reopened=reopens)
+                await rerun(connection, batch_id, lanes[0], again, reopened=reopens, now=now)
                 requests += len(again)
-        if len(ordinals) < _CHUNK_ROWS:
+        if len(ordinals) == len(found) < _CHUNK_ROWS:
             lanes, after = lanes[1:], -1
         else:
             after = ordinals[-1]
@@ -119,38 +124,71 @@ async def _give_up_page(connection: Connection, batch_id: UUID, now: Now) -> boo
         row = await cursor.fetchone()
         if row is None:
             return False
-        deferral, lane, ordinals = row
-        failures = await _read(connection, lane, ordinals)
-        given_up = {"id": batch_id, "deferral": deferral, "ordinals": ordinals, **_figures(batch_id, failures)}
+        deferral, lane, found = row
+        ordinals = await cut_by_bytes(connection, lane, found)
+        past = await _read(connection, lane, ordinals)
+        given_up = {"id": batch_id, "deferral": deferral, "ordinals": ordinals, **_figures(batch_id, past)}
         await connection.execute(_SQL["give_up_unrun"], given_up)
+        await put_back(connection, batch_id, lane, ordinals)
     return True
+
+
+class Held(NamedTuple):
+    """A batch that this transaction has locked, and what decides whether anything of it can run again."""
+
+    state: BatchState
+    has_inputs: bool
+    has_results: bool
+    limited: bool
+    """Its lanes let so many requests run at a time."""
+    not_run: int
+    """Requests that the batch ended without."""
+    late: bool
+    growing: bool
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _ENDED
+
+    @property
+    def cut_short(self) -> bool:
+        """It has ended without some of its inputs, or before all of them were read."""
+        return self.ended and (self.not_run > 0 or self.growing)
+
+    def refusal(self, what: str) -> tuple[str, str | None] | None:
+        """Why nothing of it can run again, and what to do; `what` is the word for it."""
+        if self.state not in _RUNNING + _ENDED:
+            return f"Cannot retry a {what} with status '{self.state}'.", None
+        if self.late and self.state in _RUNNING:
+            return f"Cannot retry a {what} that is about to expire.", "Retry it when it has expired."
+        if not self.has_inputs:
+            return f"Cannot retry a {what} whose input file was deleted.", None
+        if not self.has_results:
+            return f"Cannot retry a {what} whose output or error file was deleted.", None
+        return None
+
+
+async def hold(connection: Connection, batch_id: UUID, owner: str | None, *, now: Now = None) -> Held | None:
+    """Lock a batch: until the commit no other transaction ends it, steers it or deletes it. None if there is none."""
+    row = await fetch_one(connection, _SQL["hold_if_known"], {"id": batch_id, "owner": owner, "now": now})
+    return None if row is None else Held(BatchState(row[0]), *row[1:])
 
 
 async def _hold(connection: Connection, wish: _Wish) -> int | None:
     """Lock the batch, or raise why it cannot be retried. If it has ended, returns how many requests were never run."""
-    parameters = {"id": wish.batch_id, "owner": wish.owner, "now": wish.now}
-    cursor = await connection.execute(_SQL["hold_if_known"], parameters)
-    row = await cursor.fetchone()
-    if row is None:
+    held = await hold(connection, wish.batch_id, wish.owner, now=wish.now)
+    if held is None:
         raise NotRetryable(f"no batch {wish.batch_id}", hint="It may have been deleted.")
-    name, has_inputs, has_results, limited, not_run, late = row
-    state = BatchState(name)
-    if state not in _RUNNING + _ENDED:
-        raise NotRetryable(f"Cannot retry a batch with status '{state}'.")
-    if late and state in _RUNNING:
-        raise NotRetryable("Cannot retry a batch that is about to expire.", hint="Retry it when it has expired.")
-    if not has_inputs:
-        raise NotRetryable("Cannot retry a batch whose input file was deleted.")
-    if not has_results:
-        raise NotRetryable("Cannot retry a batch whose output or error file was deleted.")
-    if limited:
+    if (refusal := held.refusal("batch")) is not None:
+        raise NotRetryable(refusal[0], hint=refusal[1])
+    if held.limited:
         raise NotRetryable("Cannot retry requests that run one after the other.")
-    if not_run and not wish.everything:
+    if held.not_run and not wish.everything:
         raise NotRetryable(
-            f"Cannot retry some requests of a batch with status '{state}' that was not run to its end.",
+            f"Cannot retry some requests of a batch with status '{held.state}' that was not run to its end.",
             hint="Retry it as a whole.",
         )
-    return int(not_run) if state in _ENDED else None
+    return held.not_run if held.ended else None
 
 
 async def _list_lanes_with_failures(connection: Connection, batch_id: UUID) -> list[int]:
@@ -193,49 +231,81 @@ async def _list_failures(connection: Connection, wish: _Wish, lane: int, after: 
     return [ordinal for (ordinal,) in await cursor.fetchall()]
 
 
-class _Failure(NamedTuple):
+class Past(NamedTuple):
+    """The outcome that an input has by now."""
+
     ordinal: int
     generation: int
     attempts: int
     result: OutcomeRow
 
 
-async def _read_settled(connection: Connection, wish: _Wish, lane: int, ordinals: Sequence[int]) -> list[_Failure]:
-    """Read failures that are not being run again already. Outcomes are read after the running ones are known: an
+async def read_settled(connection: Connection, batch_id: UUID, lane: int, ordinals: Sequence[int]) -> list[Past]:
+    """Read outcomes of inputs that are not being run again already. They are read after the running ones are known: an
     outcome replaced in between is read as it is now, and only this transaction can have more of them run."""
     if not ordinals:
         return []
-    parameters = {"id": wish.batch_id, "lane": lane, "ordinals": list(ordinals)}
+    parameters = {"id": batch_id, "lane": lane, "ordinals": list(ordinals)}
     cursor = await connection.execute(_SQL["list_rerunning"], parameters)
     running = {ordinal for start, stop in await cursor.fetchall() for ordinal in range(start, stop)}
     return await _read(connection, lane, [ordinal for ordinal in ordinals if ordinal not in running])
 
 
-async def _read(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[_Failure]:
+async def cut_by_bytes(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[int]:
+    """The first of some inputs, as many as have outcomes that can be read at once."""
+    if not ordinals:
+        return []
+    parameters = {"lane": lane, "ordinals": list(ordinals), "bytes": _CHUNK_BYTES}
+    row = await fetch_one(connection, _SQL["count_within_bytes"], parameters)
+    return list(ordinals[: max(1, row[0] if row else 0)])
+
+
+async def _read(connection: Connection, lane: int, ordinals: Sequence[int]) -> list[Past]:
     parameters = {"lane": lane, "ordinals": list(ordinals)}
-    cursor = await connection.execute(_SQL["read_failures"], parameters, binary=True)
-    return [_Failure(row[0], row[1], row[2], OutcomeRow(*row[3:])) for row in await cursor.fetchall()]
+    cursor = await connection.execute(_SQL["read_outcomes"], parameters, binary=True)
+    return [Past(row[0], row[1], row[2], OutcomeRow(*row[3:])) for row in await cursor.fetchall()]
 
 
-async def _rerun(
-    connection: Connection, wish: _Wish, lane: int, failures: Sequence[_Failure], *, reopened: bool
+async def reopen(connection: Connection, batch_id: UUID, *, now: Now = None) -> None:
+    """Let an ended batch go on. It is locked by this transaction."""
+    await connection.execute(_SQL["reopen_if_ended"], {"id": batch_id, "now": now})
+
+
+async def rerun(
+    connection: Connection,
+    batch_id: UUID,
+    lane: int,
+    past: Sequence[Past],
+    *,
+    afresh: bool = True,
+    reopened: bool,
+    now: Now = None,
 ) -> None:
+    """Make inputs of one lane work again. The batch is locked by this transaction, which has just `reopened` it or not.
+
+    `afresh`, they have all their attempts again; else they go on counting where they were.
+    """
     parameters = {
-        "id": wish.batch_id,
+        "id": batch_id,
         "lane": lane,
-        "ordinals": [failure.ordinal for failure in failures],
-        "generations": [failure.generation + 1 for failure in failures],
-        "spent": [failure.attempts for failure in failures],
-        **_figures(wish.batch_id, failures),
+        "ordinals": [one.ordinal for one in past],
+        "generations": [one.generation + 1 for one in past],
+        "attempts": [1 if afresh else one.attempts + 1 for one in past],
+        "spent": [one.attempts if afresh else 0 for one in past],
+        **_figures(batch_id, past),
         "reopened": reopened,
-        "now": wish.now,
+        "now": now,
     }
     await connection.execute(_SQL["rerun_if_held"], parameters)
+    await take_away(connection, batch_id, lane, [one.ordinal for one in past])
 
 
-def _figures(batch_id: UUID, failures: Sequence[_Failure]) -> dict[str, int]:
-    """Figures of some failures, as the batch counts them. The bytes of their lines in the error file are known only by
-    making the lines again."""
-    states = Counter(failure.result.state for failure in failures)
-    size = sum(len(openai_line(batch_id, failure.result)) for failure in failures)
-    return {**{state: states[state] for state in ("failed", "not_found", "skipped")}, "bytes": size}
+def _figures(batch_id: UUID, past: Sequence[Past]) -> dict[str, int]:
+    """Figures of some outcomes, as the batch counts them. The bytes of their lines in its result files are known only
+    by making the lines again."""
+    states = Counter(one.result.state for one in past)
+    sizes: Counter[bool] = Counter()
+    for one in past:
+        sizes[one.result.state == "completed"] += len(openai_line(batch_id, one.result))
+    counts = {state: states[state] for state in ("completed", "failed", "not_found", "skipped")}
+    return {**counts, "output_bytes": sizes[True], "error_bytes": sizes[False]}

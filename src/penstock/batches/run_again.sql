@@ -5,14 +5,15 @@ SELECT b.state, b.file_id IS NOT NULL AS has_inputs,
        b.dialect <> 'openai' OR num_nulls(b.output_file_id, b.error_file_id) = 0 AS has_results,
        EXISTS (SELECT FROM penstock.lanes WHERE batch_id = b.id AND width IS NOT NULL) AS limited,
        b.total - coalesce(b.completed + b.failed + b.not_found + b.skipped, b.total) AS not_run,
-       b.deadline <= @now AS late
+       b.deadline <= @now AS late, b.growing
   FROM penstock.batches b
  WHERE b.id = %(id)s AND (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
    FOR UPDATE
 
 -- name: reopen_if_ended
 -- Lets an ended batch go on: its figures move again, its lanes are open, its deferrals are due, its result files are to
--- be written again. Deltas that an earlier end may have left are part of its figures already.
+-- be written again. Deltas that an earlier end may have left are part of its figures already. An ingest that its end broke
+-- off goes on where it was.
 WITH batch AS MATERIALIZED (
   SELECT * FROM penstock.batches WHERE id = %(id)s AND completed IS NOT NULL AND failed_at IS NULL
 ),
@@ -42,7 +43,7 @@ lane AS MATERIALIZED (
 ),
 lanes AS (
   UPDATE penstock.lanes
-     SET open = true, deadline = (SELECT deadline FROM opened), nearness = 1,
+     SET open = true, ended = false, deadline = (SELECT deadline FROM opened), nearness = 1,
          tag = penstock.line_end(pool, route, band, owner, nearness) + step
    WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
@@ -54,8 +55,11 @@ released AS (
 ),
 unpublished AS (
   DELETE FROM penstock.files WHERE batch_id = (SELECT id FROM batch) AND kind <> 'input'
+),
+unread AS (
+  UPDATE penstock.jobs SET ingested_at = NULL WHERE batch_id = (SELECT id FROM batch WHERE growing)
 )
-SELECT id FROM opened
+SELECT id, pg_notify('penstock_work', '') FROM opened
 
 -- name: list_lanes_of_batch
 -- Lists the lanes of a batch.
@@ -91,8 +95,19 @@ SELECT lower(r), upper(r)
            SELECT ordinals FROM penstock.deferrals
             WHERE batch_id = %(id)s AND lane_id = %(lane)s AND generation > 0) AS h) AS running
 
--- name: read_failures
--- Reads some failures of a lane, as they are now. Looked up one by one: with ordinal = ANY(...), servers before 17 may
+-- name: count_within_bytes
+-- Counts how many of some outcomes of a lane, from the first on, have bodies of so many bytes together. Lengths are known
+-- without reading the bodies.
+SELECT count(*) FILTER (WHERE bytes <= %(bytes)s)::int4
+  FROM (SELECT sum(o.bytes) OVER (ORDER BY wanted.n) AS bytes
+          FROM unnest(%(ordinals)s::int4[]) WITH ORDINALITY AS wanted (ordinal, n)
+         CROSS JOIN LATERAL (
+           SELECT coalesce(max(octet_length(response)), 0) AS bytes
+             FROM (SELECT response FROM penstock.outcomes
+                    WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal LIMIT 1) AS one) AS o) AS sums
+
+-- name: read_outcomes
+-- Reads some outcomes of a lane, as they are now. Looked up one by one: with ordinal = ANY(...), servers before 17 may
 -- walk the whole lane.
 SELECT o.*
   FROM unnest(%(ordinals)s::int4[]) AS wanted (ordinal)
@@ -100,7 +115,7 @@ SELECT o.*
    SELECT ordinal, generation, attempts, line, state::text, custom_id, status_code, request_id, error_code,
           error_message, response
      FROM penstock.outcomes
-    WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal AND state <> 'completed'
+    WHERE lane_id = %(lane)s AND ordinal = wanted.ordinal
     LIMIT 1) AS o
 
 -- name: find_named_failures
@@ -111,7 +126,7 @@ SELECT custom_id, line, attempts FROM penstock.outcomes
 
 -- name: rerun_if_held
 -- Turns outcomes of one lane into work again, as their next generation: their ordinals are deferred and due, and the
--- figures no longer count them. The outcomes stay until new ones replace them. The batch is locked by this transaction,
+-- figures no longer count them. In a lane of limited width they take up room from here on, as retries do. The outcomes stay until new ones replace them. The batch is locked by this transaction,
 -- and nothing but a rerun makes a generation. A batch that was reopened is marked already: a second update in one
 -- transaction would look at the file once more, for the foreign key's sake, and that may be held by a deletion which
 -- waits for the batch.
@@ -119,23 +134,28 @@ WITH marked AS (
   UPDATE penstock.batches SET reruns = reruns + 1 WHERE id = %(id)s AND NOT %(reopened)s::boolean
 ),
 again AS MATERIALIZED (
-  SELECT range_agg(int4range(ordinal, ordinal + 1)) AS ordinals, generation, spent
-    FROM unnest(%(ordinals)s::int4[], %(generations)s::int4[], %(spent)s::int4[]) AS a (ordinal, generation, spent)
-   GROUP BY generation, spent
+  SELECT range_agg(int4range(ordinal, ordinal + 1)) AS ordinals, generation, attempt, spent
+    FROM unnest(%(ordinals)s::int4[], %(generations)s::int4[], %(attempts)s::int4[], %(spent)s::int4[])
+         AS a (ordinal, generation, attempt, spent)
+   GROUP BY generation, attempt, spent
+),
+taken AS (
+  UPDATE penstock.lanes SET busy = busy + cardinality(%(ordinals)s::int4[]) WHERE id = %(lane)s AND width IS NOT NULL
 ),
 deferred AS (
   INSERT INTO penstock.deferrals
     (lane_id, batch_id, owner, band, weight, pool, route, limited, ordinals, attempt, generation, spent, reason,
      deferred_at, due_at, held)
-  SELECT l.id, l.batch_id, l.owner, l.band, l.weight, l.pool, l.route, false, again.ordinals, 1, again.generation,
-         again.spent, 'reprocess', @now, @now,
+  SELECT l.id, l.batch_id, l.owner, l.band, l.weight, l.pool, l.route, l.width IS NOT NULL, again.ordinals,
+         again.attempt, again.generation, again.spent, 'reprocess', @now, @now,
          NOT l.open
     FROM again, penstock.lanes l
    WHERE l.id = %(lane)s
 ),
 counted AS (
-  INSERT INTO penstock.progress (batch_id, failed, not_found, skipped, error_bytes)
-  VALUES (%(id)s, -%(failed)s::int4, -%(not_found)s::int4, -%(skipped)s::int4, -%(bytes)s::int8)
+  INSERT INTO penstock.progress (batch_id, completed, failed, not_found, skipped, output_bytes, error_bytes)
+  VALUES (%(id)s, -%(completed)s::int4, -%(failed)s::int4, -%(not_found)s::int4, -%(skipped)s::int4,
+          -%(output_bytes)s::int8, -%(error_bytes)s::int8)
 )
 SELECT pg_notify('penstock_work', '')
 
@@ -172,7 +192,8 @@ SELECT d.id, d.lane_id, ARRAY(
 -- Gives up some reruns: the old outcomes stay, and the figures count them once more. The batch is locked by this
 -- transaction, and its lanes are closed: nothing is claimed.
 WITH rest AS MATERIALIZED (
-  SELECT id, ordinals - (SELECT range_agg(int4range(o, o + 1)) FROM unnest(%(ordinals)s::int4[]) AS o) AS ordinals
+  SELECT id, lane_id, limited,
+         ordinals - (SELECT range_agg(int4range(o, o + 1)) FROM unnest(%(ordinals)s::int4[]) AS o) AS ordinals
     FROM penstock.deferrals
    WHERE id = %(deferral)s
 ),
@@ -182,6 +203,11 @@ gone AS (
 shrunk AS (
   UPDATE penstock.deferrals SET ordinals = (SELECT ordinals FROM rest)
    WHERE id = (SELECT id FROM rest WHERE NOT isempty(ordinals))
+),
+freed AS (
+  UPDATE penstock.lanes SET busy = busy - cardinality(%(ordinals)s::int4[])
+   WHERE id = (SELECT lane_id FROM rest WHERE limited)
 )
-INSERT INTO penstock.progress (batch_id, failed, not_found, skipped, error_bytes)
-VALUES (%(id)s, %(failed)s::int4, %(not_found)s::int4, %(skipped)s::int4, %(bytes)s::int8)
+INSERT INTO penstock.progress (batch_id, completed, failed, not_found, skipped, output_bytes, error_bytes)
+VALUES (%(id)s, %(completed)s::int4, %(failed)s::int4, %(not_found)s::int4, %(skipped)s::int4, %(output_bytes)s::int8,
+        %(error_bytes)s::int8)

@@ -23,10 +23,15 @@ async def cancel_batch(connection: Connection, batch_id: UUID, owner: str | None
     return await _steer(connection, "cancel_if_unfinished", batch_id, owner, now)
 
 
+async def hold_batch(connection: Connection, batch_id: UUID) -> None:
+    """Lock a batch until the end of the transaction."""
+    await connection.execute(_SQL["hold_batch"], {"id": batch_id})
+
+
 async def _steer(connection: Connection, statement: str, batch_id: UUID, owner: str | None, now: Now) -> bool:
     async with connection.transaction():
         # A statement by itself: the transaction that holds the batch may be adding lanes, which only a statement that
         # begins later can see.
-        await connection.execute(_SQL["hold_batch"], {"id": batch_id})
+        await hold_batch(connection, batch_id)
         cursor = await connection.execute(_SQL[statement], {"id": batch_id, "owner": owner, "now": now})
         return await cursor.fetchone() is not None

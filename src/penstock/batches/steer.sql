@@ -57,6 +57,7 @@ SELECT id, pg_notify('penstock_work', '') FROM batch
 
 -- name: cancel_if_unfinished
 -- Stamps the batch and closes its lanes, whatever the number of lines. Calls in flight finish; their outcomes are kept.
+-- Operations on a job end with it.
 WITH batch AS (
   UPDATE penstock.batches
      SET cancelling_at = @now, steered_at = @now
@@ -68,8 +69,12 @@ WITH batch AS (
 lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes WHERE batch_id = %(id)s AND EXISTS (SELECT FROM batch) ORDER BY id FOR UPDATE
 ),
+ended AS (
+  UPDATE penstock.operations SET state = 'cancelled', worker_id = NULL, ended_at = @now
+   WHERE batch_id = (SELECT id FROM batch) AND (state = 'running') IS TRUE
+),
 closed AS (
-  UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
+  UPDATE penstock.lanes SET open = false, ended = true WHERE id = ANY (ARRAY(SELECT id FROM lane))
 ),
 waiting AS MATERIALIZED (
   SELECT id FROM penstock.deferrals

@@ -33,7 +33,8 @@ async def move_lanes(
     limit: int = MOVED_AT_ONCE,
     now: Now = None,
 ) -> int:
-    """Move lanes of this model to another pool, some at a time, unless they are leased; returns how many."""
+    """Move lanes of this model to another pool, some at a time, unless they are leased; returns how many. Rows of jobs
+    stay: they are for the provider that their definition names."""
     cursor = await connection.execute(
         _SQL["move_if_unserved"],
         {

@@ -35,23 +35,24 @@ SELECT pool, route FROM place
 
 -- name: move_if_unserved
 -- Moves lanes of an unserved route to another pool, with their deferrals and, of sessions, the requests still to come;
--- only lanes of which nothing is leased, and only while no live worker has the pool. Should a claim be quicker all the
+-- never rows of jobs, whose definitions name their provider: another one would be sent the rows, with its own key. Only lanes of which nothing is leased, and only while no live worker has the pool. Should a claim be quicker all the
 -- same, the ordinals it gives back are found in the old pool, and moved the next time.
 WITH found AS MATERIALIZED (
   (SELECT id FROM penstock.lanes
-    WHERE pool = %(pool)s AND route = %(route)s AND runnable
+    WHERE pool = %(pool)s AND route = %(route)s AND runnable AND endpoint <> 'rows'
     ORDER BY band, tag, id
     LIMIT %(limit)s)
   UNION
-  (SELECT lane_id FROM penstock.deferrals
-    WHERE pool = %(pool)s AND route = %(route)s AND NOT held
+  (SELECT d.lane_id FROM penstock.deferrals d
+    WHERE d.pool = %(pool)s AND d.route = %(route)s AND NOT d.held
+      AND (SELECT l.endpoint <> 'rows' FROM penstock.lanes l WHERE l.id = d.lane_id)
     ORDER BY suspect, due_at, id
     LIMIT %(limit)s)
 ),
 lane AS MATERIALIZED (
   SELECT l.id, l.batch_id, l.next, l.session
     FROM penstock.lanes l
-   WHERE l.id = ANY (ARRAY(SELECT id FROM found))
+   WHERE l.id = ANY (ARRAY(SELECT id FROM found)) AND l.endpoint <> 'rows'
      AND NOT EXISTS (
        SELECT FROM penstock.workers w
         WHERE w.pool = %(pool)s

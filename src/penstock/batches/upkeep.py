@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from uuid import UUID
 
+from penstock.batches.error_groups import fold_error_groups
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 
@@ -41,7 +42,9 @@ async def list_steered(connection: Connection, within_s: float, *, limit: int, n
 
 
 async def fold_progress(connection: Connection, batches: Collection[UUID]) -> None:
-    """Sum up the counters of some batches."""
+    """Sum up the counters of some batches, and of their errors."""
+    if batches:
+        await fold_error_groups(connection, batches)
     behind = list(batches)
     for _ in range(_FOLDS):
         if not behind:

@@ -157,7 +157,6 @@ async def read_bodies(
         "rows": max_rows,
         "bytes": max_bytes,
     }
-    guard = {"lease": lease.id, "nonce": lease.nonce, "lane_id": lease.lane_id, "closed_too": closed_too}
     start, stop = ranges[0]
     if len(ranges) == 1 or stop - start >= max_rows:
         read = await connection.execute(_SQL["read_range"], {**place, "start": start, "stop": stop}, binary=True)
@@ -165,9 +164,16 @@ async def read_bodies(
         ordinals = first_ordinals(ranges, max_rows)
         read = await connection.execute(_SQL["read_some"], {**place, "ordinals": ordinals}, binary=True)
     rows = await read.fetchall()
-    if not rows or await (await connection.execute(_SQL["is_leased"], guard)).fetchone() != (True,):
+    if not rows or not await is_leased(connection, lease, closed_too=closed_too):
         return []
     return [Item(lease, *row) for row in rows]
+
+
+async def is_leased(connection: Connection, lease: Lease, *, closed_too: bool = False) -> bool:
+    """Whether what was read of a lease's items may be used: it was not lost, and its lane not closed unless
+    `closed_too`."""
+    guard = {"lease": lease.id, "nonce": lease.nonce, "lane_id": lease.lane_id, "closed_too": closed_too}
+    return await (await connection.execute(_SQL["is_leased"], guard)).fetchone() == (True,)
 
 
 async def read_heads(

@@ -144,14 +144,15 @@ lane AS MATERIALIZED (
 ),
 -- Near its end a lane that is alone in line is shared out in ever smaller pieces, so that workers finish together.
 -- Where others stand in line, there is work for all, and a lane with little left should not need many more claims.
+-- Of a job that lets so many rows be in flight, what it lets is shared out in the same way.
 -- IS TRUE keeps the look for a deferral's lane a lookup in a hash table. As a join it depends on estimates, which are
 -- worth nothing here: a thousand retries in a thousand lanes became a loop within a loop.
 candidate AS (
   SELECT true AS is_lane, id, id AS lane_id, route, want, false AS suspect, band, tag,
-         CASE WHEN width IS NULL
-              THEN least(total - next,
+         CASE WHEN NOT session
+              THEN least(total - next, width - busy,
                          CASE WHEN (SELECT b.alone FROM band b WHERE b.route = lane.route AND b.band = lane.band)
-                              THEN greatest(%(taper_floor)s::int4, (total - next) / 4) END,
+                              THEN greatest(%(taper_floor)s::int4, least(total - next, width - busy) / 4) END,
                          CASE WHEN id = looks.ids[width_bucket(id, looks.ids)]
                               THEN looks.takes[width_bucket(id, looks.ids)]
                               ELSE (SELECT b.piece FROM band b WHERE b.route = lane.route AND b.band = lane.band) END)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,6 +61,12 @@ async def register(connection: Connection, worker_id: UUID, pool: str, *, now: N
 
 async def unregister(connection: Connection, worker_id: UUID) -> None:
     await connection.execute(_SQL["remove_worker"], {"id": worker_id})
+
+
+async def is_any_registered(connection: Connection, pids: Collection[int]) -> bool:
+    """Whether any of these processes of this machine is registered as a worker."""
+    cursor = await connection.execute(_SQL["list_workers"], {"machine": machine()})
+    return any(pid in pids and _is_running(pid, birth) for _, pid, birth in await cursor.fetchall())
 
 
 async def list_exited_workers(connection: Connection) -> list[UUID]:

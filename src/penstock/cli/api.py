@@ -1,4 +1,4 @@
-"""Batch API as the commands use it: over HTTP, or from the application in this process."""
+"""API as the commands use it: over HTTP, or from the application in this process."""
 
 from __future__ import annotations
 
@@ -146,13 +146,23 @@ class Api:
             lambda: self._json(Request("POST", path, headers=headers, body=content)), _PATIENCE_S if key else 0
         )
 
-    async def put(self, path: str, query: Query, body: Body, *, key: str, size: int | None) -> Json:
+    async def upload(
+        self,
+        method: str,
+        path: str,
+        body: Body,
+        *,
+        key: str,
+        size: int | None,
+        query: Query | None = None,
+        content_type: str = "application/octet-stream",
+    ) -> Json:
         """Upload a stream. Repeated from its beginning if it was cut."""
-        headers = {"content-type": "application/octet-stream", "idempotency-key": key}
+        headers = {"content-type": content_type, "idempotency-key": key}
         if size is not None:
             headers["content-length"] = str(size)
         return await self._send_again(
-            lambda: self._json(Request("PUT", path, query, dict(headers), body)), patience_s=_PATIENCE_S
+            lambda: self._json(Request(method, path, query or {}, dict(headers), body)), patience_s=_PATIENCE_S
         )
 
     async def delete(self, path: str) -> Json:
@@ -160,9 +170,11 @@ class Api:
         return await self._json(Request("DELETE", path))
 
     @contextlib.asynccontextmanager
-    async def stream(self, path: str, *, accept: str = "*/*") -> AsyncIterator[Answer]:
+    async def stream(
+        self, path: str, *, accept: str = "*/*", method: str = "GET", query: Query | None = None
+    ) -> AsyncIterator[Answer]:
         """Read a body as it comes. One that is cut half-way raises; only the caller knows how to go on."""
-        async with self._transport.send(Request("GET", path, headers={"accept": accept})) as answer:
+        async with self._transport.send(Request(method, path, query or {}, {"accept": accept})) as answer:
             self._answered = True
             if answer.status != 200:
                 raise await self._refused(answer)
@@ -186,6 +198,8 @@ class Api:
             if answer.status >= 300:
                 raise await self._refused(answer)
             content = await answer.whole()
+        if answer.status == 204:
+            return {}
         try:
             found = json.loads(content)
         except ValueError:

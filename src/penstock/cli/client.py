@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ class CommandContext:
 
 @dataclass(frozen=True, slots=True)
 class ApiPlace:
-    """ApiPlace of the batches: a server, or the database this configuration names."""
+    """ApiPlace of batches, jobs and sessions: a server, or the database this configuration names."""
 
     server: str | None
     config: Config | None
@@ -44,8 +44,13 @@ class ApiPlace:
     """Whether the command may make the local database; others only use one that is there."""
 
 
-def client_command(*, makes_database: bool = False) -> Callable[[_Work], _Command]:
-    """Make a command of an async function: give it a context, and --server, --json and the database's options."""
+def client_command(
+    *, makes_database: bool = False, hints: Mapping[int, str] | None = None
+) -> Callable[[_Work], _Command]:
+    """Make a command of an async function: give it a context, and --server, --json and the database's options.
+
+    `hints` say what to do about a server's refusals, by their status, where these are not about batches.
+    """
 
     def decorate(work: _Work) -> _Command:
         @functools.wraps(work)
@@ -54,6 +59,10 @@ def client_command(*, makes_database: bool = False) -> Callable[[_Work], _Comman
                 place = _place(server, database, makes_database=makes_database)
                 code = _carry_out(place, as_json, lambda context: work(context, **given))
             except PenstockError as error:
+                from penstock.cli.api import Refused
+
+                if isinstance(error, Refused) and hints is not None:
+                    error.hint = hints.get(error.status, error.hint)
                 report(error, as_json=as_json)
                 code = error.exit_code
             raise SystemExit(code)

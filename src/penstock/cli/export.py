@@ -1,10 +1,11 @@
-"""`penstock export`: a batch's results as files."""
+"""`penstock export`: a batch's results as files, a job's as a sheet."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from penstock.errors import ExitCode, PenstockError, UsageError
 if TYPE_CHECKING:
     from penstock.cli.api import Answer
     from penstock.cli.progress import Display
-    from penstock.export.jsonl import _Draft as Draft
+    from penstock.export.draft import Draft
 
 
 _STDOUT = "-"
@@ -38,27 +39,40 @@ class WrittenResults:
     error_lines: int
 
 
-@click.command(short_help="Write a batch's results to files.")
-@click.argument("batch", metavar="ID")
+@click.command(short_help="Write the results of a batch, or a job's sheet.")
+@click.argument("name", metavar="ID")
 @click.option(
     "-o",
     "--output",
     required=True,
     type=click.Path(path_type=Path, allow_dash=True),
-    help="File for the answers (JSONL); - is standard output.",
+    help="File for the results; - is standard output.",
 )
-@client_command()
-async def export(context: CommandContext, batch: str, output: Path) -> ExitCode:
-    """Write the results of the batch ID to the output, one answer per line, in the order of the input.
+@client_command(hints={404: "`penstock ls` and `penstock jobs ls` list what this key has on this server."})
+async def export(context: CommandContext, name: str, output: Path) -> ExitCode:
+    """Write the results of the batch or job ID to the output, in the order of the input.
 
-    Failures go to a file beside it: answers.jsonl has answers.errors.jsonl. Both are written beside their final names
-    and then renamed: they are whole or not there. Of a batch still under way, what is done so far is written, in the
-    order it was done. With `-o -` the answers go to standard output and failures are left out.
+    Of a batch, one answer per line (JSONL). Failures go to a file beside it: answers.jsonl has answers.errors.jsonl.
+    While the batch is under way, what is done so far is written, in the order it was done. With `-o -` the answers
+    go to standard output and failures are left out.
+
+    Of a job, a sheet of all its rows as they are now, each with its result. The output's name says the format: .xlsx,
+    .csv or .jsonl, each also with .gz. With `-o -` it is CSV on standard output.
+
+    Files are written beside their final names and then renamed: they are whole or not there.
     """
-    from penstock.cli.lookup import find_batch
+    from penstock.cli.lookup import BATCH, JOB, find
 
     check_output(output, None)
-    found = await find_batch(context.api, batch)
+    found = await find(context.api, name, BATCH, JOB)
+    if found["id"].startswith(JOB.prefix):
+        check_sheet_output(output, None)
+        sheet = await export_job(context, found, output)
+        if context.as_json and str(output) != _STDOUT:
+            print_json(sheet)
+        return ExitCode.OK
+    if output.name.lower().endswith((".xlsx", ".csv")):
+        raise UsageError(f"-o {output}: a batch's results are JSONL, not a sheet", hint="Name it answers.jsonl.")
     if found["status"] == "failed":
         from penstock.cli.figures import problem_lines
 
@@ -84,7 +98,16 @@ def check_output(output: Path, source: Path | None) -> None:
         return
     from penstock.cli.paths import check_outputs
 
-    check_outputs(output, source)
+    check_outputs(output, () if source is None else (source,))
+
+
+def check_sheet_output(output: Path, source: Path | None) -> None:
+    """Refuse an output that cannot work for a job, before anything is done."""
+    if str(output) != _STDOUT:
+        from penstock.cli import tables
+
+        tables.check_output(output)
+        check_output(output, source)
 
 
 async def export_results(context: CommandContext, batch: Json, output: Path) -> WrittenResults:
@@ -96,18 +119,21 @@ async def export_results(context: CommandContext, batch: Json, output: Path) -> 
     from penstock.export.jsonl import errors_path
 
     errors = errors_path(output)
-    try:
-        with Display(quiet=context.as_json) as display, contextlib.ExitStack() as drafts:
-            display.stage("writing")
-            good, good_lines, whole = await _download(context, batch, "output_file_id", output, drafts, display)
-            bad, bad_lines, _ = await _download(context, batch, "error_file_id", errors, drafts, display)
-            bad.publish(if_empty="remove")
-            good.publish(if_empty="keep")
-    except OSError as error:
-        raise PenstockError(
-            f"cannot write {error.filename or output}: {error.strerror}",
-            hint="Nothing was half-written: make room or choose another -o, then run the command again.",
-        ) from error
+    with (
+        _explain_write_errors(output),
+        Display(quiet=context.as_json) as display,
+        contextlib.ExitStack() as drafts,
+    ):
+        display.stage("writing")
+        again = f"/v1/batches/{batch['id']}"
+        good, good_lines, whole = await _download(
+            context, lambda: _content(context, batch, "output_file_id"), again, output, drafts, display
+        )
+        bad, bad_lines, _ = await _download(
+            context, lambda: _content(context, batch, "error_file_id"), again, errors, drafts, display
+        )
+        bad.publish(if_empty="remove")
+        good.publish(if_empty="keep")
     complete = whole and has_ended(batch)
     written = WrittenResults(
         batch["id"], complete, str(output), good_lines, str(errors) if bad_lines else None, bad_lines
@@ -116,28 +142,78 @@ async def export_results(context: CommandContext, batch: Json, output: Path) -> 
     return written
 
 
+async def export_job(context: CommandContext, job: Json, output: Path) -> Json:
+    """Stream a job's sheet to the output."""
+    from penstock.cli.figures import job_counts_text
+    from penstock.cli.progress import Display
+    from penstock.export.sheet_file import sheet_format
+
+    file_format, gzip = sheet_format(output.name) or ("csv", False)
+    path, complete = f"/api/jobs/{job['id']}", job["endedAt"] is not None
+
+    def content() -> AbstractAsyncContextManager[Answer]:
+        asked = {"format": file_format, "gzip": str(gzip).lower()}
+        return context.api.stream(f"{path}/export", method="POST", query=asked)
+
+    if str(output) == _STDOUT:
+        async with content() as answer:
+            async for piece in answer.pieces:
+                sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    else:
+        with (
+            _explain_write_errors(output),
+            Display(quiet=context.as_json) as display,
+            contextlib.ExitStack() as drafts,
+        ):
+            display.stage("writing")
+            draft, _, _ = await _download(context, content, path, output, drafts, display)
+            draft.publish(if_empty="keep")
+        if not context.as_json:
+            click.echo(f"  sheet  {output}  ({job_counts_text(job)})")
+    if not complete:
+        context.say(f"The job is still under way: this is its sheet so far. penstock jobs watch {job['id']}")
+    return {"job": job["id"], "complete": complete, "output": str(output)}
+
+
+@contextlib.contextmanager
+def _explain_write_errors(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PenstockError(
+            f"cannot write {error.filename or output}: {error.strerror}",
+            hint="Nothing was half-written: make room or choose another -o, then run the command again.",
+        ) from error
+
+
 async def _download(
-    context: CommandContext, batch: Json, which: str, path: Path, drafts: contextlib.ExitStack, display: Display
+    context: CommandContext,
+    content: Callable[[], AbstractAsyncContextManager[Answer | None]],
+    again: str,
+    path: Path,
+    drafts: contextlib.ExitStack,
+    display: Display,
 ) -> tuple[Draft, int, bool]:
-    """Download one file into a draft. Returns the draft, its lines, and whether it is complete. Started again if it is
-    cut."""
+    """Download one file into a draft. Returns the draft, its lines, and whether it is complete. Started over if it is
+    cut, once the object at `again` can be read."""
     import asyncio
 
     from penstock.cli.api import Refused, Unreachable
-    from penstock.export.jsonl import _Draft as Draft
+    from penstock.export.draft import Draft
 
     for left in reversed(range(_TRIES)):
         with contextlib.ExitStack() as held:
             draft = held.enter_context(Draft(path))
-            lines, whole = 0, True
+            lines, size, whole = 0, 0, True
             try:
-                async with _content(context, batch, which) as answer:
+                async with content() as answer:
                     if answer is not None:
                         whole = answer.headers.get("x-incomplete", "false") == "false"
                         async for piece in answer.pieces:
                             draft.write(piece)
-                            lines += piece.count(b"\n")
-                            display.amount("writing", lines, None, "lines")
+                            lines, size = lines + piece.count(b"\n"), size + len(piece)
+                            display.amount("writing", size, None, "bytes")
             except (Unreachable, Refused) as error:
                 if not left or (isinstance(error, Refused) and not error.passing):
                     raise
@@ -146,7 +222,7 @@ async def _download(
                 drafts.push(held.pop_all())
                 return draft, lines, whole
         await asyncio.sleep(_REST_S)
-        await context.api.get(f"/v1/batches/{batch['id']}")  # waits for a server that is being restarted
+        await context.api.get(again)  # waits for a server that is being restarted
     raise AssertionError("the last try returns or raises")
 
 

@@ -1,8 +1,9 @@
-"""Figures of a batch as texts for people: its state, its progress, its end."""
+"""Figures of batches and jobs as texts for people: its state, its progress, its end."""
 
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 import click
 
@@ -43,6 +44,39 @@ def counts_text(batch: Json) -> str:
         parts.append(f"{failed:,} failed")
     if not has_ended(batch) and total > completed + failed:
         parts.append(f"{total - completed - failed:,} to go")
+    return ", ".join(parts)
+
+
+def job_moment(text: str) -> float:
+    """Moment of a job's object, as `age` and `moment` take it."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def job_at_rest(job: Json) -> bool:
+    """Whether nothing more comes of a job by itself."""
+    return job["state"] == "PAUSED" or job["endedAt"] is not None
+
+
+def job_exit_code(job: Json) -> ExitCode:
+    """Exit code of a command that waited for the job."""
+    if job["ingest"]["problem"] is not None:
+        return ExitCode.USAGE
+    if job["state"] == "PAUSED":
+        return ExitCode.PAUSED
+    if job["endedAt"] is None:
+        return ExitCode.OPERATIONAL
+    return ExitCode.FAILED_ROWS if job["failed"] or job["notFound"] or job["state"] != "DONE" else ExitCode.OK
+
+
+def job_counts_text(job: Json) -> str:
+    """`2,000 rows, 1,990 done, 7 failed, 3 not found`."""
+    total, unlucky = job["total"], job["failed"] + job["notFound"] + job["skipped"]
+    parts = [f"{total:,} {'row' if total == 1 else 'rows'}", f"{job['processed'] - unlucky:,} done"]
+    for name, words in (("failed", "failed"), ("notFound", "not found"), ("skipped", "skipped")):
+        if job[name]:
+            parts.append(f"{job[name]:,} {words}")
+    if total > job["processed"]:
+        parts.append(f"{total - job['processed']:,} {'not run' if job['endedAt'] else 'to go'}")
     return ", ".join(parts)
 
 

@@ -1,15 +1,16 @@
-"""Lookup of a batch by its id, or by enough digits of it to be the only one."""
+"""Lookup of a batch or a job by its id, or by enough digits of it to be the only one."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from penstock.cli.api import Api
 from penstock.cli.client import Json
-from penstock.cli.figures import age, state_of
+from penstock.cli.figures import age, job_moment, state_of
 from penstock.errors import UsageError
 
-_PREFIX = "batch_"
 _DIGITS = 32
 _LISTED = 10
 _TAIL_DIGITS_MIN = 4
@@ -17,39 +18,111 @@ _TAIL_SEARCHED = 1_000
 _PAGE = 100
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Kind of object that commands name by its id."""
+
+    noun: str
+    path: str
+    lists_all: str
+    """The command that lists every one."""
+    walk: Callable[[Api, str | None, int], AsyncIterator[Json]]
+    """Every object after an id, newest first, read by pages of a size."""
+    about: Callable[[Json], str]
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.noun}_"
+
+
+async def _walk_batches(api: Api, after: str | None, page: int) -> AsyncIterator[Json]:
+    async for batch in api.walk("/v1/batches", page=page, **({} if after is None else {"after": after})):
+        yield batch
+
+
+async def walk_jobs(api: Api, after: str | None, page: int) -> AsyncIterator[Json]:
+    """Every job after an id, newest first."""
+    query: dict[str, str | int] = {"pageSize": page} if after is None else {"pageSize": page, "after": after}
+    while True:
+        found = await api.get("/api/jobs", query)
+        for job in found["jobs"]:
+            yield job
+        if found["next"] is None:
+            return
+        query["after"] = found["next"]
+
+
+BATCH = Kind(
+    "batch",
+    "/v1/batches",
+    "penstock ls --all",
+    _walk_batches,
+    lambda batch: f"{state_of(batch)}, {age(batch['created_at'])} old",
+)
+JOB = Kind(
+    "job",
+    "/api/jobs",
+    "penstock jobs ls --all",
+    walk_jobs,
+    lambda job: f"{job['state']}, {age(job_moment(job['createdAt']))} old",
+)
+
+
 async def find_batch(api: Api, text: str) -> Json:
     """Find the only batch whose id is, begins with or ends in `text`."""
-    digits = text.strip().lower().removeprefix(_PREFIX)
+    return await find(api, text, BATCH)
+
+
+async def find_job(api: Api, text: str) -> Json:
+    """Find the only job whose id is, begins with or ends in `text`."""
+    return await find(api, text, JOB)
+
+
+async def find(api: Api, text: str, *kinds: Kind) -> Json:
+    """Find the only object, of the first of these kinds that has any, whose id is, begins with or ends in `text`."""
+    text = text.strip().lower()
+    kinds = tuple(kind for kind in kinds if text.startswith(kind.prefix)) or kinds
+    kind, digits = kinds[0], text.removeprefix(kinds[0].prefix)
     if not re.fullmatch(r"[0-9a-f]{1,32}", digits):
-        raise UsageError(f"'{text}' is not a batch id", hint="An id is batch_ and 32 digits; `penstock ls` lists them.")
+        hint = f"An id is {kind.prefix} and 32 digits; `{kind.lists_all}` lists them."
+        raise UsageError(f"'{text}' is not a {kind.noun} id", hint=hint)
     if len(digits) == _DIGITS:
-        return await api.get(f"/v1/batches/{_PREFIX}{digits}")
+        return await api.get(f"{kind.path}/{kind.prefix}{digits}")
+    for each in kinds:
+        if found := await _list_like(api, each, text, digits):
+            return _only(found, each, text)
+    raise UsageError(f"no {kind.noun} has an id like '{text}'", hint=f"`{kind.lists_all}` lists every {kind.noun}.")
+
+
+def _only(found: list[Json], kind: Kind, text: str) -> Json:
+    if len(found) == 1:
+        return found[0]
+    listed = "".join(f"\n  {one['id']}  {kind.about(one)}" for one in found[:_LISTED])
+    more = "\n  ..." if len(found) > _LISTED else ""
+    plural = "batches" if kind is BATCH else "jobs"
+    raise UsageError(
+        f"'{text}' may mean any of these {plural}:{listed}{more}", hint="Give more digits, or the whole id."
+    )
+
+
+async def _list_like(api: Api, kind: Kind, text: str, digits: str) -> list[Json]:
+    """List objects whose id begins with these digits; if there is none, those whose id ends in them."""
     # Ids sort by their digits and the list goes downwards: ids with this beginning follow the highest such id.
-    page = await api.get("/v1/batches", {"after": _PREFIX + digits.ljust(_DIGITS, "f"), "limit": _LISTED + 1})
-    found: list[Json] = [batch for batch in page["data"] if batch["id"].startswith(_PREFIX + digits)]
-    if not found and not text.startswith(_PREFIX) and len(digits) >= _TAIL_DIGITS_MIN:
-        found = await _find_ending_in(api, digits)
-    if not found:
-        raise UsageError(f"no batch has an id like '{text}'", hint="`penstock ls --all` lists every batch.")
-    if len(found) > 1:
-        listed = "".join(
-            f"\n  {batch['id']}  {state_of(batch)}, {age(batch['created_at'])} old" for batch in found[:_LISTED]
-        )
-        more = "\n  ..." if len(found) > _LISTED else ""
-        raise UsageError(
-            f"'{text}' may mean any of these batches:{listed}{more}", hint="Give more digits, or the whole id."
-        )
-    return found[0]
-
-
-async def _find_ending_in(api: Api, digits: str) -> list[Json]:
-    """Find batches by their last digits. Ids begin with a time and end randomly: a few last digits tell those of a day
-    apart."""
-    found, seen = [], 0
-    async for batch in api.walk("/v1/batches", page=_PAGE):
+    found: list[Json] = []
+    async for one in kind.walk(api, kind.prefix + digits.ljust(_DIGITS, "f"), _LISTED + 1):
+        if not one["id"].startswith(kind.prefix + digits):
+            break
+        found.append(one)
+        if len(found) > _LISTED:
+            break
+    if found or text.startswith(kind.prefix) or len(digits) < _TAIL_DIGITS_MIN:
+        return found
+    # Ids begin with a time and end randomly: a few last digits tell those of a day apart.
+    seen = 0
+    async for one in kind.walk(api, None, _PAGE):
         seen += 1
-        if batch["id"].endswith(digits):
-            found.append(batch)
+        if one["id"].endswith(digits):
+            found.append(one)
         if seen >= _TAIL_SEARCHED or len(found) > _LISTED:
             break
     return found

@@ -13,7 +13,7 @@ from penstock.errors import ExitCode, PenstockError, report
 
 # name -> (module:attribute, short help)
 _COMMANDS = {
-    "run": ("penstock.cli.run:run", "Work off a file of requests and write every answer."),
+    "run": ("penstock.cli.run:run", "Work off a file of requests or rows, write every answer."),
     "submit": ("penstock.cli.submit:submit", "Send a file of requests to be worked off."),
     "ls": ("penstock.cli.ls:ls", "List batches, newest first."),
     "show": ("penstock.cli.show:show", "Show one batch: figures, times, problems."),
@@ -22,7 +22,8 @@ _COMMANDS = {
     "resume": ("penstock.cli.steer:resume", "Go on with a paused batch."),
     "cancel": ("penstock.cli.steer:cancel", "End a batch; what is done is kept."),
     "retry": ("penstock.cli.steer:retry", "Run a batch's failed requests again."),
-    "export": ("penstock.cli.export:export", "Write a batch's results to files."),
+    "export": ("penstock.cli.export:export", "Write the results of a batch, or a job's sheet."),
+    "jobs": ("penstock.cli.jobs:jobs", "Do something with every row of a table, on a server."),
     "session": ("penstock.cli.session:session", "Send to sessions, and look at them."),
     "serve": ("penstock.cli.serve:serve", "Serve the batch API, with workers."),
     "worker": ("penstock.cli.worker:worker", "Run workers for a server elsewhere."),

@@ -79,7 +79,7 @@ def load_config(
     **flags: float | None,
 ) -> Config:
     """Load the configuration from file, environment and command line; `flags` are options that name a setting."""
-    from penstock import config as configuration
+    from penstock import config_sources
 
     overrides = []
     for setting in database.settings:
@@ -87,7 +87,7 @@ def load_config(
         if not equals:
             raise UsageError(f"--set {setting}: expected NAME=VALUE", hint="For example --set max_attempts=3")
         overrides.append((name.strip(), value.strip()))
-    return configuration.load(
+    return config_sources.load(
         toml_path=database.toml_path or _find_toml(database.data_dir),
         overrides=overrides,
         flags=flags,

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import UsageError
-from penstock.export.jsonl import draft_of, errors_path
+from penstock.export.draft import draft_of
+from penstock.export.jsonl import errors_path
 
 
-def check_paths(source: Path, output: Path) -> None:
-    """Check that the input is a regular file, and that the output and its error file can be written and overwrite
-    nothing else."""
-    _check_input(source)
-    check_outputs(output, source)
+def check_paths(inputs: Sequence[Path], output: Path, *, folders: bool = False) -> None:
+    """Check that the inputs are regular files, or also `folders`, and that the output and its error file can be written
+    and overwrite nothing else."""
+    for path in inputs:
+        _check_input(path, folder=folders)
+    check_outputs(output, inputs)
 
 
-def check_outputs(output: Path, source: Path | None = None) -> None:
+def check_outputs(output: Path, inputs: Sequence[Path] = ()) -> None:
     """Check that the output and its error file can be written, and overwrite nothing else."""
     if str(output.absolute().parent) in ("/dev", "/dev/fd") or output.absolute().is_relative_to("/proc"):
         # Some of these lead to regular files, such as a redirected output, which the rename would replace.
         raise UsageError(f"{output} is not a regular file", hint="Name a file for the answers, such as answers.jsonl.")
     targets = [_final(output), _final(errors_path(output))]
-    if source is not None and source.resolve() in targets:
-        raise UsageError("the output would overwrite the input", hint="Choose another -o.")
+    for path in inputs:
+        if path.resolve() in targets:
+            raise UsageError("the output would overwrite the input", hint="Choose another -o.")
+        if path.resolve() in targets[0].parents and path.is_dir():
+            raise UsageError(f"the output would lie among the images of {path}", hint="Choose another -o.")
     if targets[0] == targets[1]:
         raise UsageError(
             f"{output} and {errors_path(output)} are the same file",
@@ -32,7 +38,7 @@ def check_outputs(output: Path, source: Path | None = None) -> None:
         _check_writable(target)
 
 
-def _check_input(source: Path) -> None:
+def _check_input(source: Path, *, folder: bool) -> None:
     if str(source) == "-":
         raise UsageError(
             "standard input cannot be read twice, and a run must be able to go on after an interruption",
@@ -45,6 +51,8 @@ def _check_input(source: Path) -> None:
         raise UsageError(f"{source}: no such file", hint="Check the path; it is relative to this directory.") from None
     except OSError as error:
         raise UsageError(f"{source}: cannot be read: {error.strerror}", hint="Check the path.") from error
+    if source.is_dir() and folder:
+        return
     if source.is_dir():
         raise UsageError(f"{source} is a directory", hint="Name one JSONL file (.jsonl, .gz or .zst).")
     if not source.is_file():

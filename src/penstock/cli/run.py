@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from penstock.cli.options import DatabaseOptions, database_options, load_config, parse_span
-from penstock.errors import PenstockError, report
+from penstock.cli.tables import TableOptions, table_options
+from penstock.errors import PenstockError, UsageError, report
 
 
 def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> timedelta | None:
@@ -20,11 +21,12 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
     return timedelta(seconds=seconds)
 
 
-@click.command(short_help="Work off a file of requests and write every answer.")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.command(short_help="Work off a file of requests or rows, write every answer.")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--base-url", metavar="URL", help="Endpoint to call, ending in /v1.")
 @click.option("--processor", metavar="MODULE:FUNCTION", help="Python function to call instead.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File for the answers (JSONL).")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the answers.")
+@table_options
 @click.option("--concurrency", type=int, help="Calls in flight per worker process.  [default: 64]")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable of the key.  [default: OPENAI_API_KEY]")
@@ -42,10 +44,10 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.option("-v", "--verbose", is_flag=True, help="Log to standard error.")
 @database_options
 def run(
-    file: Path,
+    files: tuple[Path, ...],
     base_url: str | None,
     processor: str | None,
-    output: Path,
+    output: Path | None,
     concurrency: int | None,
     workers: int,
     api_key_env: str | None,
@@ -56,28 +58,61 @@ def run(
     start_anew: bool,
     as_json: bool,
     verbose: bool,
+    table: TableOptions,
     database: DatabaseOptions,
 ) -> None:
-    """Work off FILE, one request per line, and write every answer to the output.
+    """Work off FILE, one request or row each, and write every answer to the output.
 
-    FILE is JSONL in the Batch API's shape, plain, .gz or .zst. Everything is stored before anything is sent. When
-    interrupted, the same command goes on where it stopped; when done, it writes the output again. Failures
-    go to a file beside the output: answers.jsonl has answers.errors.jsonl.
+    FILE is JSONL in the Batch API's shape, or a table: .csv, .tsv, .xlsx, or JSONL where --prompt is given or the
+    output is .csv or .xlsx. Text may be packed (.gz, .zst). Images are a table too: a zip, a folder, or several files.
+    Everything is stored before anything is sent. When interrupted, the same command goes on where it stopped; when
+    done, it writes the output again. Failures of requests go to a file beside the output: answers.jsonl has
+    answers.errors.jsonl. A table's output is a sheet (.csv, .xlsx or .jsonl, each also with .gz) of all its rows, each
+    with its result.
 
     \b
     penstock run requests.jsonl --base-url http://127.0.0.1:8000/v1 -o answers.jsonl
-    penstock run rows.jsonl --processor mymodule:work -o answers.jsonl
+    penstock run rows.csv --processor mymodule:work -o answers.xlsx
+    penstock run products.csv --base-url http://127.0.0.1:8000/v1 --model small \\
+      --prompt 'Which category is {{ title }}?' -o answers.csv
+    penstock run photos/ --base-url http://127.0.0.1:8000/v1 --model small --prompt 'What is this?' -o answers.csv
     """
+    from penstock.cli import tables
     from penstock.dispatch.target import make_target
 
     try:
         config = load_config(database, concurrency=concurrency)
         target = make_target(base_url, processor, api_key_env, api_key_file, ca_file, proxy)
+        rows = tables.plan_rows(files, table, target) if tables.is_table(files, table, output) else None
+        if rows is None and table.any:
+            raise UsageError(
+                f"{files[0]} is no table: --model, --prompt, --sheet, --limit and the like are for tables",
+                hint="A table's name ends in .csv, .tsv, .xlsx, .zip or as an image's; "
+                "with --prompt or -o answers.csv it may be JSONL.",
+            )
+        if rows is not None and table.dry_run:
+            click.echo(tables.first_request(rows, config))
+            return
+        if output is None:
+            ending = "jsonl" if rows is None else "xlsx"
+            raise UsageError("-o is missing", hint=f"Name the file for the answers, such as -o answers.{ending}")
+        if rows is not None:
+            tables.check_output(output)
     except PenstockError as error:
         report(error, as_json=as_json)
         raise SystemExit(error.exit_code) from error
 
     from penstock.cli.running import Plan, execute
 
-    plan = Plan(file, output, target, workers, deadline, start_anew=start_anew, as_json=as_json, verbose=verbose)
+    plan = Plan(
+        files[0],
+        output,
+        target if rows is None else rows.target,
+        workers,
+        deadline,
+        rows=rows,
+        start_anew=start_anew,
+        as_json=as_json,
+        verbose=verbose,
+    )
     raise SystemExit(execute(plan, config))

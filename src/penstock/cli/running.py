@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
+from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import psycopg
 import uvloop
 
@@ -28,12 +30,14 @@ from penstock.claim import gates, liveness
 from penstock.cli.paths import check_paths
 from penstock.cli.progress import Display, duration
 from penstock.cli.summary import print_summary
+from penstock.cli.tables import OWNER, RowsPlan, make_job
 from penstock.config import Config
 from penstock.db.pool import Connection, Pool, open_pool
 from penstock.db.start import explain_database_errors, migrate_database, start_database
 from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
+from penstock.export.sheet_file import export_sheet, sheet_stem
 from penstock.intake import ingest, refusal, source, sweep
 from penstock.model import BatchState, batch_public_id
 from penstock.observe.logs import log_to
@@ -41,7 +45,6 @@ from penstock.tasks import handle_signals
 from penstock.worker.identity import register_identity
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 
-_OWNER = "local"
 _LOOK_EVERY_S = 0.2
 _ANSWER_WITHIN_S = 5.0
 # The first signal lets calls end, the second cuts them short, and the third leaves at once.
@@ -58,15 +61,22 @@ class Plan:
     target: Target
     workers: int = 1
     deadline: timedelta | None = None
+    rows: RowsPlan | None = None
+    """What is done with each row, where the input is a table."""
     start_anew: bool = False
     as_json: bool = False
     verbose: bool = False
 
     @property
     def key(self) -> str:
-        """Key by which a run is found again, the same for the same command: from input, output and target."""
-        output = self.output.parent.resolve() / self.output.name
-        parts = [str(self.input.resolve()), str(output), str(self.target)]
+        """Key by which a run is found again, the same for the same command: from input, output and target. A sheet's
+        format is no part of it: the rows are not worked off again for another."""
+        name = self.output.name if self.rows is None else sheet_stem(self.output.name)
+        output = self.output.parent.resolve() / name
+        parts: list[Any] = [str(self.input.resolve()), str(output), str(self.target)]
+        if self.rows is not None:
+            parts.append([self.target.definition, msgspec.to_builtins(self.rows.spec), self.rows.limit])
+            parts += [str(path.resolve()) for path in self.rows.source.paths[1:]]
         return "run:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -77,7 +87,8 @@ class _Interrupted(PenstockError):  # noqa: N818 -- a person's wish
 def execute(plan: Plan, config: Config) -> ExitCode:
     """Carry the plan out; errors are reported, not raised."""
     try:
-        check_paths(plan.input, plan.output)
+        inputs = [plan.input] if plan.rows is None else plan.rows.source.paths
+        check_paths(inputs, plan.output, folders=plan.rows is not None)
         with explain_database_errors(_GO_ON), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Run(plan, config).execute())
     except PenstockError as error:
@@ -115,12 +126,9 @@ class _Run:
         if not batch.state.terminal:
             return await self._say_unfinished(database, batch)
         exported = await self._export(conninfo, batch)
-        self._display.__exit__(None, None, None)
         counts = batch.counts
         failed = counts.failed + counts.not_found + counts.cancelled + counts.expired
-        code = ExitCode.FAILED_ROWS if failed else ExitCode.OK
-        print_summary(batch, exported, monotonic() - self._started_at, code, as_json=self._plan.as_json)
-        return code
+        return self._end(batch, exported, ExitCode.FAILED_ROWS if failed else ExitCode.OK)
 
     # -- the batch this plan already made
 
@@ -148,7 +156,7 @@ class _Run:
 
     async def _find(self, database: Pool) -> UUID | None:
         async with database.connection() as connection:
-            known = await find_batch_by_key(connection, _OWNER, self._plan.key)
+            known = await find_batch_by_key(connection, OWNER, self._plan.key)
             if known is None:
                 return None
             name = batch_public_id(known.id)
@@ -172,62 +180,91 @@ class _Run:
         return known.id
 
     async def _is_unchanged(self, known: KnownBatch) -> bool:
-        if known.metadata == _origin(self._plan.input):
+        rows = self._plan.rows
+        if known.metadata == self._origin():
             return True
-        digest = await asyncio.to_thread(source.digest_of, self._plan.input)
-        return digest == known.digest
+        if rows is not None:
+            return await asyncio.to_thread(lambda: rows.source.digest) == known.digest
+        return await asyncio.to_thread(source.digest_of, self._plan.input) == known.digest
+
+    def _origin(self) -> dict[str, str]:
+        """Attributes of the input by which a later run sees that it has not changed."""
+        if self._plan.rows is not None:
+            return self._plan.rows.source.origin
+        about = self._plan.input.stat()
+        return {"size": str(about.st_size), "mtime_ns": str(about.st_mtime_ns)}
 
     # -- store
 
     async def _store(self, conninfo: str, database: Pool) -> UUID:
         """Read the file into the database and make the batch. If interrupted, nothing of it is kept."""
         self._display.stage("storing")
-        size = self._plan.input.stat().st_size
-        origin = _origin(self._plan.input)
+        origin = self._origin()
         await self._sweep_abandoned(conninfo, database)
         async with register_identity(database, "intake", self._config.liveness) as worker_id:
             try:
-                stored = await asyncio.to_thread(
-                    ingest.ingest_file,
-                    conninfo,
-                    self._plan.input,
-                    owner=_OWNER,
-                    worker_id=worker_id,
-                    filename=os.fsencode(self._plan.input.name).decode("utf-8", "replace"),
-                    limits=self._config.intake,
-                    on_progress=lambda read: self._display.amount("storing", read, size, "bytes"),
-                    should_stop=self._interrupted.is_set,
-                )
+                file_id, table = await asyncio.to_thread(self._ingest, conninfo, worker_id)
             except refusal.IntakeInterrupted as error:
                 raise _Interrupted(
                     "interrupted while storing: nothing was kept", hint="Run the command again."
                 ) from error
-            return await self._create(database, stored.file.id, origin)
+            return await self._create(database, file_id, table, origin)
+
+    def _ingest(self, conninfo: str, worker_id: UUID) -> tuple[UUID, ingest.StoredTable | None]:
+        """Store the input; returns its file, and what is known of a table."""
+        path, rows = self._plan.input, self._plan.rows
+        size = path.stat().st_size if rows is None else rows.source.size
+        common: dict[str, Any] = {
+            "owner": OWNER,
+            "worker_id": worker_id,
+            "limits": self._config.intake,
+            "on_progress": lambda read: self._display.amount("storing", read, size, "bytes"),
+            "should_stop": self._interrupted.is_set,
+        }
+        if rows is None:
+            filename = os.fsencode(path.name).decode("utf-8", "replace")
+            return ingest.ingest_file(conninfo, path, filename=filename, **common).file.id, None
+        table = ingest.ingest_table(
+            conninfo,
+            rows.source,
+            route=str(rows.target.route),
+            spec=rows.spec,
+            table_limits=self._config.tables,
+            first_rows=rows.limit,
+            through=rows.check,
+            **common,
+        )
+        return table.file.file.id, table
 
     async def _sweep_abandoned(self, conninfo: str, database: Pool) -> None:
         async with database.connection() as connection:
             gone = await liveness.list_exited_workers(connection)
         await asyncio.to_thread(_sweep, conninfo, self._config.liveness.heartbeat_grace_s, gone)
 
-    async def _create(self, database: Pool, file_id: UUID, origin: dict[str, str]) -> UUID:
+    async def _create(
+        self, database: Pool, file_id: UUID, table: ingest.StoredTable | None, origin: dict[str, str]
+    ) -> UUID:
         batch_id, window = uuid4(), self._plan.deadline
         async with database.connection() as connection:
             deadline = await _database_time(connection) + window if window else None
             try:
-                await create_batch(
-                    connection,
-                    batch_id=batch_id,
-                    file_id=file_id,
-                    owner=_OWNER,
-                    pool=f"run:{batch_id.hex}",
-                    key=self._plan.key,
-                    target=str(self._plan.target),
-                    route=self._plan.target.route,
-                    metadata=origin,
-                    deadline=deadline,
-                )
+                async with connection.transaction():
+                    await create_batch(
+                        connection,
+                        batch_id=batch_id,
+                        file_id=file_id,
+                        owner=OWNER,
+                        pool=f"run:{batch_id.hex}",
+                        key=self._plan.key,
+                        target=str(self._plan.target),
+                        route=self._plan.target.route,
+                        metadata=origin,
+                        deadline=deadline,
+                    )
+                    if self._plan.rows is not None and table is not None:
+                        await make_job(connection, batch_id, self._plan.rows, self._plan.input.stem, table)
             except psycopg.errors.UniqueViolation:
-                known = await find_batch_by_key(connection, _OWNER, self._plan.key)
+                known = await find_batch_by_key(connection, OWNER, self._plan.key)
                 if known is None:
                     raise
                 self._display.say(f"the same command made {batch_public_id(known.id)} meanwhile: joining it")
@@ -320,14 +357,14 @@ class _Run:
 
     async def _export(self, conninfo: str, batch: Batch) -> Exported:
         self._display.stage("writing")
-        return await asyncio.to_thread(
-            export_files,
-            conninfo,
-            batch.id,
-            batch.state,
-            self._plan.output,
-            on_progress=lambda done: self._on_written(done, batch.counts.total),
-        )
+
+        def show(done: int) -> None:
+            self._on_written(done, batch.counts.total)
+
+        output = self._plan.output
+        if self._plan.rows is not None:
+            return await asyncio.to_thread(export_sheet, conninfo, batch.id, output, on_progress=show)
+        return await asyncio.to_thread(export_files, conninfo, batch.id, batch.state, output, on_progress=show)
 
     def _on_written(self, done: int, total: int) -> None:
         if self._interrupted.is_set():
@@ -335,30 +372,24 @@ class _Run:
                 "interrupted while writing: every result is stored, the output is as it was before",
                 hint="Run the same command again to write it.",
             )
-        self._display.amount("writing", done, total, "lines")
+        self._display.amount("writing", done, total, "rows" if self._plan.rows else "lines")
 
     async def _say_unfinished(self, database: Pool, batch: Batch) -> ExitCode:
         if self._interrupted.is_set():
-            return self._say_interrupted(batch)
+            return self._end(batch, None, ExitCode.INTERRUPTED)
         async with database.connection() as connection:
             waits = await gates.list_closed(connection, f"run:{batch.id.hex}")
         reasons = sorted({f"{gate.route}: {gate.message}" for gate in waits if gate.halted_at is not None})
-        self._display.__exit__(None, None, None)
-        print_summary(
-            batch,
-            None,
-            monotonic() - self._started_at,
-            ExitCode.PAUSED,
-            as_json=self._plan.as_json,
-            reasons=reasons,
-        )
-        return ExitCode.PAUSED
+        return self._end(batch, None, ExitCode.PAUSED, reasons)
 
-    def _say_interrupted(self, batch: Batch) -> ExitCode:
+    def _end(
+        self, batch: Batch, exported: Exported | None, code: ExitCode, reasons: list[str] | None = None
+    ) -> ExitCode:
+        """Print the summary in the display's place, and return the exit code."""
         self._display.__exit__(None, None, None)
-        seconds = monotonic() - self._started_at
-        print_summary(batch, None, seconds, ExitCode.INTERRUPTED, as_json=self._plan.as_json)
-        return ExitCode.INTERRUPTED
+        seconds, unit = monotonic() - self._started_at, "request" if self._plan.rows is None else "row"
+        print_summary(batch, exported, seconds, code, as_json=self._plan.as_json, reasons=reasons, unit=unit)
+        return code
 
 
 async def _try_lock(connection: psycopg.AsyncConnection, key: str) -> bool:
@@ -385,12 +416,6 @@ def _waiting(waits: list[gates.Gate]) -> str:
         return f"waiting: {gate.code}"
     left_s = (gate.not_before - datetime.now(UTC)).total_seconds()
     return f"waiting: {gate.code}" + (f" for {duration(left_s)}" if left_s >= 1 else "")
-
-
-def _origin(path: Path) -> dict[str, str]:
-    """Attributes of a file by which a later run sees that it has not changed."""
-    about = path.stat()
-    return {"size": str(about.st_size), "mtime_ns": str(about.st_mtime_ns)}
 
 
 def _sweep(conninfo: str, grace_s: float, gone: list[UUID]) -> None:

@@ -44,7 +44,7 @@ def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def choose_providers(config: Config, named: ProviderOptions) -> tuple[Provider, ...]:
+def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[str, ...] = ()) -> tuple[Provider, ...]:
     """Choose the providers of the file or of the command line. Raises if a key or a certificate cannot be read."""
     from penstock.dispatch.http.connect import ConnectOptions
     from penstock.dispatch.providers import single
@@ -52,12 +52,14 @@ def choose_providers(config: Config, named: ProviderOptions) -> tuple[Provider, 
 
     check_connect_flags(named.base_url, named.ca_file, named.proxy)
     if named.base_url is None:
+        if rows_paths:
+            raise UsageError("--rows-path without --base-url", hint="Providers in penstock.toml have rows_paths.")
         if named.api_key_env or named.api_key_file:
             raise UsageError("a key without --base-url", hint="Providers in penstock.toml name their own keys.")
-        if not config.providers:
+        if not config.providers and not config.processors:
             raise UsageError(
                 "no provider is configured: no model would be served",
-                hint="Give --base-url URL, or [[providers]] in penstock.toml (docs/serve.md).",
+                hint="Give --base-url URL, or [[providers]] or [[processors]] in penstock.toml (docs/serve.md).",
             )
         providers = config.providers
     elif config.providers:
@@ -68,7 +70,7 @@ def choose_providers(config: Config, named: ProviderOptions) -> tuple[Provider, 
         if named.api_key_env and named.api_key_file:
             raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
         options = ConnectOptions(ca_file=named.ca_file, proxy=named.proxy)
-        providers = (single(named.base_url, named.api_key_env, named.api_key_file, options),)
+        providers = (single(named.base_url, named.api_key_env, named.api_key_file, options, rows_paths),)
     for provider in providers:
         provider.check()
     return providers
@@ -76,6 +78,13 @@ def choose_providers(config: Config, named: ProviderOptions) -> tuple[Provider, 
 
 @click.command(short_help="Serve the batch API, with workers.")
 @provider_options
+@click.option(
+    "--rows-path",
+    "rows_paths",
+    metavar="PATH",
+    multiple=True,
+    help="What HTTP jobs may ask of --base-url, such as 'GET /prices/' for all below it. May be repeated.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65_535), help="0 takes a free one.")
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 256), help="Worker processes.")
@@ -88,6 +97,7 @@ def choose_providers(config: Config, named: ProviderOptions) -> tuple[Provider, 
 @database_options
 def serve(
     provider: ProviderOptions,
+    rows_paths: tuple[str, ...],
     host: str,
     port: int,
     workers: int,
@@ -105,7 +115,7 @@ def serve(
     from penstock.server.serve import serve as run
 
     config = load_config(database, root_path=root_path, public_url=public_url)
-    providers = choose_providers(config, provider)
+    providers = choose_providers(config, provider, rows_paths)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer
     log_level = logging.WARNING if quiet else logging.INFO

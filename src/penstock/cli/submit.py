@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,23 +102,15 @@ async def _create_batch(
     from uuid import uuid4
 
     from penstock.cli.api import Refused
-    from penstock.cli.figures import size_text
-    from penstock.cli.progress import Display
 
-    with Display(quiet=context.as_json) as display:
-        display.stage("uploading")
-        size = source.size
-
-        def on_read(read: int) -> None:
-            speed = size_text(round(display.rate(read)))
-            display.show("uploading", read, size, f"{size_text(read)} of {size_text(size)}  {speed}/s")
-
-        file = await context.api.put(
+    with show_upload(context, source.size) as on_read:
+        file = await context.api.upload(
+            "PUT",
             "/v1/files",
-            {"purpose": "batch", "filename": source.filename},
             _body(source, on_read),
             key=f"submit-{uuid4().hex}",
             size=source.plain_size,
+            query={"purpose": "batch", "filename": source.filename},
         )
     request: Json = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": window}
     if metadata:
@@ -132,6 +124,22 @@ async def _create_batch(
         with contextlib.suppress(PenstockError):
             await context.api.delete(f"/v1/files/{file['id']}")
         raise
+
+
+@contextlib.contextmanager
+def show_upload(context: CommandContext, size: int) -> Iterator[Callable[[int], None]]:
+    """Show the progress of an upload of so many bytes: yields what is to be told the bytes read so far."""
+    from penstock.cli.figures import size_text
+    from penstock.cli.progress import Display
+
+    with Display(quiet=context.as_json) as display:
+        display.stage("uploading")
+
+        def on_read(read: int) -> None:
+            speed = size_text(round(display.rate(read)))
+            display.show("uploading", read, size, f"{size_text(read)} of {size_text(size)}  {speed}/s")
+
+        yield on_read
 
 
 def _body(source: Source, on_read: Callable[[int], None]) -> Callable[[], AsyncIterator[bytes]]:

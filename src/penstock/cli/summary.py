@@ -23,17 +23,20 @@ def print_summary(
     *,
     as_json: bool,
     reasons: list[str] | None = None,
+    unit: str = "request",
 ) -> None:
     """Print the figures, the files written, and how to go on if the run is not finished."""
     if as_json:
         print(json.dumps(_as_dict(batch, exported, seconds, code, reasons or [])))
         return
     counts = batch.counts
-    click.echo(f"{_verb(code)} in {duration(seconds)}: {_figures(counts)}")
+    click.echo(f"{_verb(code)} in {duration(seconds)}: {_figures(counts, unit)}")
     if exported is not None:
-        click.echo(f"  output  {exported.output}  ({exported.output_lines:,} lines)")
+        click.echo(
+            f"  output  {exported.output}  ({_count(exported.output_lines, 'row' if unit == 'row' else 'line')})"
+        )
         if exported.errors is not None:
-            click.echo(f"  errors  {exported.errors}  ({exported.error_lines:,} lines)")
+            click.echo(f"  errors  {exported.errors}  ({_count(exported.error_lines, 'line')})")
     click.echo(f"  batch   {batch_public_id(batch.id)}")
     for reason in reasons or []:
         click.echo(f"  reason  {reason}", err=True)
@@ -47,8 +50,12 @@ def _verb(code: ExitCode) -> str:
     return {ExitCode.PAUSED: "paused", ExitCode.INTERRUPTED: "interrupted"}.get(code, "done")
 
 
-def _figures(counts: Counts) -> str:
-    parts = [f"{counts.total:,} requests", f"{counts.completed:,} completed"]
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _figures(counts: Counts, unit: str) -> str:
+    parts = [_count(counts.total, unit), f"{counts.completed:,} completed"]
     for name in ("failed", "not_found", "skipped", "cancelled", "expired", "in_flight", "pending", "retried"):
         figure = getattr(counts, name)
         if figure:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from penstock.config import IntakeLimits
@@ -43,18 +44,24 @@ class Source:
     def filename(self) -> str:
         return os.fsencode(self._path.name).decode("utf-8", "replace")
 
+    def chunks(self) -> Generator[bytes]:
+        """The bytes as they lie on disk."""
+        reader = Reader(self._path)
+        try:
+            yield from reader.chunks()
+        finally:
+            reader.close()
+
     def pieces(self) -> Iterator[tuple[bytes, int]]:
         """(unpacked bytes, bytes read from disk so far)."""
-        reader, unpacker, read = Reader(self._path), Unpacker(str(self._path), self._limits), 0
-        try:
-            for chunk in reader.chunks():
+        unpacker, read = Unpacker(str(self._path), self._limits), 0
+        with closing(self.chunks()) as chunks:
+            for chunk in chunks:
                 read += len(chunk)
                 for piece in unpacker.feed(chunk):
                     yield piece, read
             for piece in unpacker.finish():
                 yield piece, read
-        finally:
-            reader.close()
 
     def endpoint(self) -> str:
         """Endpoint of the first line; all others must have the same."""

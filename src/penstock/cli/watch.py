@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -35,12 +35,12 @@ async def watch(context: CommandContext, batch: str) -> ExitCode:
     found = await find_batch(context.api, batch)
     if not _at_rest(found) and not await context.api.is_served():
         context.say("Nothing works it off until a server runs on this data: penstock serve")
-    if context.as_json:
-        return await _print_changes(context, found)
-    ended = await watch_until_end(context, found)
-    print_end(context, ended)
     from penstock.cli.figures import exit_code_of
 
+    if context.as_json:
+        return await print_changes(_follow(context.api, found, None), _at_rest, exit_code_of)
+    ended = await watch_until_end(context, found)
+    print_end(context, ended)
     return exit_code_of(ended)
 
 
@@ -77,13 +77,14 @@ def print_end(context: CommandContext, batch: Json, *, output: str | None = None
         context.say("Correct the file, then submit it again.")
 
 
-async def _print_changes(context: CommandContext, batch: Json) -> ExitCode:
-    from penstock.cli.figures import exit_code_of
-
+async def print_changes(
+    states: AsyncIterator[Json], at_rest: Callable[[Json], bool], exit_code: Callable[[Json], ExitCode]
+) -> ExitCode:
+    """Print an object at every change, one line of JSON each; the last has the exit code, which is returned."""
     shown: Json = {}
-    async for now in _follow(context.api, batch, None):
-        if _at_rest(now):
-            shown = {**now, "exit_code": exit_code_of(now)}
+    async for now in states:
+        if at_rest(now):
+            shown = {**now, "exit_code": exit_code(now)}
             print_json(shown)
         elif now != shown:
             shown = now

@@ -39,7 +39,7 @@ class Int4Array(_Packed):
 
 
 class Int8Array(_Packed):
-    def __init__(self, values: Sequence[int]) -> None:
+    def __init__(self, values: Sequence[int | None]) -> None:
         super().__init__(_sparse(20, values, struct.Struct(">q")))
 
 

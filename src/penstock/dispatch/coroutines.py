@@ -11,7 +11,7 @@ from typing import Any
 from penstock.config import RetryLimits
 from penstock.dispatch.dispatcher import CallQueue, OnVerdict
 from penstock.dispatch.http.answer import short
-from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
+from penstock.dispatch.retry import Failure, judge_failure, judge_timeout, limits_for
 from penstock.dispatch.slots import Slots
 from penstock.model import Item, Verdict
 
@@ -107,6 +107,9 @@ class CoroutineDispatcher(CallQueue):
         if self._clock is not None:
             self._clock.cancel()
         ending = self._runners | self._replaced
+        for items, _ in self._flights.values():
+            for item in items:
+                item.cancel.request()
         for runner in ending:
             runner.cancel()
         if ending:
@@ -215,7 +218,10 @@ class CoroutineDispatcher(CallQueue):
             self._fail(error)
 
     def _replace(self, runner: asyncio.Task[Any]) -> None:
-        self._inside -= len(self._end_flight(runner) or ())
+        items = self._end_flight(runner) or []
+        self._inside -= len(items)
+        for item in items:
+            item.cancel.request()
         self._runners.discard(runner)
         self._replaced.add(runner)
         runner.add_done_callback(self._replaced.discard)
@@ -234,7 +240,11 @@ class CoroutineDispatcher(CallQueue):
             duration_ms = int((now - started) * 1000)
             for item in items:
                 verdict = judge_timeout(
-                    self._timeout_s, item.attempt, self._retry.after(item.spent), self._rng, duration_ms
+                    self._timeout_s,
+                    item.attempt,
+                    limits_for(self._retry, item),
+                    self._rng,
+                    duration_ms,
                 )
                 self._on_verdict(item, verdict)
         self._wake()
@@ -244,4 +254,4 @@ class CoroutineDispatcher(CallQueue):
         duration_ms = int((monotonic() - started) * 1000)
         message = short(f"{type(error).__name__}: {error}")
         failure = Failure("processor_error", message, duration_ms)
-        return judge_failure(failure, item.attempt, self._retry.after(item.spent), self._rng)
+        return judge_failure(failure, item.attempt, limits_for(self._retry, item), self._rng)

@@ -1,47 +1,71 @@
-"""Processors named on the command line as `module:function`: found and loaded, with an error text for every failure."""
+"""Processors named as `module:function`, or by an entry point: found and loaded, an error text for every failure."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from penstock.errors import UsageError
 
+ENTRY_POINTS = "penstock.processors"
+"""Group of entry points by which an installed package offers processors."""
 
-def load_processor(spec: str) -> Callable[..., Any]:
-    """The function that `module:function` names. The working directory is importable."""
+
+def load_processor(spec: str, option: str = "--processor") -> Callable[..., Any]:
+    """The function or class that `module:function` names. The working directory is importable. Errors begin with the
+    option that names it."""
+    place = f"{option} {spec}"
     module_name, colon, path = spec.partition(":")
     if not colon or not module_name or not path:
         raise UsageError(
-            f"--processor {spec}: not of the form module:function",
-            hint="For a function 'clean' in ./rows.py write --processor rows:clean",
+            f"{place}: not of the form module:function",
+            hint=f"For a function 'clean' in ./rows.py write {option} rows:clean",
         )
     if module_name.endswith(".py") or "/" in module_name:
         raise UsageError(
-            f"--processor {spec}: '{module_name}' is a path, not a module name",
-            hint=f"Write --processor {Path(module_name).stem}:{path} from the folder that holds it.",
+            f"{place}: '{module_name}' is a path, not a module name",
+            hint=f"Write {option} {Path(module_name).stem}:{path} from the folder that holds it.",
         )
-    found: Any = _import(spec, module_name)
+    found: Any = _import(place, module_name)
     for name in path.split("."):
         if not hasattr(found, name):
-            raise UsageError(f"--processor {spec}: {module_name} has no '{name}'", hint=_suggest_name(found, name))
+            raise UsageError(f"{place}: {module_name} has no '{name}'", hint=_suggest_name(found, name))
         found = getattr(found, name)
     if not callable(found):
         raise UsageError(
-            f"--processor {spec}: '{path}' is of type {type(found).__name__}, not a function",
+            f"{place}: '{path}' is of type {type(found).__name__}, not a function",
             hint="A processor is a function that takes an item and returns its answer.",
+        )
+    if inspect.isclass(found) and not any("__call__" in vars(base) for base in found.__mro__):
+        raise UsageError(
+            f"{place}: the class '{path}' has no __call__",
+            hint="Give it a method __call__(self, item) that returns the item's answer.",
         )
     return found  # type: ignore[no-any-return]
 
 
-def _import(spec: str, module_name: str) -> ModuleType:
+def find_entry_point(name: str, option: str) -> str:
+    """The `module:function` of an installed package's entry point. The error begins with the option that names it."""
+    offered = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in offered:
+        names = f"Installed packages offer {', '.join(sorted(offered))}." if offered else "None is installed."
+        raise UsageError(
+            f"{option} {name}: there is no entry point of this name in {ENTRY_POINTS}",
+            hint=f"{names} A function of your own is named as module:function.",
+        )
+    return offered[name]
+
+
+def _import(place: str, module_name: str) -> ModuleType:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -52,17 +76,17 @@ def _import(spec: str, module_name: str) -> ModuleType:
         # The module itself, or a package above it, is missing; otherwise an import inside it failed.
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise UsageError(
-                f"--processor {spec}: there is no module '{module_name}'",
+                f"{place}: there is no module '{module_name}'",
                 hint=f"It is looked for in {folder} and in the installed packages.",
             ) from None
-        raise _import_failed(spec, module_name, error) from error
+        raise _import_failed(place, module_name, error) from error
     except (Exception, SystemExit) as error:
-        raise _import_failed(spec, module_name, error) from error
+        raise _import_failed(place, module_name, error) from error
 
 
-def _import_failed(spec: str, module_name: str, error: BaseException) -> UsageError:
+def _import_failed(place: str, module_name: str, error: BaseException) -> UsageError:
     return UsageError(
-        f"--processor {spec}: importing {module_name} failed: {describe(error)}",
+        f"{place}: importing {module_name} failed: {describe(error)}",
         hint=f'Try it alone: python -c "import {module_name}"',
     )
 

@@ -25,6 +25,7 @@ from penstock.config_tables import TableEntry, read_entries
 from penstock.dispatch.http.connect import ConnectOptions, Proxy, uses_tls
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import Streams
+from penstock.dispatch.rows_paths import RowsPath
 from penstock.errors import PenstockError, UsageError
 from penstock.validators import checked_base, checked_headers, checked_key, read_secret_file, read_secret_variable
 
@@ -38,7 +39,7 @@ _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "att
 _TLS_FILES = ("ca_file", "client_cert_file", "client_key_file")
 _FIELDS = (
     *("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers"),
-    *(*_TLS_FILES, "proxy", *_TIMEOUTS),
+    *("rows_paths", *_TLS_FILES, "proxy", *_TIMEOUTS),
 )
 _MAX_CONCURRENCY = 100_000
 # One in so many of a provider's calls is kept for sessions whose callers wait in the server's own process.
@@ -59,6 +60,8 @@ class Provider:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeouts: Mapping[str, float] = field(default_factory=dict)
     options: ConnectOptions = field(default_factory=ConnectOptions)
+    rows_paths: tuple[RowsPath, ...] = ()
+    """What jobs may ask of it beside chat completions. Whoever makes a job uses the operator's key."""
 
     @property
     def pool(self) -> str:
@@ -130,6 +133,7 @@ class Provider:
         """As in the file: `parse([provider.as_dict()], ...)` gives it again."""
         told = dataclasses.asdict(self)
         told.update(told.pop("timeouts"), **told.pop("options"), models=list(self.models))
+        told["rows_paths"] = [str(path) for path in self.rows_paths]
         return {name: value for name, value in told.items() if value is not None}
 
 
@@ -223,22 +227,20 @@ class Providers:
                     found.setdefault(model, provider.name)
         return list(found.items())
 
-    @property
-    def longest_attempt_s(self) -> float:
-        """The longest time one of them allows a call; 0 where none says so itself."""
-        return max((provider.timeouts.get("attempt_timeout_s", 0.0) for provider in self._all), default=0.0)
-
 
 def single(
     base_url: str,
     api_key_env: str | None,
     api_key_file: str | None = None,
     options: ConnectOptions = ConnectOptions(),  # noqa: B008 -- frozen
+    rows_paths: Iterable[str] = (),
 ) -> Provider:
     """`--base-url URL`: one provider for every model."""
     if api_key_env is None and api_key_file is None and os.environ.get(_DEFAULT_KEY_VARIABLE, "").strip():
         api_key_env = _DEFAULT_KEY_VARIABLE
-    return Provider(DEFAULT_NAME, checked_base(base_url), ("*",), api_key_env, api_key_file, options=options)
+    allowed = tuple(map(RowsPath.parse, rows_paths))
+    base_url = checked_base(base_url)
+    return Provider(DEFAULT_NAME, base_url, ("*",), api_key_env, api_key_file, options=options, rows_paths=allowed)
 
 
 def parse(entries: Any, file: str) -> tuple[Provider, ...]:
@@ -263,10 +265,11 @@ class _Entry(TableEntry):
             self._models(),
             env or None,
             file or None,
-            self._concurrency(),
+            self.whole_number("max_concurrency", 1, _MAX_CONCURRENCY),
             self._headers(),
             self._timeouts(),
             self._options(base_url),
+            self._rows_paths(),
         )
 
     def _checked(self, name: str, check: Any) -> Any:
@@ -285,13 +288,11 @@ class _Entry(TableEntry):
             raise self.wrong("models", "is not a list of names", 'For example models = ["llama-*", "qwen3-32b"].')
         return tuple(models)
 
-    def _concurrency(self) -> int | None:
-        value = self.table.get("max_concurrency")
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_CONCURRENCY:
-            raise self.wrong("max_concurrency", f"{value!r} is not a whole number from 1 to {_MAX_CONCURRENCY:,}")
-        return value
+    def _rows_paths(self) -> tuple[RowsPath, ...]:
+        paths = self.table.get("rows_paths", [])
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise self.wrong("rows_paths", "is not a list of texts", 'For example rows_paths = ["GET /prices/"].')
+        return tuple(self._checked("rows_paths", lambda path=path: RowsPath.parse(path)) for path in paths)
 
     def _headers(self) -> dict[str, str]:
         headers = self.table.get("headers", {})
@@ -315,18 +316,18 @@ class _Entry(TableEntry):
 
     def _timeouts(self) -> dict[str, float]:
         known = {entry.name: entry.metadata for entry in dataclasses.fields(DispatchLimits)}
-        found: dict[str, float] = {}
-        for name in _TIMEOUTS:
-            if name not in self.table:
-                continue
-            value, low, high = self.table[name], known[name]["low"], known[name]["high"]
-            if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-                raise self.wrong(name, f"{value!r} is not a number from {low:g} to {high:g}")
-            found[name] = float(value)
-        return found
+        told = {name: self.any_number(name, known[name]["low"], known[name]["high"]) for name in _TIMEOUTS}
+        return {name: value for name, value in told.items() if value is not None}
 
 
-def with_longest_timeout(config: Config, providers: Providers) -> Config:
-    """The settings of workers for these providers: a lease counts as stuck by this time, whichever provider's it is."""
-    longest_s = max(config.dispatch.attempt_timeout_s, providers.longest_attempt_s)
+def longest_attempt_s(config: Config, providers: Iterable[Provider]) -> float:
+    """The longest time that anything allows a call: these providers, the configured processors, the settings."""
+    by_provider = (provider.timeouts.get("attempt_timeout_s", 0.0) for provider in providers)
+    by_processor = (processor.attempt_timeout_s or 0.0 for processor in config.processors)
+    return max((config.dispatch.attempt_timeout_s, *by_provider, *by_processor))
+
+
+def with_longest_timeout(config: Config, longest_s: float) -> Config:
+    """The settings of a worker, which judges every worker's leases: none counts as stuck before this time, whoever's
+    call it is. What a call itself is allowed is in the settings of its provider or processor."""
     return dataclasses.replace(config, dispatch=dataclasses.replace(config.dispatch, attempt_timeout_s=longest_s))

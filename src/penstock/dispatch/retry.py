@@ -10,11 +10,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock.backoff import doubled, jittered
 from penstock.config import RetryLimits
 from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
 from penstock.dispatch.http.errors import NEVER_SENT
-from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
+from penstock.model import Again, Halt, Item, Outcome, OutcomeState, Verdict
 
 # Not admitted: the upstream did no work, so the item is not charged with an attempt.
 _NOT_ADMITTED = frozenset({429, 503, 529})
@@ -91,6 +93,11 @@ def route_rest_s(lasting_s: float, limits: RetryLimits) -> float:
 def _window_s(lasting_s: float, limits: RetryLimits) -> float:
     """Longest backoff of a call to a route that has been refusing for so long."""
     return max(limits.retry_base_s, min(limits.retry_cap_s, 2 * (limits.retry_base_s + lasting_s)))
+
+
+def limits_for(limits: RetryLimits, item: Item) -> RetryLimits:
+    """Limits of an item: what its earlier runs took is gone, and its job may have a limit of its own."""
+    return limits.after(item.spent, item.max_attempts)
 
 
 def judge_answer(
@@ -203,6 +210,41 @@ def judge_timeout(timeout_s: float, attempt: int, limits: RetryLimits, rng: rand
     """The verdict on a call that did not end within `attempt_timeout_s`."""
     message = f"no result within {timeout_s:g} s (attempt_timeout_s)"
     return judge_failure(Failure("request_timeout", message, duration_ms), attempt, limits, rng)
+
+
+def judge_retry(
+    message: str,
+    after_s: float | None,
+    attempt: int,
+    limits: RetryLimits,
+    rng: random.Random,
+    *,
+    duration_ms: int = 0,
+    status_code: int | None = None,
+) -> Verdict:
+    """The verdict on an item whose processor asks for another attempt, after these seconds if it says so."""
+    failure = Failure("processor_retry", message, duration_ms, status_code)
+    verdict = judge_failure(failure, attempt, limits, rng)
+    if after_s is None or not isinstance(verdict, Again):
+        return verdict
+    return msgspec.structs.replace(verdict, delay_s=min(max(0.0, after_s), limits.retry_after_max_s))
+
+
+def judge_not_found(
+    message: str,
+    attempt: int,
+    limits: RetryLimits,
+    rng: random.Random,
+    *,
+    duration_ms: int = 0,
+    status_code: int | None = None,
+    request_id: str | None = None,
+) -> Verdict:
+    """The verdict on an item that has no answer: tried again, perhaps by another strategy, `max_attempts_not_found`
+    times in all."""
+    if attempt < min(limits.max_attempts_not_found, limits.max_attempts):
+        return Again("not_found", message, backoff_s(attempt, limits, rng), True, status_code, duration_ms)
+    return Outcome(OutcomeState.NOT_FOUND, None, status_code, request_id, "not_found", message, duration_ms)
 
 
 def refuses(code_or_status: str | int | None) -> bool:

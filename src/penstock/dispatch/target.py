@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.dispatch.dispatcher import Dispatcher
@@ -30,14 +30,16 @@ class Target:
     api_key_file: str | None = None
     ca_file: str | None = None
     proxy: str | None = None
+    definition: dict[str, Any] | None = None
+    """What is asked of the endpoint for each row, where the input is a table (`dispatch.rows.definition`)."""
 
     def __str__(self) -> str:
         return self.base_url or self.processor or ""
 
     @property
     def route(self) -> str | None:
-        """The one route of all lanes, or None where the model says it."""
-        return self.processor
+        """The one route of all lanes, or None where each line's model says it."""
+        return self.processor if self.definition is None else str(self.definition["model"])
 
     def api_key(self) -> str | None:
         """The key, read now: from a file, or from the environment. Naming a variable makes it required."""
@@ -65,8 +67,10 @@ class Target:
             async with PythonProcessor(load_processor(self.processor), config.dispatch, config.retry) as processor:
                 yield processor.dispatcher()
         else:
-            async with self._http(config) as processor:
-                yield processor.dispatcher()
+            from penstock.dispatch.rows.call import provider_dispatcher
+
+            async with self._http(config) as http:
+                yield provider_dispatcher(http)
 
     async def check(self, config: Config) -> None:
         """Fail now, with a clear message, rather than after the file was stored."""

@@ -17,7 +17,7 @@ from time import monotonic, process_time
 from penstock.config import RetryLimits
 from penstock.dispatch.dispatcher import CallQueue, OnVerdict
 from penstock.dispatch.http.answer import short
-from penstock.dispatch.retry import Failure, judge_failure, judge_timeout
+from penstock.dispatch.retry import Failure, judge_failure, judge_timeout, limits_for
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
 
@@ -169,7 +169,7 @@ class ThreadDispatcher(CallQueue):
             return self._run(items)
         except BaseException as error:  # a thread that dies would take its slot, and its items' time, with it
             failure = Failure("processor_error", short(f"its result could not be judged: {type(error).__name__}"))
-            return [judge_failure(failure, item.attempt, self._retry.after(item.spent), self._rng) for item in items]
+            return [judge_failure(failure, item.attempt, limits_for(self._retry, item), self._rng) for item in items]
 
     def _take(self, me: threading.Thread) -> list[Item]:
         with self._lock:
@@ -264,7 +264,13 @@ class ThreadDispatcher(CallQueue):
             duration_ms = int(lasted_s * 1000)
             self._on_verdict(
                 item,
-                judge_timeout(self._timeout_s, item.attempt, self._retry.after(item.spent), self._rng, duration_ms),
+                judge_timeout(
+                    self._timeout_s,
+                    item.attempt,
+                    limits_for(self._retry, item),
+                    self._rng,
+                    duration_ms,
+                ),
             )
         if overdue:
             self._after_loss()
@@ -274,7 +280,10 @@ class ThreadDispatcher(CallQueue):
         self._threads.discard(thread)
         self._lost.add(thread)
         self._awake -= 1
-        return self._flights.pop(thread)[0]
+        items = self._flights.pop(thread)[0]
+        for item in items:
+            item.cancel.request()
+        return items
 
     def _on_lost_return(self, thread: threading.Thread) -> None:
         with self._lock:

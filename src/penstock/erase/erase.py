@@ -69,7 +69,8 @@ async def delete_file(
 async def delete_batch(
     connection: Connection, batch_id: UUID, owner: str | None, *, archived: bool = False, now: Now = None
 ) -> bool:
-    """Delete a batch and its results: for everybody and at once, whatever is in flight.
+    """Delete a batch and its results: for everybody and at once, whatever is in flight. The input of a message batch or
+    of a job goes with it.
 
     With `archived`, the batch itself stays, without requests and results.
     """
@@ -83,6 +84,7 @@ async def delete_batch(
         whole = file_id is not None and await fetch_one(connection, _SQL["hold_file_if_there"], held) is not None
         if await fetch_one(connection, _SQL["hold_batch_if_there"], {"batch_id": batch_id}) is None:
             return False
+        await connection.execute(_SQL["hold_job"], {"batch_id": batch_id})
         await _fence(connection, [batch_id])
         order = _order(now)
         if whole:

@@ -1,4 +1,4 @@
--- A deletion locks, in this order: the input file, the batches by id, their leases by id, their lanes by id. A settle
+-- A deletion locks, in this order: the input file, the batches by id, the job, their leases by id, their lanes by id. A settle
 -- locks leases, then lanes; steering locks the batch, then lanes; running again locks the batch, then lanes, then its
 -- result files.
 -- IS TRUE keeps everything else out of the choice of an index: the id alone finds the row, whatever the statistics say.
@@ -16,13 +16,19 @@ SELECT kind, batch_id FROM penstock.files
 SELECT id FROM penstock.files WHERE id = %(file_id)s AND (state = 'ready' AND deleted_at IS NULL) IS TRUE FOR UPDATE
 
 -- name: find_batch
--- The file to lock for the deletion of a batch. The input of a message batch belongs to it alone and goes with it.
-SELECT CASE WHEN dialect = 'anthropic' THEN file_id END FROM penstock.batches
+-- The file to lock for the deletion of a batch. The input of a message batch or of a job belongs to it alone and goes with
+-- it.
+SELECT CASE WHEN dialect IN ('anthropic', 'job') THEN file_id END FROM penstock.batches
  WHERE id = %(batch_id)s AND (deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
 
 -- name: hold_batch_if_there
 -- Locks a batch, and says whether it has ended.
 SELECT completed IS NOT NULL FROM penstock.batches WHERE id = %(batch_id)s AND (deleted_at IS NULL) IS TRUE FOR UPDATE
+
+-- name: hold_job
+-- Locks a batch that is a job against new columns of its results: those under way are waited for, later ones see that it
+-- was deleted.
+SELECT batch_id FROM penstock.jobs WHERE batch_id = %(batch_id)s FOR UPDATE
 
 -- name: cancel_batches_of_file
 -- Takes a file away from its batches. Batches that have not ended are being cancelled from now on. Of the problems of
@@ -53,7 +59,7 @@ SELECT id FROM penstock.leases WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY i
 WITH lane AS MATERIALIZED (
   SELECT id FROM penstock.lanes WHERE batch_id = ANY (%(ids)s::uuid[]) ORDER BY id FOR UPDATE
 )
-UPDATE penstock.lanes SET open = false WHERE id = ANY (ARRAY(SELECT id FROM lane))
+UPDATE penstock.lanes SET open = false, ended = true WHERE id = ANY (ARRAY(SELECT id FROM lane))
 
 -- name: end_leases_if_free
 -- Deletes the leases of these batches: that is the fence. A lease that was inserted while `hold_leases` waited may be
@@ -96,6 +102,12 @@ SELECT %(erasure_id)s, 'templates', file.source_id, NULL::uuid, l.source_lane, n
   FROM file
   JOIN penstock.file_lanes l ON l.source_id = file.source_id
  CROSS JOIN LATERAL generate_series(0, l.total - 1, %(stretch)s::int4) AS n
+UNION ALL
+SELECT %(erasure_id)s, 'blobs', file.source_id, NULL, l.source_lane, n, least(n + %(stretch)s, l.total)
+  FROM file
+  JOIN penstock.file_lanes l ON l.source_id = file.source_id
+ CROSS JOIN LATERAL generate_series(0, l.total - 1, %(stretch)s::int4) AS n
+ WHERE (SELECT u.ordinal FROM penstock.blob_uses u WHERE u.source_id = file.source_id LIMIT 1) IS NOT NULL
 UNION ALL
 SELECT %(erasure_id)s, 'chunks', source_id, NULL, NULL, n, least(n + %(stretch)s / 100, chunks)
   FROM file
@@ -182,7 +194,7 @@ erasure AS (
               ELSE 'batch' END,
          id, @now
     FROM batch
-  -- Its input was deleted under the same erasure id just before: no owner knows that file by its id.
+  -- Its input was deleted under the same erasure id just before, as a part of it.
   ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, object_id = excluded.object_id
 )
 INSERT INTO penstock.erasure_pieces (erasure_id, what, key, batch_id, next, total)
@@ -319,6 +331,12 @@ gone AS (
    WHERE source_id = %(key)s AND source_lane = %(source_lane)s AND ordinal >= %(next)s::int4
      AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
   RETURNING ordinal
+),
+-- Keys of rows that a processor added to its job.
+no_key AS (
+  DELETE FROM penstock.row_keys
+   WHERE source_id = %(key)s AND ordinal >= %(next)s::int4
+     AND ordinal < coalesce((SELECT ordinal FROM edge), %(total)s::int4)
 )
 SELECT coalesce((SELECT ordinal FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
@@ -516,7 +534,7 @@ every_file AS MATERIALIZED (
   SELECT id FROM penstock.files
    WHERE source_id = ANY (ARRAY(
      SELECT key FROM penstock.erasure_pieces
-      WHERE erasure_id = (SELECT id FROM done WHERE kind IN ('message_batch', 'message_batch_results'))
+      WHERE erasure_id = (SELECT id FROM done WHERE kind IN ('batch', 'message_batch', 'message_batch_results'))
         AND what IN ('templates', 'chunks')))
 ),
 piece AS MATERIALIZED (
@@ -539,6 +557,14 @@ delta AS MATERIALIZED (
   SELECT batch_id, id FROM penstock.progress WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch'))
      FOR UPDATE SKIP LOCKED
 ),
+error AS MATERIALIZED (
+  SELECT batch_id, id FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+     FOR UPDATE SKIP LOCKED
+),
+job AS MATERIALIZED (
+  SELECT batch_id FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+     FOR UPDATE SKIP LOCKED
+),
 free AS MATERIALIZED (
   SELECT done.*
     FROM done
@@ -551,7 +577,9 @@ free AS MATERIALIZED (
      AND (done.kind NOT IN ('batch', 'message_batch')
           OR (SELECT count(*) FROM batch) = (SELECT count(*) FROM penstock.batches WHERE id = done.object_id)
              AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id)
-             AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id))
+             AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id)
+             AND (SELECT count(*) FROM error) = (SELECT count(*) FROM penstock.job_errors WHERE batch_id = done.object_id)
+             AND (SELECT count(*) FROM job) = (SELECT count(*) FROM penstock.jobs WHERE batch_id = done.object_id))
 ),
 no_piece AS (
   DELETE FROM penstock.erasure_pieces WHERE id = ANY (ARRAY(SELECT piece.id FROM piece, free))
@@ -570,6 +598,18 @@ no_head AS (
   DELETE FROM penstock.journal_heads
    WHERE batch_id = (SELECT object_id FROM free WHERE kind IN ('batch', 'message_batch'))
 ),
+no_column AS (
+  DELETE FROM penstock.job_columns WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
+no_error AS (
+  DELETE FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
+no_operation AS (
+  DELETE FROM penstock.operations WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
+no_job AS (
+  DELETE FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+),
 no_lane AS (
   DELETE FROM penstock.lanes WHERE id = ANY (ARRAY(SELECT lane.id FROM lane, free))
 ),
@@ -587,7 +627,7 @@ UPDATE penstock.erasures
        attempts = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'attempts'),
        others = (
          SELECT coalesce(sum(erased), 0) FROM piece
-          WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests'))
+          WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs'))
  WHERE id = (SELECT id FROM free)
 RETURNING id
 
@@ -606,6 +646,6 @@ SELECT e.id, e.owner, e.kind, e.object_id, e.requested_at, e.finished_at,
           coalesce(sum(erased) FILTER (WHERE what = 'chunks'), 0)::int8 AS chunks,
           coalesce(sum(erased) FILTER (WHERE what IN ('outcomes', 'completed', 'not_completed')), 0)::int8 AS outcomes,
           coalesce(sum(erased) FILTER (WHERE what = 'attempts'), 0)::int8 AS attempts,
-          coalesce(sum(erased) FILTER (WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests')), 0)::int8 AS others
+          coalesce(sum(erased) FILTER (WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs')), 0)::int8 AS others
      FROM penstock.erasure_pieces WHERE erasure_id = e.id) AS p
  ORDER BY e.id DESC

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+from penstock.blobs.blobs import Place, erase_images, run_steps
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 
@@ -20,6 +21,8 @@ _FIRST = UUID(int=0)
 # A step is short even if every stretch it takes is empty.
 _STRETCHES_PER_STEP = 100
 _FINISHED_AT_ONCE = 100
+# Images are large: so many other rows are deleted in the time of one.
+_ROWS_PER_IMAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,14 @@ async def _take_stretch(connection: Connection, after: int, rows: int, now: Now)
         if row is None:
             return None
         piece_id, erasure_id, what, key, batch_id, source_lane, start, total = row
-        place: dict[str, Any] = {"key": key, "batch_id": batch_id, "source_lane": source_lane}
-        bounds = {"next": start, "total": total, "rows": rows}
-        done = await (await connection.execute(_SQL[f"erase_{what}"], place | bounds)).fetchone()
-        next_, erased = done if done else (total, 0)
+        if what == "blobs":
+            images = max(1, rows // _ROWS_PER_IMAGE)
+            next_, erased = await run_steps(connection, erase_images(Place(key, source_lane), start, total, images))
+        else:
+            place: dict[str, Any] = {"key": key, "batch_id": batch_id, "source_lane": source_lane}
+            bounds = {"next": start, "total": total, "rows": rows}
+            done = await (await connection.execute(_SQL[f"erase_{what}"], place | bounds)).fetchone()
+            next_, erased = done if done else (total, 0)
         await connection.execute(_SQL["advance_piece"], {"id": piece_id, "next": next_, "erased": erased})
     if next_ >= total:
         # Another replica may be deleting another stretch of it: then that replica finishes it, or the next step does.

@@ -129,12 +129,18 @@ def _text(text: str) -> bytes:
 
 def _one_line(value: bytes) -> bytes:
     """The same JSON without anything a reader could take for the end of the line."""
+    value = escape_line_ends(value)
+    if b"\n" in value or b"\r" in value:
+        value = value.translate(_ONE_LINE)
+    return value
+
+
+def escape_line_ends(value: bytes) -> bytes:
+    """The same JSON with escapes for the characters in text that many clients take for line ends."""
     if not value.isascii():
         for first, raw, escaped in _LINE_ENDS:
             if first in value and raw in value:
                 value = value.replace(raw, escaped)
-    if b"\n" in value or b"\r" in value:
-        value = value.translate(_ONE_LINE)
     return value
 
 

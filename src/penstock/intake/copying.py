@@ -16,12 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from psycopg import Connection
+from psycopg import AsyncConnection, Connection
 from psycopg.abc import Buffer
 from psycopg.copy import LibpqWriter
 
 from penstock.config import IntakeLimits
+from penstock.db import sql
 from penstock.intake import sweep
+
+_SQL = sql.load("penstock.intake", "intake.sql")
 
 _QUEUE_BYTES = 4 * 1024 * 1024
 """What may wait to be copied."""
@@ -54,6 +57,15 @@ class PromptWriter(LibpqWriter):
             writable = select.poll()
             writable.register(pgconn.socket, select.POLLOUT)
             writable.poll()
+
+
+async def copy_rows(connection: AsyncConnection, packed: bytes) -> None:
+    """Copy packed rows of templates in the connection's transaction."""
+    async with connection.cursor() as cursor, cursor.copy(_SQL["copy_templates"]) as copy:
+        await copy.write(_SIGNATURE)
+        for at in range(0, len(packed), _SEND_BYTES):
+            await copy.write(packed[at : at + _SEND_BYTES])
+        await copy.write(_TRAILER)
 
 
 class _Threads:

@@ -71,22 +71,28 @@ def duplicate_key(line: bytes) -> str | None:
     return next((key for key, times in Counter(keys).items() if times > 1), None)
 
 
-def explain(line: bytes, limits: IntakeLimits, *, model_required: bool = False) -> Fault:
-    """The first fault of a line that is not acceptable."""
+def object_fault(line: bytes, limits: IntakeLimits) -> Fault | None:
+    """What is wrong with a line that should be one JSON object, before its fields are looked at."""
     if len(line) > limits.max_line_bytes:
         return too_long(limits)
     try:
-        fields = _FIELDS.decode(line)
+        _FIELDS.decode(line)
     except msgspec.ValidationError:
         return Fault("", f"found {_kind(line.lstrip(_BLANK))}; expected a JSON object", "invalid_json_line")
     except RecursionError:
         return _too_deep(limits)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Fault("", _malformed(line, error), "invalid_json_line")
+    return _bad_text(line) or shape_fault(line, limits)
+
+
+def explain(line: bytes, limits: IntakeLimits, *, model_required: bool = False) -> Fault:
+    """The first fault of a line that is not acceptable."""
+    if fault := object_fault(line, limits):
+        return fault
+    fields = _FIELDS.decode(line)
     return (
-        _bad_text(line)
-        or shape_fault(line, limits)
-        or _bad_custom_id(fields, limits)
+        _bad_custom_id(fields, limits)
         or _bad_method(fields)
         or _bad_url(fields)
         or _bad_body(fields, model_required)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -81,7 +81,7 @@ async def list_files(
     return [FileRow(*row) for row in await cursor.fetchall()]
 
 
-async def content(database: Pool, file: FileRow) -> AsyncIterator[bytes]:
+async def content(database: Pool, file: FileRow) -> AsyncGenerator[bytes, None]:
     """The bytes as they were uploaded, piece by piece. No connection is held between two pieces."""
     if file.bytes and not file.chunks:
         raise ContentGone(f"{file.filename}: its bytes were not kept")

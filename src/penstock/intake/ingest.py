@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from uuid import UUID
 
 import psycopg
 
-from penstock.config import IntakeLimits
+from penstock.config import IntakeLimits, TableLimits
 from penstock.errors import PenstockError
-from penstock.intake.intake import FileIntake
+from penstock.intake.intake import BATCH, FileIntake
+from penstock.intake.local_table import LocalTable
 from penstock.intake.refusal import IntakeInterrupted
+from penstock.intake.rows import FileLane, Lane, pack_row, table_lane
 from penstock.intake.source import Source
-from penstock.intake.writer import SealUnheardError, StoredFile
+from penstock.intake.tables.table import TableRow, TableSpec, Through, image_uses, next_block, pass_rows
+from penstock.intake.writer import FileWriter, SealUnheardError, StoredFile
+from penstock.model import ROWS
 
 _PROGRESS_INTERVAL_S = 0.1
 
@@ -44,11 +50,75 @@ def ingest_file(
             FileIntake(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits) as intake,
         ):
             _pump(source, intake, on_progress, should_stop)
-            if should_stop():
-                raise IntakeInterrupted(f"{source.name}: interrupted; nothing was stored")
+            _stop_if(should_stop, source.name)
             stored = intake.finish()
             on_progress(intake.bytes_taken)
             return stored
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A sealed table."""
+
+    file: StoredFile
+    columns: tuple[str, ...]
+    """Names of its columns, in order."""
+    images: bool
+    """Whether its rows stand for images."""
+
+
+def ingest_table(
+    conninfo: str,
+    source: LocalTable,
+    *,
+    owner: str,
+    worker_id: UUID,
+    route: str,
+    spec: TableSpec,
+    limits: IntakeLimits,
+    table_limits: TableLimits,
+    first_rows: int | None = None,
+    through: Through = pass_rows,
+    on_progress: Callable[[int], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> StoredTable:
+    """Store the rows of a table, whole or not at all; or its `first_rows` alone. All of them go to one route. `through`
+    sees them first, and may refuse them."""
+    name = source.name
+    writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits, keep_bytes=False)
+    images = False
+    with _database_errors(name):
+        try:
+            for chunk in source.chunks():
+                writer.take(chunk)  # for its digest
+            with source.open(spec, table_limits, limits) as table:
+                lane = table_lane(writer.source_id)
+                rows = through(islice(table.rows(), first_rows))
+                while block := next_block(rows):
+                    _stop_if(should_stop, name)
+                    if uses := image_uses(block, lane.total):
+                        images = True
+                        writer.write_images(uses)
+                    writer.write(_packed(lane, block), len(block))
+                    on_progress(source.bytes_read)
+                writer.flush()
+                stored = writer.seal([FileLane(0, route, ROWS, lane.total)], purpose=BATCH)
+                return StoredTable(stored, table.columns, images)
+        except BaseException:
+            writer.abandon()
+            raise
+
+
+def _stop_if(should_stop: Callable[[], bool], name: str) -> None:
+    if should_stop():
+        raise IntakeInterrupted(f"{name}: interrupted; nothing was stored")
+
+
+def _packed(lane: Lane, rows: Sequence[TableRow]) -> bytes:
+    """Rows packed for COPY."""
+    return b"".join(
+        [pack_row(lane, lane.total + 1, row.custom_id.encode(), row.summary.encode(), row.body) for row in rows]
+    )
 
 
 def _pump(

@@ -190,13 +190,15 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT max(chunk) + 1 FROM page), (SELECT count(*) FROM gone);
 
 -- name: has_rows
--- Whether rows of a source are left.
+-- Whether templates or chunks of a source are left.
 SELECT EXISTS (SELECT FROM penstock.templates WHERE source_id = %(source_id)s)
     OR EXISTS (SELECT FROM penstock.file_chunks WHERE source_id = %(source_id)s);
 
 -- name: forget_if_failed
--- Removes the trace of a file that has no rows left.
-DELETE FROM penstock.files WHERE id = %(file_id)s AND state = 'failed';
+-- Removes the trace of a file that has no rows left, unless it still uses images.
+DELETE FROM penstock.files f
+ WHERE f.id = %(file_id)s AND f.state = 'failed'
+   AND (SELECT u.ordinal FROM penstock.blob_uses u WHERE u.source_id = f.source_id LIMIT 1) IS NULL;
 
 -- name: insert_upload_if_new
 -- Opens an upload in parts, unless its idempotency key was used before.

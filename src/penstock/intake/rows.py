@@ -43,6 +43,11 @@ class Lane:
     total: int = 0
 
 
+def table_lane(source_id: int, source_lane: int = 0, filled: int = 0) -> Lane:
+    """The lane of a table's rows, with so many of them in it."""
+    return Lane(_LANE_START.pack(_FIELDS, 8, source_id, 4, source_lane, 4), filled)
+
+
 class FileLanes(dict[tuple[str, str], Lane]):
     """The lanes of one file by (url, model), in the order in which they were met."""
 
@@ -76,6 +81,30 @@ class _RowStarts(dict[int, Callable[..., bytes]]):
 
 
 _row_starts = _RowStarts()
+
+
+_LINE = Struct("!ii")
+_LENGTH = Struct("!i")
+
+
+def pack_row(lane: Lane, line: int, custom_id: bytes, summary: bytes, body: bytes) -> bytes:
+    """Pack one row with a summary, at the end of its lane."""
+    length = _LENGTH.pack
+    packed = b"".join(
+        (
+            lane.row_start,
+            length(lane.total),
+            _LINE.pack(4, line),
+            length(len(custom_id)),
+            custom_id,
+            length(len(summary)),
+            summary,
+            length(len(body)),
+            body,
+        )
+    )
+    lane.total += 1
+    return packed
 
 
 def pack_rows(rows: list[bytes], line: int, ids: list[bytes], bodies: list[bytes], lanes: list[Lane]) -> None:

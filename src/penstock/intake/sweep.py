@@ -16,11 +16,14 @@ from uuid import UUID
 import psycopg
 from psycopg import Connection
 
+from penstock.blobs.blobs import Place, erase_images, run_steps_blocking
 from penstock.db import sql
 from penstock.db.pool import KEEPALIVE
 
 PURGE_ROWS = 1_000
 _CHUNKS_PER_STEP = 8
+_BEYOND = 2**31 - 1
+"""Above every ordinal."""
 _LOCK_TIMEOUT_MS = 10_000
 _TIDY_S = 1.0
 """How long an intake that gives up spends on deleting; the rest is left to the sweep."""
@@ -143,11 +146,11 @@ class _Purge:
         self._connection = connection
         self._source_id = source_id
         self._rows = rows
-        self._lane, self._ordinal, self._chunk = -1, -1, 0
+        self._lane, self._ordinal, self._chunk, self._image = -1, -1, 0, 0
 
     def step(self) -> int:
         """Delete the next rows; 0 when there are none."""
-        return self.templates() or self._chunks()
+        return self.templates() or self._chunks() or self._images()
 
     def templates(self) -> int:
         place = {"source_id": self._source_id, "source_lane": self._lane, "ordinal": self._ordinal}
@@ -166,3 +169,10 @@ class _Purge:
         )
         self._chunk = chunk or self._chunk
         return int(count)
+
+    def _images(self) -> int:
+        place = Place(self._source_id, 0)  # images are one lane
+        rows = min(self._rows, _CHUNKS_PER_STEP)
+        steps = erase_images(place, self._image, _BEYOND, rows)
+        self._image, uses = run_steps_blocking(self._connection, steps)
+        return uses

@@ -7,7 +7,8 @@ file made to expand without end is refused before it takes memory.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO
 
 import zstandard
 
@@ -35,9 +36,11 @@ _FOREIGN = {
 class Unpacker:
     """Recognises the format by its first bytes, decodes it, and enforces the size limits."""
 
-    def __init__(self, name: str, limits: IntakeLimits) -> None:
+    def __init__(self, name: str, limits: IntakeLimits, *, foreign: Mapping[bytes, str] = _FOREIGN) -> None:
+        """`foreign` says which first bytes are refused, and what they stand for."""
         self._name = name
         self._limits = limits
+        self._foreign = foreign
         self._codec: _Plain | None = None
         self._start = b""
         self._bytes_in = 0
@@ -65,11 +68,12 @@ class Unpacker:
 
     def _recognise(self) -> _Plain:
         start = self._start
-        for magic, kind in _FOREIGN.items():
+        for magic, kind in self._foreign.items():
             if start.startswith(magic):
                 raise IntakeRefused(
                     f"{self._name}: looks like {kind}; expected JSON Lines in UTF-8, plain, gzip or zstd",
                     code="unsupported_format",
+                    hint="Save it as text in UTF-8, one JSON object per line.",
                 )
         if start.startswith(_GZIP):
             return _Gzip()
@@ -104,6 +108,13 @@ class Unpacker:
                 code="file_too_large",
                 hint="Submit the file uncompressed, or raise max_compression_ratio.",
             )
+
+
+def unpack(file: BinaryIO, unpacker: Unpacker) -> Iterator[bytes]:
+    """What the file contains, piece by piece."""
+    while raw := file.read(PIECE_BYTES):
+        yield from unpacker.feed(raw)
+    yield from unpacker.finish()
 
 
 class _Plain:

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import Connection
 from psycopg.types.json import Jsonb
 
+from penstock.blobs.blobs import NewUse, Place, run_steps_blocking, store_images
 from penstock.config import IntakeLimits
 from penstock.db import sql
 from penstock.errors import UsageError
@@ -73,6 +74,7 @@ class FileWriter:
         self.file_id = new_id()
         self._conninfo = conninfo
         self._filename = filename
+        self._owner = owner
         self._about = {"file_id": self.file_id, "owner": owner, "filename": filename, "worker_id": worker_id}
         self._keep_bytes = keep_bytes
         self._cutter = PieceCutter()
@@ -137,6 +139,13 @@ class FileWriter:
         """Take rows of templates, packed by a reader."""
         self.rows += count
         self._template_rows.put(len(rows), count, lambda: rows)
+
+    def write_images(self, uses: Sequence[NewUse]) -> None:
+        """Store the images of rows of the file's only lane, in a transaction of their own."""
+        source_id = self.source_id
+        with self.session() as connection, connection.transaction():
+            self._hold(connection)
+            run_steps_blocking(connection, store_images(self._owner, Place(source_id, 0), uses))
 
     def kept(self, chunk: int) -> bytes:
         """A piece that was written before."""
@@ -217,7 +226,7 @@ class FileWriter:
 
     def _earlier(self, connection: Connection, purpose: str, idempotency_key: str | None) -> FileRow | None:
         """The file that has our key, unless it is gone: then the key is free again."""
-        key = {"owner": self._about["owner"], "idempotency_key": idempotency_key}
+        key = {"owner": self._owner, "idempotency_key": idempotency_key}
         row = connection.execute(_SQL["read_file_by_key"], key).fetchone()
         if row is None:
             connection.execute(_SQL["free_key_if_gone"], key)

@@ -1,13 +1,15 @@
 """Answers of the mock. The same request bytes always get the same answer bytes.
 
 The text of an answer echoes the start of the last user message and ends in the digest of the
-request body, so that a test can tell whether an answer belongs to its request.
+request body, so that a test can tell whether an answer belongs to its request. Where the request asks for JSON of a
+schema, the answer is a value that fits, with that text in its texts.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+import re
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.mock.fitting import fitting
+
 ECHO_MAX_CHARS = 200
 DIMENSIONS_DEFAULT = 8
 DIMENSIONS_MAX = 4_096
@@ -24,6 +28,8 @@ EMBEDDING_MAX_NUMBERS = 1_000_000
 CREATED_AT = 1_767_225_600
 MODELS = ("mock-chat", "mock-embedding", "mock-moderation")
 MODERATION_CATEGORIES = ("harassment", "hate", "illicit", "self-harm", "sexual", "violence")
+
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,")
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -57,9 +63,19 @@ class Message(msgspec.Struct):
 class ChatAsk(Ask, kw_only=True):
     model: str
     messages: list[Message]
+    response_format: Any = None
 
     def text(self) -> str:
         return _last_user_text(self.messages)
+
+    @property
+    def schema(self) -> Any:
+        """The JSON schema that the answer shall fit; None if it is plain text."""
+        told = self.response_format if isinstance(self.response_format, dict) else {}
+        if told.get("type") == "json_object":
+            return {"type": "object", "properties": {"answer": {"type": "string"}}}
+        described = told.get("json_schema")
+        return described.get("schema") if isinstance(described, dict) else None
 
     def check(self) -> None:
         if not self.messages:
@@ -118,8 +134,22 @@ def _text_of(content: Any) -> str:
         return content
     if not isinstance(content, list):
         return ""
-    parts = (part.get("text") if isinstance(part, dict) else part for part in content)
-    return " ".join(part for part in parts if isinstance(part, str))
+    return " ".join(part for part in map(_text_of_part, content) if part is not None)
+
+
+def _text_of_part(part: Any) -> str | None:
+    """A part's text; for an image that is sent along, its type and size."""
+    if not isinstance(part, dict):
+        return part if isinstance(part, str) else None
+    if isinstance(part.get("text"), str):
+        return str(part["text"])
+    image = part.get("image_url")
+    url = str(image.get("url") if isinstance(image, dict) else image)
+    found = _DATA_URL.match(url)
+    if found is None:
+        return None
+    size = (len(url) - found.end()) * 3 // 4 - url[-2:].count("=")
+    return f"({found[1]}, {size:,} bytes)"
 
 
 def _last_user_text(messages: list[Message]) -> str:
@@ -160,6 +190,9 @@ class Reply:
 def reply_to(ask: Ask, digest: str, response_bytes: int) -> Reply:
     asked = ask.text()
     text = text_for(asked, digest, response_bytes)
+    schema = ask.schema if isinstance(ask, ChatAsk) else None
+    if schema is not None:
+        text = encode_json(fitting(schema, text, digest)).decode()
     return Reply(ask, digest, text, _tokens(asked), _tokens(text))
 
 

@@ -1,4 +1,4 @@
-"""Background duties of every server process: validate, expire, sweep, purge, deliver.
+"""Background duties of every server process: validate, ingest, scan, expire, sweep, purge, deliver.
 
 Each duty is a loop of its own that can be woken before its time and outlives every fault of the database. Most are done
 by all servers at once; the statements see to it that no work is done twice. A duty with a `turn` is done by the one
@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -21,7 +22,9 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from penstock.adapters.config import Adapter
 from penstock.backoff import Backoff, jittered
+from penstock.batches import audit
 from penstock.batches.unserved import MOVED_AT_ONCE, list_unserved, move_lanes
 from penstock.batches.validate import list_unvalidated, validate_batch
 from penstock.config import Config
@@ -31,14 +34,21 @@ from penstock.db.pool import Pool, borrowed
 from penstock.deliver import sinks, webhooks
 from penstock.dispatch.providers import Providers
 from penstock.erase import erase, purge
+from penstock.erase.leftovers import LeftoverWalk
 from penstock.intake import parts, sweep
+from penstock.server.adapter_scan import TAKE_AT_ONCE, AdapterScans, ScanReport
+from penstock.server.job_ingest import JobIngest
+from penstock.server.job_operations import JobOperations
 from penstock.tasks import cancel_and_wait
 from penstock.worker.maintenance import BatchMaintenance
 
 _log = logging.getLogger("penstock.background")
 
 _VALIDATE_EVERY_S = 5.0
+_INGEST_EVERY_S = 2.0
+_OPERATE_EVERY_S = 2.0
 _END_EVERY_S = 2.0
+_SCAN_REST_S = 1.0
 _REROUTE_EVERY_S = 5.0
 _EXPIRE_EVERY_S = 10.0
 _DELIVER_EVERY_S = 1.0
@@ -81,8 +91,10 @@ class BackgroundDuties:
         providers: Providers,
         *,
         describe: sinks.Describe | None = None,
+        scans: AdapterScans | None = None,
     ) -> None:
-        """`describe` makes the event that sinks get of a request; without it they get none."""
+        """`describe` makes the event that sinks get of a request; without it they get none. `scans` has the adapters;
+        without it there are none."""
         self._config = config
         self._conninfo = conninfo
         self._database = database
@@ -93,6 +105,8 @@ class BackgroundDuties:
             duty.name: duty
             for duty in (
                 _Duty("validate", self._validate, _VALIDATE_EVERY_S),
+                _Duty("ingest", self._ingest, _INGEST_EVERY_S),
+                _Duty("operate", self._operate, _OPERATE_EVERY_S),
                 _Duty("reroute", self._reroute, _REROUTE_EVERY_S),
                 _Duty("end", self._end, _END_EVERY_S, turn="round"),
                 _Duty("expire", self._expire, _EXPIRE_EVERY_S, turn="expire"),
@@ -106,11 +120,24 @@ class BackgroundDuties:
         if config.sinks and describe is not None:
             self._duties["announce"] = _Duty("announce", self._announce, _DELIVER_EVERY_S, turn="announce")
             self._duties["sinks"] = _Duty("sinks", self._deliver_to_sinks, _DELIVER_EVERY_S)
+        self.scans = scans or AdapterScans(config, conninfo, database)
+        for adapter in self.scans.scanned:
+            name = _scan_duty(adapter.name)
+            step = partial(self._scan, adapter.name)
+            self._duties[name] = _Duty(name, step, adapter.scan_every_s, _SCAN_REST_S, turn=name)
+        self._changed: set[str] = set()
+        """Adapters whose files have changed since their last scan began."""
+        self._next_scans: dict[str, asyncio.TimerHandle] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._sender = webhooks.sender_for(config)
         self._unserved_since: dict[str, float] = {}
         self._retired_to = _FIRST
+        self._leftovers = LeftoverWalk()
         self._batch_maintenance = BatchMaintenance(database)
+        self._job_ingest = JobIngest(config, conninfo, database)
+        self._job_operations = JobOperations(config, database)
+        self.worker_id: UUID | None = None
+        """The server's registered identity, under which it reads the rows of jobs and does operations on them."""
 
     def wake(self, name: str) -> None:
         """Run this duty now: there is something to do for it."""
@@ -118,12 +145,18 @@ class BackgroundDuties:
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._keep(duty), name=duty.name) for duty in self._duties.values()]
+        for adapter in self.scans.scanned:
+            if (changes := self.scans.changes(adapter.name)) is not None:
+                self._tasks.append(asyncio.create_task(self._watch(adapter, changes), name=f"watch {adapter.name}"))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for timer in self._next_scans.values():
+            timer.cancel()
         await cancel_and_wait(self._tasks)
+        await self._job_ingest.close()
 
     async def _keep(self, duty: _Duty) -> None:
         backoff = Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S)
@@ -209,8 +242,57 @@ class BackgroundDuties:
         if orphans:
             remedy = f"configure a provider for {', '.join(orphans)}, or cancel what is left of them"
         else:
-            remedy = "it moves to the providers that serve its models now, unless a worker for it appears"
+            remedy = (
+                "it moves to the providers that serve its models now, unless a worker for it appears; rows of jobs "
+                "stay until there is a provider of this name again"
+            )
         _log.warning("%s has unfinished work and no provider or worker: %s", pool, remedy)
+
+    async def _ingest(self) -> bool:
+        """Store the rows of jobs."""
+        return await self._job_ingest.step(self.worker_id) if self.worker_id is not None else False
+
+    async def _operate(self) -> bool:
+        """Run rows of jobs again."""
+        return await self._job_operations.step(self.worker_id) if self.worker_id is not None else False
+
+    async def scan(self, name: str, limit: int = TAKE_AT_ONCE) -> ScanReport | None:
+        """Scan an adapter now; None if another server is scanning it."""
+        if self.worker_id is None:
+            raise AssertionError("a server that scans is registered")
+        report = await self.scans.scan(name, self.worker_id, limit)
+        if report is None:
+            return None
+        if report.taken:
+            self.wake("ingest")
+        again_s = 0.0 if report.more else report.settled_in_s
+        if name in self._next_scans:
+            self._next_scans.pop(name).cancel()
+        if again_s is not None:
+            loop = asyncio.get_running_loop()
+            self._next_scans[name] = loop.call_later(again_s, self.wake, _scan_duty(name))
+        return report
+
+    async def _scan(self, name: str) -> bool:
+        changed = name in self._changed
+        self._changed.discard(name)
+        if await self.scan(name) is None and changed:
+            # The scan under way may have listed the files before they changed.
+            self._changed.add(name)
+            return True
+        return False
+
+    async def _watch(self, adapter: Adapter, changes: AsyncGenerator[None] | None) -> None:
+        """Scan a folder when it changes. Where it cannot be watched, it is scanned every `scan_every_s`."""
+        while changes is not None:
+            try:
+                async for _ in changes:
+                    self._changed.add(adapter.name)
+                    self.wake(_scan_duty(adapter.name))
+            except (OSError, RuntimeError) as error:
+                _log.warning("adapter %s: its folder cannot be watched now: %s", adapter.name, error)
+            await asyncio.sleep(adapter.scan_every_s)
+            changes = self.scans.changes(adapter.name)
 
     async def _end(self) -> bool:
         """Finish batches in time even where no worker is left to do it."""
@@ -264,7 +346,15 @@ class BackgroundDuties:
 
     async def _forget(self) -> bool:
         forgotten = await webhooks.forget_old(self._database, self._config)
-        return forgotten + await sinks.forget_old(self._database, self._config) > 0
+        forgotten += await sinks.forget_old(self._database, self._config)
+        limits = self._config.erase
+        async with borrowed(self._database) as connection:
+            forgotten += await audit.forget_old(connection, limits.audit_keep_s)
+            return forgotten + await self._leftovers.step(connection, limits.purge_batch_size) > 0
+
+
+def _scan_duty(adapter: str) -> str:
+    return f"scan {adapter}"
 
 
 async def _in_thread(call: Callable[[], object]) -> None:

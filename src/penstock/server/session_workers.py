@@ -21,7 +21,7 @@ import psycopg
 from penstock.config import Config
 from penstock.db.notify import NoticeListener
 from penstock.db.pool import Pool, open_pool
-from penstock.dispatch.providers import Provider, Providers, with_longest_timeout
+from penstock.dispatch.providers import Provider, longest_attempt_s, with_longest_timeout
 from penstock.errors import PenstockError
 from penstock.model import ClaimPermit, Item
 from penstock.sessions.streams import StreamWriter
@@ -74,14 +74,12 @@ class SessionWorkers:
 
     async def _keep(self, provider: Provider, database: Pool, streams: StreamWriter) -> None:
         """Run a worker, and another after each that fails."""
-        config, share = (
-            with_longest_timeout(self._config, Providers(self._providers)),
-            provider.session_share(self._config.dispatch),
-        )
+        config, share = self._config, provider.session_share(self._config.dispatch)
+        judging = with_longest_timeout(config, longest_attempt_s(config, self._providers))
         while not self._stopping.is_set():
             try:
                 async with provider.processor(config.dispatch, config.retry, share, streams=streams) as processor:
-                    stage = (config, database, provider.session_pool, processor.dispatcher())
+                    stage = (judging, database, provider.session_pool, processor.dispatcher())
                     worker = Worker(*stage, self._notices, lambda answers: self.on_answers(answers))
                     self._workers[provider.session_pool] = worker
                     await worker.run()

@@ -7,21 +7,26 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 from uuid import UUID
 
 import msgspec
 
-from penstock.config import SettleLimits
+from penstock.config import SettleLimits, TableLimits
 from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
-from penstock.model import Again, Item, Lease, Outcome, OutcomeState
-from penstock.settle.write import Changes, count_applied, pass_over, settle
+from penstock.model import ROWS, Again, Item, Lease, Outcome, OutcomeState
+from penstock.settle.columns import ResultColumns
+from penstock.settle.write import Changes, Settled, count_applied, pass_over, settle
 
 _log = logging.getLogger("penstock.settle")
 
 Range = tuple[int, int]
 
+_TABLES = TableLimits()
+
 UNSTORABLE = "unstorable_result"
+TOO_MANY_COLUMNS = "too_many_columns"
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -39,6 +44,12 @@ class GivenBack(msgspec.Struct, frozen=True):
 
 
 SettleEntry = Decided | GivenBack
+
+
+class Settle(Protocol):
+    """What writes changes of leased items: `settle`, or one that does more in the same transaction."""
+
+    async def __call__(self, connection: Connection, worker_id: UUID, changes: Changes, *, notify: bool) -> Settled: ...
 
 
 class Answers(msgspec.Struct, frozen=True):
@@ -72,11 +83,18 @@ class SettleWrite:
     """Settles leases: the `WriteKind` of a worker's results."""
 
     def __init__(
-        self, worker_id: UUID, on_more: Callable[[], None], on_answers: Callable[[Answers], None] | None
+        self,
+        worker_id: UUID,
+        on_more: Callable[[], None],
+        on_answers: Callable[[Answers], None] | None,
+        settle_growing: Settle | None,
+        tables: TableLimits,
     ) -> None:
         self._worker_id = worker_id
+        self._settle_growing = settle_growing
         self._on_more = on_more
         self._on_answers = on_answers
+        self._columns = ResultColumns(tables)
         self.tally = Tally()
         self.suspects: set[Hashable] = set()
         """Keys of unwritten items of suspect leases: one more loss may fail them as `worker_lost`."""
@@ -92,9 +110,11 @@ class SettleWrite:
         return later
 
     def weight(self, entry: SettleEntry) -> int:
-        if isinstance(entry, Decided) and isinstance(entry.verdict, Outcome) and entry.verdict.body is not None:
-            return len(entry.verdict.body)
-        return 0
+        if not isinstance(entry, Decided) or not isinstance(entry.verdict, Outcome):
+            return 0
+        outcome = entry.verdict
+        size = len(outcome.body) if outcome.body is not None else 0
+        return size + sum(len(new.row) for new in outcome.discovered) if outcome.discovered else size
 
     async def execute(self, connection: Connection, entries: Sequence[SettleEntry], *, repeated: bool) -> None:
         changes = Changes()
@@ -103,7 +123,9 @@ class SettleWrite:
                 changes.decide(entry.item, entry.verdict)
             else:
                 changes.give_back(entry.lease, entry.ranges)
-        settled = await settle(connection, self._worker_id, changes, notify=self._on_answers is None)
+        await self._record_columns(connection, changes)
+        write = self._settle_growing if self._settle_growing is not None and changes.discoverers else settle
+        settled = await write(connection, self._worker_id, changes, notify=self._on_answers is None)
         if changes.waited and self._on_answers is not None:
             # Where some were refused, it is not known here which.
             decided = [] if settled.fenced else [entry for entry in entries if isinstance(entry, Decided)]
@@ -121,6 +143,26 @@ class SettleWrite:
         if self.suspects:
             self.suspects.difference_update(map(self.key, entries))
         self._count(settled.outcomes, settled.retries, settled.given_back, settled.fenced - known, known)
+
+    async def _record_columns(self, connection: Connection, changes: Changes) -> None:
+        """Record the columns of jobs' results before the results; those that have too many fail."""
+        results = {
+            place: (lease.batch_id, outcome.body)
+            for place, (lease, _, _, _, outcome) in enumerate(changes.outcomes)
+            if lease.endpoint == ROWS and outcome.body is not None
+        }
+        if not results:
+            return
+        for place, reason in (await self._columns.record(connection, results)).items():
+            lease, ordinal, line, custom_id, outcome = changes.outcomes[place]
+            failed = Outcome(
+                OutcomeState.FAILED,
+                error_code=TOO_MANY_COLUMNS,
+                error_message=f"The result cannot be taken: {reason}.",
+                duration_ms=outcome.duration_ms,
+                usage=outcome.usage,
+            )
+            changes.outcomes[place] = (lease, ordinal, line, custom_id, failed)
 
     def _count(self, outcomes: int, retries: int, given_back: int, fenced: int, known: int) -> None:
         tally = self.tally
@@ -167,11 +209,13 @@ class SettleBuffer(Coalescer[SettleEntry]):
         on_written: Callable[[], None] = lambda: None,
         on_more: Callable[[], None] = lambda: None,
         on_answers: Callable[[Answers], None] | None = None,
+        settle_growing: Settle | None = None,
+        tables: TableLimits = _TABLES,
     ) -> None:
         """`on_written` is called after each flush; `on_more` when sessions are ready for their next request, or items
         are to be tried again; `on_answers` when answers that callers wait for have been written. With `on_answers`, to
-        notify callers at other processes is left to it."""
-        self._write_kind = SettleWrite(worker_id, on_more, on_answers)
+        notify callers at other processes is left to it. `settle_growing` settles results that add rows to their job."""
+        self._write_kind = SettleWrite(worker_id, on_more, on_answers, settle_growing, tables)
         bounds = CoalesceLimits(
             limits.settle_max_rows,
             limits.settle_max_bytes,

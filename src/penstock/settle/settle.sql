@@ -36,7 +36,7 @@ final AS MATERIALIZED (
 again AS MATERIALIZED (
   SELECT h.id AS lease_id, h.lane_id, h.batch_id, h.owner, h.session, h.band, h.weight, h.pool, h.route, h.limited,
          h.attempt, h.reclaims, h.generation, h.spent, a.*,
-         CASE WHEN h.limited OR a.delay_s <= 0
+         CASE WHEN h.session OR a.delay_s <= 0
               THEN @now + make_interval(secs => a.delay_s)
               ELSE to_timestamp(
                 ceil((extract(epoch FROM @now)::float8 + a.delay_s) / q.s) * q.s) END AS due_at
@@ -55,9 +55,9 @@ back AS MATERIALIZED (
 written AS (
   INSERT INTO penstock.outcomes
     (lane_id, ordinal, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id, request_id,
-     error_code, error_message, response)
+     error_code, error_message, fingerprint, response)
   SELECT lane_id, ordinal, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts, lease_id,
-         nonce, @now, custom_id, request_id, error_code, error_message, response
+         nonce, @now, custom_id, request_id, error_code, error_message, (%(f_fingerprint)b::int8[])[n], response
     FROM final
    WHERE generation = 0
 ),
@@ -65,16 +65,27 @@ written AS (
 replaced AS (
   INSERT INTO penstock.outcomes
     (lane_id, ordinal, generation, line, state, status_code, attempts, lease_id, lease_nonce, finished_at, custom_id,
-     request_id, error_code, error_message, response)
+     request_id, error_code, error_message, fingerprint, response)
   SELECT lane_id, ordinal, generation, (%(f_line)b::int4[])[n], state::penstock.outcome_state, status_code, attempts,
-         lease_id, nonce, @now, custom_id, request_id, error_code, error_message, response
+         lease_id, nonce, @now, custom_id, request_id, error_code, error_message, (%(f_fingerprint)b::int8[])[n], response
     FROM final
    WHERE generation > 0
   ON CONFLICT (lane_id, ordinal) DO UPDATE
      SET generation = excluded.generation, state = excluded.state, status_code = excluded.status_code,
          attempts = excluded.attempts, lease_id = excluded.lease_id, lease_nonce = excluded.lease_nonce,
          finished_at = excluded.finished_at, request_id = excluded.request_id, error_code = excluded.error_code,
-         error_message = excluded.error_message, response = excluded.response
+         error_message = excluded.error_message, fingerprint = excluded.fingerprint, response = excluded.response
+),
+-- Errors of jobs are counted by their fingerprint, which other batches have none of.
+grouped AS (
+  INSERT INTO penstock.job_errors (batch_id, fingerprint, count, first_at, last_at, code, status_code, line, message)
+  SELECT batch_id, fingerprint, count(*), @now, @now, (array_agg(coalesce(error_code, state) ORDER BY n DESC))[1],
+         (array_agg(status_code ORDER BY n DESC))[1], (array_agg((%(f_line)b::int4[])[n] ORDER BY n DESC))[1],
+         (array_agg(coalesce(error_message, '') ORDER BY n DESC))[1]
+    FROM final
+   CROSS JOIN LATERAL (SELECT (%(f_fingerprint)b::int8[])[n] AS fingerprint) AS of_error
+   WHERE %(f_fingerprint)b::int8[] <> '{}' AND fingerprint IS NOT NULL
+   GROUP BY batch_id, fingerprint
 ),
 -- Ordinals given back go to the head of the line: their owner was charged for them already. Deferrals of a paused batch
 -- are held at once, however long ago the pause was.
@@ -136,6 +147,7 @@ roomy AS MATERIALIZED (
 -- this statement cannot see was accepted since, into an empty queue: then accepting it has set them.
 -- The lane's place in line is the time it became ready, which is in an index. Where no request waits it moves once a
 -- minute, which shows that the session is in use, and the other updates touch no index.
+-- A job that was full stood in no line: it comes back where the others are by now, not where it left.
 freed AS (
   UPDATE penstock.lanes l
      SET busy = busy - (SELECT counts FROM room)[width_bucket(id, (SELECT lanes FROM room))],
@@ -144,7 +156,9 @@ freed AS (
              FROM penstock.session_requests r
             WHERE r.lane_id = l.id AND r.ordinal = l.next),
          tag = CASE WHEN session AND (next < total OR tag < extract(epoch FROM @now) - 60)
-                    THEN extract(epoch FROM @now) ELSE tag END,
+                    THEN extract(epoch FROM @now)
+                    WHEN NOT session AND busy = width
+                    THEN greatest(tag, penstock.line_start(pool, route, band, '-infinity') + step) ELSE tag END,
          open = open AND NOT (blocks AND id = ANY (ARRAY(
            SELECT lane_id FROM final WHERE limited AND state IN ('failed', 'not_found'))))
    WHERE id = ANY (ARRAY(SELECT id FROM roomy))
@@ -156,7 +170,7 @@ followed AS (
   INSERT INTO penstock.journal (batch_id, lane_id, completed, others, written_at)
   SELECT batch_id, lane_id, range_agg(completed), range_agg(others), @now
     FROM held
-   WHERE NOT limited AND NOT (isempty(completed) AND isempty(others))
+   WHERE NOT session AND NOT (isempty(completed) AND isempty(others))
    GROUP BY batch_id, lane_id
 ),
 -- Progress is kept for batches alone: sessions have no figures.
@@ -179,7 +193,7 @@ counted AS (
 ),
 notified AS MATERIALIZED (
   SELECT pg_notify('penstock_answers', %(notify)s::text)
-   WHERE %(notify)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE limited)
+   WHERE %(notify)s::text IS NOT NULL AND EXISTS (SELECT FROM final WHERE session)
   UNION ALL
   -- Other workers may be idle.
   SELECT pg_notify('penstock_work', pool) FROM (SELECT DISTINCT pool FROM back) AS given_back
@@ -325,3 +339,34 @@ SELECT mine.n
    SELECT FROM penstock.attempts
     WHERE lane_id = mine.lane_id AND ordinal = mine.ordinal AND lease_nonce = mine.nonce
     GROUP BY lane_id, ordinal) AS found
+
+-- name: find_held_if_leased
+-- Locks leases as the next statement does, and finds the items that they still hold.
+WITH held AS MATERIALIZED (
+  SELECT nonce, ordinals FROM penstock.leases
+   WHERE id = ANY (%(leases)b::int8[]) AND worker_id IS NOT DISTINCT FROM %(worker)b::uuid
+   ORDER BY id
+     FOR UPDATE
+)
+SELECT mine.n - 1
+  FROM unnest(%(nonces)b::int8[], %(ordinals)b::int4[]) WITH ORDINALITY AS mine (nonce, ordinal, n)
+  JOIN held ON held.nonce = mine.nonce AND held.ordinals @> mine.ordinal
+
+-- name: hold_columns
+-- Lets nobody else record columns of a job's results until the commit, and no deletion of the job begin.
+SELECT pg_advisory_xact_lock(hashtextextended('columns of ' || batch_id, 0))
+  FROM penstock.jobs WHERE batch_id = %(batch_id)s
+   FOR KEY SHARE
+
+-- name: list_columns_if_there
+-- Lists the columns of a job's results that are recorded, unless the job was deleted.
+SELECT ARRAY(SELECT name FROM penstock.job_columns WHERE batch_id = %(batch_id)s)
+  FROM penstock.batches WHERE id = %(batch_id)s AND (deleted_at IS NULL) IS TRUE
+
+-- name: add_columns
+-- Records result columns of a job, in this order; those that are there already keep their place.
+INSERT INTO penstock.job_columns (batch_id, name)
+SELECT %(batch_id)s, n.name
+  FROM unnest(%(names)s::text[]) WITH ORDINALITY AS n (name, place)
+ ORDER BY n.place
+ON CONFLICT (batch_id, name) DO NOTHING

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
+from penstock.batches.error_groups import fingerprint, stored_fingerprint
 from penstock.db import sql
 from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, Int8Array, TextArray
 from penstock.db.notify import lanes_payload
 from penstock.db.pool import Connection, Now
 from penstock.export.result_lines import openai_bytes
-from penstock.model import ID_PREFIX, Again, Item, Lease, Outcome, OutcomeState, Usage
+from penstock.model import ID_PREFIX, ROWS, Again, Item, Lease, Outcome, OutcomeState, Usage
 
 Range = tuple[int, int]
 
@@ -59,6 +60,17 @@ class Changes:
                 decided[lease.nonce].add(ordinal)
         left = {nonce: (lease, _without(ranges, decided[nonce])) for nonce, (lease, ranges) in self.backs.items()}
         self.backs = {nonce: (lease, ranges) for nonce, (lease, ranges) in left.items() if ranges}
+
+    @property
+    def discoverers(self) -> list[int]:
+        """Places in `outcomes` of those that add rows to their job."""
+        return [place for place, row in enumerate(self.outcomes) if row[4].discovered]
+
+    @property
+    def leases(self) -> set[int]:
+        """Ids of all leases that these changes settle."""
+        decided = {row[0].id for row in self.outcomes} | {row[0].id for row in self.agains}
+        return decided | {lease.id for lease, _ in self.backs.values()}
 
     def ordinals(self) -> int:
         """Count the ordinals that these changes settle."""
@@ -116,6 +128,21 @@ async def settle(
     outcomes, retries, given_back, more, cancelled_next, at, _ = row
     fenced = changes.ordinals() - outcomes - retries - given_back
     return Settled(outcomes, retries, given_back, fenced, more, cancelled_next, at)
+
+
+async def find_held(
+    connection: Connection, worker_id: UUID, leases: Iterable[int], items: Sequence[tuple[Lease, int]]
+) -> set[int]:
+    """Find which of some (lease, ordinal) this worker still holds, by their places; locks the leases until the end of
+    the transaction. `leases` are the ids of all that it is going to settle."""
+    parameters = {
+        "worker": worker_id,
+        "leases": Int8Array(list(leases)),
+        "nonces": Int8Array([lease.nonce for lease, _ in items]),
+        "ordinals": Int4Array([ordinal for _, ordinal in items]),
+    }
+    cursor = await connection.execute(_SQL["find_held_if_leased"], parameters)
+    return {place for (place,) in await cursor.fetchall()}
 
 
 async def _settle_answer(
@@ -186,6 +213,7 @@ def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object
         "f_request_id": _texts([outcome.request_id for outcome in decided]),
         "f_error_code": _texts([outcome.error_code for outcome in decided]),
         "f_error_message": _texts([outcome.error_message for outcome in decided]),
+        "f_fingerprint": _fingerprints(changes),
         "f_duration_ms": Int4Array([outcome.duration_ms for outcome in decided]),
         "f_response": ByteaArray([outcome.body for outcome in decided]),
         "f_bytes": Int4Array([openai_bytes(line, custom_id, outcome) for _, _, line, custom_id, outcome in finals]),
@@ -225,6 +253,23 @@ def _texts(values: list[str | None]) -> TextArray:
 
 def _sums(values: list[int]) -> Int4Array:
     return Int4Array(values if any(values) else [])
+
+
+_GROUPED = (OutcomeState.FAILED, OutcomeState.NOT_FOUND)
+
+
+def _fingerprints(changes: Changes) -> Int8Array:
+    """Fingerprints of rows that failed or were not found: the errors of jobs are counted by them."""
+    values = [
+        _fingerprint(outcome) if outcome.state in _GROUPED and lease.endpoint == ROWS else None
+        for lease, _, _, _, outcome in changes.outcomes
+    ]
+    return Int8Array(values if values.count(None) < len(values) else [])
+
+
+def _fingerprint(outcome: Outcome) -> int:
+    code = outcome.error_code or outcome.state
+    return stored_fingerprint(fingerprint(code, outcome.status_code, outcome.error_message or ""))
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Bodies of leased items: read page by page, as fast as the dispatcher takes them."""
+"""Bodies of leased items, and images of rows: read page by page, as fast as the dispatcher takes them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import logging
 from collections.abc import Iterable
 from uuid import UUID
 
+from penstock.blobs.blobs import Place, read_images
 from penstock.claim import claim as claims
 from penstock.claim import liveness
-from penstock.db.pool import Pool, borrowed
+from penstock.db.pool import Connection, Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
-from penstock.model import Item, Lease, Outcome, OutcomeState
+from penstock.model import ROWS, Item, Lease, Outcome, OutcomeState
 from penstock.settle.buffer import SettleBuffer
 from penstock.worker.inventory import Inventory
+from penstock.worker.row_jobs import RowJobs
 
 _log = logging.getLogger("penstock.worker")
 
@@ -29,6 +31,7 @@ class BodyLoader:
         self._inventory = inventory
         self._dispatcher = dispatcher
         self._buffer = buffer
+        self._jobs = RowJobs()
 
     async def load_batch(self, lease: Lease) -> None:
         """Read the bodies of a batch's lease, a page at a time, as fast as the dispatcher takes them."""
@@ -38,6 +41,12 @@ class BodyLoader:
                 items = await claims.read_bodies(
                     connection, lease, ranges, max_rows=READ_ROWS, max_bytes=self._inventory.free_bytes
                 )
+                if lease.endpoint == ROWS:
+                    job = await self._jobs.find(connection, lease.batch_id)
+                    for item in items:
+                        item.job = job
+                    if job is not None and job.images:
+                        items = await self._load_images(connection, lease, items)
             if not self._inventory.unread(lease):
                 # The lease's route was halted or held during the read: everything unread was given back.
                 return
@@ -48,6 +57,18 @@ class BodyLoader:
             self._inventory.read(lease, items)
             # Reclaimed items go first: they have waited already.
             self._dispatcher.offer(items, first=lease.reclaims > 0)
+
+    async def _load_images(self, connection: Connection, lease: Lease, items: list[Item]) -> list[Item]:
+        """Read the images of the first of these items, as many as there is room for; returns those items. Empty if the
+        lease was lost meanwhile: then images may be gone."""
+        place, ordinals = Place(lease.source_id, lease.source_lane), [item.ordinal for item in items]
+        images = await read_images(connection, place, ordinals, self._inventory.free_bytes)
+        if not await claims.is_leased(connection, lease):
+            return []
+        items = [item for item in items if images.stop is None or item.ordinal < images.stop]
+        for item in items:
+            item.image = images.by_ordinal.get(item.ordinal)
+        return items
 
     async def load_sessions(self, leases: list[Lease]) -> None:
         """Read the bodies of sessions' leases: one each, many in one statement."""

@@ -23,7 +23,7 @@ class Inventory:
         self._batches: Counter[UUID] = Counter()
         self._room = asyncio.Event()
         self.bytes = 0
-        """Of the bodies of all items held."""
+        """Of the bodies and images of all items held."""
         self.lanes: set[int] = set()
         """Lanes of which items may be held; cleared when none is."""
 
@@ -38,7 +38,7 @@ class Inventory:
     def take_item(self, item: Item) -> None:
         """Add an item that was claimed as it was stored: its body is in memory already."""
         self._items[item.lease.nonce] = (item.lease, 1)
-        self.bytes += len(item.raw)
+        self.bytes += item.size
         self._batches[item.lease.batch_id] += 1
         self.lanes.add(item.lease.lane_id)
 
@@ -57,11 +57,12 @@ class Inventory:
             del self._unread[lease.nonce]
         _, count = self._items.get(lease.nonce, (lease, 0))
         self._items[lease.nonce] = (lease, count + len(items))
-        self.bytes += sum(len(item.raw) for item in items)
+        self.bytes += sum(item.size for item in items)
 
     def release(self, item: Item) -> bool:
         """Remove an item that was decided or given back; true if it was the last of its lease."""
-        self.bytes -= len(item.raw)
+        self.bytes -= item.size
+        item.image = None  # the item itself stays in memory until its result is written
         self._room.set()
         nonce = item.lease.nonce
         lease, count = self._items[nonce]
@@ -131,7 +132,7 @@ class Inventory:
         return max(1, self._max_bytes - self.bytes)
 
     async def wait_for_bytes(self) -> None:
-        """Wait until the bodies in memory are within their bound."""
+        """Wait until the bodies and images in memory are within their bound."""
         while self.bytes >= self._max_bytes:
             self._room.clear()
             await self._room.wait()

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
@@ -28,9 +29,11 @@ from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdi
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.tasks import cancel_and_wait, ignore_result
 from penstock.worker.body_loader import BodyLoader
+from penstock.worker.discoveries import Discoveries
 from penstock.worker.finished_batches import FinishedBatches
 from penstock.worker.identity import Identity
 from penstock.worker.inventory import Inventory
+from penstock.worker.job_turns import JobTurns
 from penstock.worker.maintenance import BatchMaintenance, reclaim_lost, take_idle_round, take_round
 from penstock.worker.permit import OnePermit
 from penstock.worker.route_gates import RouteGates
@@ -61,8 +64,10 @@ class WorkerLoop:
         halts: dict[str, Halt],
         on_answers: Callable[[Answers], None] | None = None,
         has_notices: Callable[[], bool] = lambda: False,
+        only_job: UUID | None = None,
     ) -> None:
-        """`has_notices` says whether notices of new work arrive: then there is no need to poll often."""
+        """`has_notices` says whether notices of new work arrive: then there is no need to poll often. With `only_job`,
+        nothing but rows of that job is claimed."""
         self._identity = Identity(database, pool, config.liveness, on_beat=self._note_beat)
         self.id = self._identity.id
         self.trouble = ""
@@ -74,6 +79,8 @@ class WorkerLoop:
             on_written=self._note_written,
             on_more=self.woken.set,
             on_answers=on_answers,
+            settle_growing=Discoveries(config.tables).settle,
+            tables=config.tables,
         )
         self._config = config
         self._database = database
@@ -82,7 +89,9 @@ class WorkerLoop:
         self._for_sessions = is_session_pool(pool)
         self._dispatcher = dispatcher
         self._gates = RouteGates(database, pool, dispatcher, halts)
-        self._turns = Turns(pool, by_time=self._for_sessions)
+        self._turns: Turns | JobTurns = (
+            Turns(pool, by_time=self._for_sessions) if only_job is None else JobTurns(pool, only_job)
+        )
         self._pace = Pace(config.claim, self._for_sessions)
         self._inventory = Inventory(config.claim.ready_max_bytes)
         self._bodies = BodyLoader(database, self._inventory, dispatcher, self.buffer)

@@ -18,33 +18,38 @@ from pathlib import Path
 
 import uvloop
 
-from penstock import config as configuration
+from penstock import config_sources
 from penstock.config import Config
 from penstock.db.notify import WORK, NoticeListener
 from penstock.db.pool import Pool, open_pool
 from penstock.db.start import start_database
+from penstock.dispatch import processors
 from penstock.dispatch.providers import Providers, parse, with_longest_timeout
+from penstock.dispatch.rows.call import provider_dispatcher
 from penstock.dispatch.slots import Slots
 from penstock.errors import PenstockError, report
 from penstock.observe.logs import log_to_stderr
 from penstock.sessions.streams import StreamWriter
 from penstock.tasks import cancel_and_wait
-from penstock.worker.processes import RunOrder, ServeOrder, read_order
+from penstock.worker.processes import AnyOrder, ProcessorOrder, RunOrder, ServeOrder, read_order
 from penstock.worker.worker import CONNECTIONS_PER_WORKER, Worker
 
 _POLL_SESSIONS_S = 0.1
 
 
-async def _work(order: RunOrder | ServeOrder) -> None:
+async def _work(order: AnyOrder) -> None:
     settings = [(name, str(value)) for name, value in order.settings.items()]
     data_dir = Path(order.data_dir)
-    config = configuration.load(environ={}, overrides=settings, database_url=order.database_url, data_dir=data_dir)
+    config = config_sources.load(environ={}, overrides=settings, database_url=order.database_url, data_dir=data_dir)
     # Its own reference to the embedded server: if the parent is killed, that runs until these workers have settled.
     with start_database(config) as conninfo:
-        if isinstance(order, RunOrder):
-            workers = _run_workers(order, config, conninfo)
-        else:
-            workers = _server_workers(order, config, conninfo)
+        match order:
+            case RunOrder():
+                workers = _run_workers(order, config, conninfo)
+            case ServeOrder():
+                workers = _server_workers(order, config, conninfo)
+            case ProcessorOrder():
+                workers = _processor_workers(order, config, conninfo)
         async with workers as group:
             group.obey_parent()
             await group.run()
@@ -64,7 +69,7 @@ async def _run_workers(order: RunOrder, config: Config, conninfo: str) -> AsyncI
 @contextlib.asynccontextmanager
 async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
     providers = Providers(parse(order.providers, "the providers"))
-    config = with_longest_timeout(config, providers)
+    judging = with_longest_timeout(config, order.longest_attempt_s)
     async with (
         await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (2 * len(providers) + 1)) as database,
         contextlib.AsyncExitStack() as stack,
@@ -79,7 +84,7 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
             await stack.enter_async_context(processor)
             slots = Slots(share)
             workers += [
-                Worker(config, database, pool, processor.dispatcher(slots), notices)
+                Worker(judging, database, pool, provider_dispatcher(processor, slots), notices)
                 for pool in (provider.session_pool, provider.pool)
             ]
         tasks = [
@@ -91,6 +96,27 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
             yield _WorkerGroup(workers)
         finally:
             await cancel_and_wait(tasks)
+
+
+@contextlib.asynccontextmanager
+async def _processor_workers(order: ProcessorOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
+    known = processors.parse(order.processors, "the processors")
+    judging = with_longest_timeout(config, order.longest_attempt_s)
+    async with (
+        await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (len(known) + 1)) as database,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        notices = NoticeListener(conninfo)
+        workers = []
+        for one in known:
+            processor = await stack.enter_async_context(one.processor(config.dispatch, config.retry))
+            stage = (judging, database, one.pool, processor.dispatcher())
+            workers.append(Worker(*stage, notices, only_job=order.only_job))
+        task = asyncio.create_task(notices.run(), name="notices")
+        try:
+            yield _WorkerGroup(workers)
+        finally:
+            await cancel_and_wait([task])
 
 
 async def _poll_sessions(notices: NoticeListener, providers: Providers) -> None:

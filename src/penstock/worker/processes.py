@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
+from uuid import UUID
 
 import msgspec
 
@@ -48,7 +49,14 @@ class RunOrder(Order, frozen=True, kw_only=True, tag="run"):
     target: Target
 
 
-class ServeOrder(Order, frozen=True, kw_only=True, tag="serve"):
+class ServerOrder(Order, frozen=True, kw_only=True):
+    """Workers of a server."""
+
+    longest_attempt_s: float
+    """The longest time that any provider or processor of the server allows a call."""
+
+
+class ServeOrder(ServerOrder, frozen=True, kw_only=True, tag="serve"):
     """Workers for each provider, as process `index` of `processes`."""
 
     providers: list[dict[str, Any]]
@@ -58,10 +66,21 @@ class ServeOrder(Order, frozen=True, kw_only=True, tag="serve"):
     """Whether the server's own process has a share of the providers' calls too."""
 
 
-_orders: msgspec.json.Decoder[RunOrder | ServeOrder] = msgspec.json.Decoder(RunOrder | ServeOrder)
+class ProcessorOrder(ServerOrder, frozen=True, kw_only=True, tag="processors"):
+    """A worker for each registered processor. They have processes of their own: a function that kills its process harms
+    no provider's work."""
+
+    processors: list[dict[str, Any]]
+    only_job: UUID | None = None
+    """The job they work for, where it is one alone."""
 
 
-def read_order() -> RunOrder | ServeOrder:
+AnyOrder = RunOrder | ServeOrder | ProcessorOrder
+
+_orders: msgspec.json.Decoder[AnyOrder] = msgspec.json.Decoder(AnyOrder)
+
+
+def read_order() -> AnyOrder:
     """Read this worker process's order, the first line on standard input. Without one the parent is gone: exit."""
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
@@ -103,8 +122,10 @@ class Workers(Protocol):
 class InProcessWorker:
     """One worker in this process."""
 
-    def __init__(self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher) -> None:
-        self._worker = Worker(config, database, pool, dispatcher)
+    def __init__(
+        self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher, only_job: UUID | None = None
+    ) -> None:
+        self._worker = Worker(config, database, pool, dispatcher, only_job=only_job)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -198,6 +219,10 @@ class WorkerProcesses:
         """Wait before a dead worker process is restarted, or raise to give up."""
 
     @property
+    def pids(self) -> set[int]:
+        return {process.pid for process in self._processes}
+
+    @property
     def stopping(self) -> bool:
         return self._closing.is_set()
 
@@ -237,7 +262,7 @@ class RunWorkers(WorkerProcesses):
     """Worker processes of a run. The run gives up when they keep dying."""
 
     def __init__(self, config: Config, pool: str, target: Target, size: int) -> None:
-        order = RunOrder(**_common(config, logging.ERROR), pool=pool, target=target)
+        order = RunOrder(**common_order(config, logging.ERROR), pool=pool, target=target)
         super().__init__([order] * size)
 
     async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- how long does not matter here
@@ -248,15 +273,11 @@ class RunWorkers(WorkerProcesses):
             )
 
 
-class ServerWorkers(WorkerProcesses):
-    """Worker processes of a server. They are always restarted, after longer pauses if they keep dying."""
+class LastingWorkers(WorkerProcesses):
+    """Worker processes that are always restarted, after longer pauses if they keep dying."""
 
-    def __init__(
-        self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False
-    ) -> None:
-        common = {**_common(config, log_level), "processes": size, "in_server": in_server}
-        served = [provider.as_dict() for provider in providers]
-        super().__init__([ServeOrder(**common, providers=served, index=index) for index in range(size)])
+    def __init__(self, orders: Sequence[Order]) -> None:
+        super().__init__(orders)
         self._pause_s = _FIRST_PAUSE_S
 
     async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- none is reason to give up
@@ -268,7 +289,26 @@ class ServerWorkers(WorkerProcesses):
         self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
 
 
-def _common(config: Config, log_level: int) -> dict[str, Any]:
+class ServerWorkers(LastingWorkers):
+    """Worker processes of a server."""
+
+    def __init__(
+        self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False
+    ) -> None:
+        from penstock.dispatch.providers import longest_attempt_s  # a run needs no providers
+
+        providers = tuple(providers)
+        common = {**common_order(config, log_level), "longest_attempt_s": longest_attempt_s(config, providers)}
+        shared = {**common, "processes": size, "in_server": in_server}
+        served = [provider.as_dict() for provider in providers]
+        orders: list[Order] = [ServeOrder(**shared, providers=served, index=index) for index in range(size)]
+        if config.processors:
+            orders += [ProcessorOrder(**common, processors=[one.as_dict() for one in config.processors])] * size
+        super().__init__(orders)
+
+
+def common_order(config: Config, log_level: int) -> dict[str, Any]:
+    """What every order has: the settings, and where the database is."""
     return {
         "database_url": config.database_url,
         "data_dir": str(config.data_dir.absolute()),

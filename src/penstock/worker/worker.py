@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from uuid import UUID
 
 import psycopg
 
@@ -42,9 +43,11 @@ class Worker:
         dispatcher: Dispatcher,
         notices: NoticeListener | None = None,
         on_answers: Callable[[Answers], None] | None = None,
+        only_job: UUID | None = None,
     ) -> None:
         """With `notices`, new work is begun at once; without, at the next poll. `on_answers` is called when answers
-        that callers of sessions wait for have been written; it notifies callers at other processes."""
+        that callers of sessions wait for have been written; it notifies callers at other processes. With `only_job`, it
+        works for that job alone."""
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
         self.lost_identities = 0
@@ -54,12 +57,13 @@ class Worker:
         self._pool = pool
         self._dispatcher = dispatcher
         self._notices = notices
+        self._only_job = only_job
         self._stopping = asyncio.Event()
         self._loop = self._next_loop()
 
     def _next_loop(self) -> WorkerLoop:
         stage = (self._config, self._database, self._pool, self._dispatcher)
-        return WorkerLoop(*stage, self.halts, self._on_answers, self._has_notices)
+        return WorkerLoop(*stage, self.halts, self._on_answers, self._has_notices, self._only_job)
 
     def _has_notices(self) -> bool:
         return self._notices is not None and self._notices.listening.is_set()

@@ -73,7 +73,7 @@ def test_inputs_that_are_no_file(tmp_path: Path) -> None:
         ("x" * 300, "File name too long"),
     ):
         with pytest.raises(UsageError, match=said) as refused:
-            check_paths(tmp_path / name, tmp_path / "answers.jsonl")
+            check_paths([tmp_path / name], tmp_path / "answers.jsonl")
         assert refused.value.hint
     rest = ("--processor", "any:thing", "-o", "answers.jsonl")
     run(tmp_path, "missing.jsonl", *rest).refuses(2, "missing.jsonl: no such file", "Check the path")
@@ -234,7 +234,7 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, source: Path) -> None:
         ("y" * 250, "File name too long"),
     ):
         with pytest.raises(UsageError, match=said) as refused:
-            check_paths(source, tmp_path / output)
+            check_paths([source], tmp_path / output)
         assert refused.value.hint
     ended = run(tmp_path, source, "--processor", "any:thing", "-o", "missing/answers.jsonl")
     ended.refuses(2, "missing/answers.jsonl: No such file", "Its directory must exist")

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from penstock.dispatch.rows.schema import misfit
 from penstock.mock.answers import digest_of
 from penstock.mock.behaviour import Behaviour, Latency, RateLimit
 from penstock.mock.server import MockUpstream
@@ -136,6 +137,55 @@ def test_the_last_user_message_is_echoed_whatever_its_form() -> None:
                 status, answer, _ = await client.post(path, {"model": "m", name: messages})
                 assert status == 200
                 assert "echo: what? [" in json.dumps(answer)
+
+    run(test)
+
+
+def test_an_image_is_told_by_its_type_and_size() -> None:
+    async def test() -> None:
+        async with serving() as client:
+            for size in range(1, 5):
+                url = f"data:image/png;base64,{base64.b64encode(bytes(size)).decode()}"
+                parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+                _, answer, _ = await client.post(
+                    "/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": parts}]}
+                )
+                text = answer["choices"][0]["message"]["content"]
+                assert text.startswith(f"echo: What is it? (image/png, {size} bytes) [")
+
+    run(test)
+
+
+def test_an_answer_fits_the_schema_that_is_asked_for() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "category": {"type": "string", "enum": ["chairs", "tables", "lamps"]},
+            "reason": {"type": "string", "minLength": 100},
+            "stars": {"type": "integer", "minimum": 1, "maximum": 5},
+            "price": {"type": ["number", "null"], "minimum": 0.5, "maximum": 0.75},
+            "new": {"type": "boolean"},
+            "nothing": {"type": "null"},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 10}},
+            "size": {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]},
+        },
+    }
+    schema["required"] = list(schema["properties"])
+    shape = {"type": "json_schema", "json_schema": {"name": "result", "strict": True, "schema": schema}}
+
+    async def test() -> None:
+        async with serving() as client:
+            found = []
+            for text in ("chair", "table", "chair"):
+                _, answer, _ = await client.post("/v1/chat/completions", ask(text) | {"response_format": shape})
+                found.append(json.loads(answer["choices"][0]["message"]["content"]))
+                assert misfit(found[-1], schema) is None
+                assert f"echo: {text}" in found[-1]["reason"]
+            assert found[0] == found[2] != found[1]
+            _, answer, _ = await client.post(
+                "/v1/chat/completions", ask("hello") | {"response_format": {"type": "json_object"}}
+            )
+            assert json.loads(answer["choices"][0]["message"]["content"])["answer"].startswith("echo: hello [")
 
     run(test)
 

@@ -209,6 +209,31 @@ def test_work_that_somebody_has_is_not_moved(database: str) -> None:
     with_connection(database, body)
 
 
+def test_rows_of_jobs_are_never_moved(database: str) -> None:
+    async def body(connection: Connection) -> None:
+        for pool in ("serve:rows", "serve:retried"):
+            await make_batch(connection, [5], pool=pool)
+        await connection.execute("UPDATE penstock.lanes SET endpoint = 'rows'")
+        worker = uuid4()
+        await liveness.register(connection, worker, "serve:retried")
+        [lease] = await claim_due(connection, pool="serve:retried", wants={"model-0": 5}, worker_id=worker)
+        items = await claims.read_bodies(connection, lease, lease.ranges, max_rows=9, max_bytes=1 << 20)
+        changes = Changes()
+        for item in items:
+            changes.decide(item, Again("busy", "later", 100, True, 500, 1))
+        assert (await settle(connection, worker, changes)).retries == len(items) > 0
+        await liveness.unregister(connection, worker)
+        for pool in ("serve:rows", "serve:retried"):
+            assert await move_lanes(connection, pool, "model-0", "serve:new", GRACE_S) == 0
+        # The operator is told of them all the same.
+        unserved = {"serve:retried": ["model-0"], "serve:rows": ["model-0"]}
+        assert await list_unserved(connection, ["serve:new"], GRACE_S) == unserved
+        assert await one(connection, f"{_POOLS}lanes") == (["serve:retried", "serve:rows"],)
+        assert await one(connection, f"{_POOLS}deferrals") == (["serve:retried"],)
+
+    with_connection(database, body)
+
+
 def test_a_renamed_provider_takes_its_work_along(tmp_path: Path, database_18: str) -> None:
     config = tmp_path / "penstock.toml"
     settings = "heartbeat_interval_s = 0.5\nheartbeat_grace_s = 1\n"

@@ -131,7 +131,7 @@ def test_retries_and_what_is_given_back_leave_no_entry(database_18: str) -> None
     with_connection(database_18, body)
 
 
-def test_a_limited_lane_has_no_journal(database: str) -> None:
+def test_a_limited_lane_is_followed_like_any_other(database: str) -> None:
     async def body(connection: Connection) -> None:
         worker = uuid4()
         await make_batch(connection, [4], width=1)
@@ -139,7 +139,7 @@ def test_a_limited_lane_has_no_journal(database: str) -> None:
         changes = Changes()
         changes.decide(items(lease)[0], GOOD)
         assert await settle(connection, worker, changes) == Settled(1, 0, 0, 0)
-        assert await one(connection, "SELECT count(*) FROM penstock.journal") == (0,)
+        assert await one(connection, "SELECT count(*) FROM penstock.journal") == (1,)
         assert await one(connection, "SELECT sum(input_tokens)::int FROM penstock.progress") == (10,)
 
     with_connection(database, body)

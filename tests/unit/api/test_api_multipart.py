@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.errors import ApiError
-from penstock.api.multipart import Form, clean_filename
+from penstock.api.multipart import Form, clean_filename, clean_path
 
 FIELDS = frozenset({"purpose", "note"})
 TYPE = "multipart/form-data; boundary=edge"
@@ -51,6 +51,29 @@ def test_a_form_is_the_same_however_it_is_cut(content: bytes, note: str, file_fi
     assert form.filename == "a.jsonl"
 
 
+@given(st.lists(contents, min_size=1, max_size=3), st.data())
+def test_several_files_come_one_after_the_other(files: list[bytes], data: st.DataObject) -> None:
+    files = [content.replace(b"edge", b"") for content in files]
+    whole = body([(f'name="file"; filename="a/{n}.png"', content) for n, content in enumerate(files)])
+    form = Form(TYPE, "file", FIELDS, max_files=3)
+    found = b""
+    while whole:
+        size = data.draw(st.integers(1, len(whole)))
+        found += b"".join(form.write(whole[:size]))
+        whole = whole[size:]
+    form.finish()
+    assert found == b"".join(files)
+    assert form.files == [(f"a/{n}.png", len(content)) for n, content in enumerate(files)]
+    assert form.filename == "0.png"
+
+
+@pytest.mark.parametrize(("most", "words"), [(1, "'file' is given twice"), (2, "'file' is given more than 2 times")])
+def test_more_files_than_are_taken_are_refused(most: int, words: str) -> None:
+    form = Form(TYPE, "file", FIELDS, max_files=most)
+    with pytest.raises(ApiError, match=words):
+        form.write(body([('name="file"; filename="a"', b"x")] * (most + 1)))
+
+
 @given(st.binary(max_size=200))
 def test_nothing_but_a_form_is_taken_for_one(junk: bytes) -> None:
     form = Form(TYPE, "file", FIELDS)
@@ -83,3 +106,18 @@ def test_what_comes_after_the_end_is_bounded() -> None:
 )
 def test_names_are_cleaned(name: str, kept: str) -> None:
     assert clean_filename(name) == kept
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("a.png", "a.png"),
+        ("photos/2024/a.png", "photos/2024/a.png"),
+        ("C:\\photos\\a.png", "C:/photos/a.png"),
+        ("/etc/../passwd", "etc/passwd"),
+        ("a\x00/\n/b", "a/b"),
+        ("../..", "upload"),
+    ],
+)
+def test_paths_are_cleaned(path: str, kept: str) -> None:
+    assert clean_path(path) == kept

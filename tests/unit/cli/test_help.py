@@ -17,6 +17,8 @@ COMMANDS: tuple[list[str], ...] = (
     [],
     ["run"],
     *([name] for name in CLIENT),
+    ["jobs"],
+    ["jobs", "submit"],
     ["session"],
     ["session", "send"],
     ["serve"],
@@ -67,7 +69,7 @@ def test_help_names_every_command_and_exit_code() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", "--help"], check=True, capture_output=True, text=True
     ).stdout
-    for command in ("run", *CLIENT, "db", "mock"):
+    for command in ("run", *CLIENT, "jobs", "db", "mock"):
         assert f"\n  {command} " in shown
     for code in ("0 all done", "1 operational", "2 wrong usage", "3 some rows failed", "4 paused", "130 interrupted"):
         assert code in " ".join(shown.split())

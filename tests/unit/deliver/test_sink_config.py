@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import config
+from penstock import config_sources
 from penstock.deliver.sink_config import TYPES, Sink, any_wants, parse
 from penstock.errors import UsageError
 
@@ -28,7 +28,7 @@ def test_a_file_of_sinks(tmp_path: Path) -> None:
         f'types = ["{TYPES[0]}"]\nowners = ["ann"]\nsource = "urn:here"\n'
         '[[sinks]]\nname = "b"\nurl = "http://localhost:8000"\nsecret_env = "S"\n'
     )
-    first, second = config.load(toml_path=toml, environ={}).sinks
+    first, second = config_sources.load(toml_path=toml, environ={}).sinks
     assert first == Sink("a", "http://10.0.0.1/x", None, "/run/s", "binary", "all", (TYPES[0],), ("ann",), "urn:here")
     assert second == Sink("b", "http://localhost:8000", "S")
     assert (second.mode, second.requests, second.types, second.owners) == ("structured", "events", TYPES, ())

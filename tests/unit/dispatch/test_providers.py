@@ -10,13 +10,23 @@ from uuid import UUID
 
 import pytest
 
-from penstock import config
+from penstock import config, config_sources
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.http.answer import Answer
 from penstock.dispatch.http.client import HttpClient
 from penstock.dispatch.http.connect import ConnectOptions
 from penstock.dispatch.http.processor import HttpProcessor
-from penstock.dispatch.providers import KeyInUse, Provider, Providers, name_in, parse, single
+from penstock.dispatch.processors import ProcessorConfig
+from penstock.dispatch.providers import (
+    KeyInUse,
+    Provider,
+    Providers,
+    longest_attempt_s,
+    name_in,
+    parse,
+    single,
+    with_longest_timeout,
+)
 from penstock.errors import UsageError
 from penstock.model import Item, Lease
 from tests.support.items import make_item
@@ -30,6 +40,7 @@ api_key_env = "LOCAL_KEY"
 max_concurrency = 7
 attempt_timeout_s = 600
 headers = { "x-team" = "search" }
+rows_paths = ["GET /prices/", "/search"]
 
 [[providers]]
 name = "rest"
@@ -65,7 +76,17 @@ def test_timeouts_and_shares_bound_its_calls() -> None:
     assert rest.share(DispatchLimits(), 0, 3) == DispatchLimits().concurrency
     assert local.limits(DispatchLimits(), 2).attempt_timeout_s == 600
     assert local.limits(DispatchLimits(), 2).concurrency == 2
-    assert Providers((local, rest)).longest_attempt_s == 600
+
+
+def test_no_lease_is_stuck_before_the_longest_call() -> None:
+    """A worker judges every worker's leases: those of other providers too, and of processors."""
+    slow = ProcessorConfig("slow", "rows:slow", attempt_timeout_s=900)
+    assert longest_attempt_s(config.Config(), ()) == DispatchLimits().attempt_timeout_s
+    assert longest_attempt_s(config.Config(), parsed(WHOLE)) == 600
+    settings = config.Config(processors=(slow, ProcessorConfig("usual", "rows:usual")))
+    assert longest_attempt_s(settings, parsed(WHOLE)) == 900
+    judging = with_longest_timeout(settings, 900)
+    assert (judging.dispatch.attempt_timeout_s, settings.dispatch.attempt_timeout_s) == (900, 120)
 
 
 def test_what_is_told_to_a_worker_process_is_the_same_provider() -> None:
@@ -76,7 +97,7 @@ def test_what_is_told_to_a_worker_process_is_the_same_provider() -> None:
 def test_the_configuration_file_holds_providers_beside_settings(tmp_path: Path) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text("max_attempts = 2\n" + WHOLE)
-    loaded = config.load(toml_path=path, environ={})
+    loaded = config_sources.load(toml_path=path, environ={})
     assert [provider.name for provider in loaded.providers] == ["local", "rest"]
     assert loaded.retry.max_attempts == 2
 
@@ -90,6 +111,11 @@ def test_the_configuration_file_holds_providers_beside_settings(tmp_path: Path) 
         ('name = "a"\nbase_url = "http://u:p@x/v1"\nmodels = ["*"]', "base_url: the base URL contains a user name"),
         ('name = "a"\nbase_url = "http://x/v1"', "models: is missing"),
         ('name = "a"\nbase_url = "http://x/v1"\nmodels = []', "models: is not a list"),
+        (
+            'name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\nrows_paths = "/"',
+            "rows_paths: is not a list of texts",
+        ),
+        ('name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\nrows_paths = ["x"]', "rows_paths: 'x' is not a path"),
         ('name = "a"\nbase_url = "http://x/v1"\nmodels = "gpt"', "models: is not a list"),
         ('name = "a b"\nbase_url = "http://x/v1"\nmodels = ["*"]', "name: 'a b' is not a name"),
         ('name = "a"\nbase_url = "http://x/v1"\nmodels = ["*"]\nmax_concurrency = 0', "max_concurrency: 0 is not"),

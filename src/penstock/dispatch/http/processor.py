@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic, time
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,7 +22,7 @@ from penstock.dispatch.http.client import HttpClient, OpenAnswer
 from penstock.dispatch.http.connect import ConnectOptions, uses_tls
 from penstock.dispatch.http.errors import NEVER_SENT, TransportError
 from penstock.dispatch.http.streaming import Streams, streamed
-from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, refuses
+from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, limits_for, refuses
 from penstock.dispatch.slots import Slots
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
@@ -37,6 +37,22 @@ _MESSAGES = "/messages"
 _ANTHROPIC_VERSION = "2023-06-01"
 _MAX_KNOWN_URLS = 1_000
 _WARN_EVERY_S = 60.0
+
+
+class Judge(Protocol):
+    """Makes a verdict of a whole answer, as `judge_answer` does."""
+
+    def __call__(
+        self,
+        answer: Answer,
+        attempt: int,
+        limits: RetryLimits,
+        rng: random.Random,
+        *,
+        now_s: float,
+        refusing_s: float,
+        secrets: Sequence[str],
+    ) -> Verdict: ...
 
 
 class HttpProcessor:
@@ -65,13 +81,14 @@ class HttpProcessor:
         self._rng = rng or random.Random()  # noqa: S311 -- jitter
         self.headers = _common_headers(api_key, extra_headers or {})
         self._extra_headers = extra_headers or {}
+        self._operators_names = {"authorization", *map(str.lower, self._extra_headers)}
         self._own_headers: dict[str, str] = {}
         """What has changed since the client was given its headers."""
         self._message_headers = _anthropic_headers(api_key, self.headers)
         self._secrets = tuple(_secrets(api_key, self._extra_headers))
         self._key = api_key
         self._current_key = current_key
-        self._name = name
+        self.name = name
         self._warn_from = 0.0
         self._refusals = Refusals(retry)
         self._urls: dict[str, str | None] = {}
@@ -91,30 +108,40 @@ class HttpProcessor:
     async def close(self) -> None:
         await self._client.close()
 
-    def dispatcher(self, slots: Slots | None = None) -> Dispatcher:
-        """A dispatcher for this endpoint, alone or sharing. It needs no time limit: `call` keeps its own."""
-        return CoroutineDispatcher(each(self.call), self._limits.concurrency, self._retry, slots=slots)
+    def dispatcher(
+        self, slots: Slots | None = None, call: Callable[[Item], Awaitable[Verdict]] | None = None
+    ) -> Dispatcher:
+        """A dispatcher for this endpoint, alone or sharing. It needs no time limit: `call`, or what is given in its
+        place, keeps its own."""
+        return CoroutineDispatcher(each(call or self.call), self._limits.concurrency, self._retry, slots=slots)
 
     async def call(self, item: Item) -> Verdict:
-        """One attempt."""
+        """One attempt: the item's bytes are sent to its path."""
+        return await self.send(item, "POST", item.url, {}, item.raw, judge_answer)
+
+    async def send(
+        self, item: Item, method: str, path: str, headers: Mapping[str, str], body: bytes | None, judge: Judge
+    ) -> Verdict:
+        """One attempt of an item, with a request that was made for it. The operator's headers win over its own."""
         started = monotonic()
-        attempt, limits = item.attempt, self._retry.after(item.spent)
-        url = self._url(item.url)
+        attempt, limits = item.attempt, limits_for(self._retry, item)
+        url = self._url(path)
         if url is None:
-            message = f"'{item.url[:200]}' is not a path below {self.base_url}"
+            message = f"'{path[:200]}' is not a path below {self.base_url}"
             return judge_failure(Failure("invalid_request", message), attempt, limits, self._rng)
-        headers = self._headers(item.url, {"Idempotency-Key": item.idempotency_key})
+        own = {name: value for name, value in headers.items() if name.lower() not in self._operators_names}
+        headers = self._headers(path, {"Idempotency-Key": item.idempotency_key, **own})
         try:
             if item.stream and self._streams is not None:
                 answer = await streamed(self._client, url, headers, item, self._streams)
             else:
-                answer = await self._client.request("POST", url, headers, item.raw)
+                answer = await self._client.request(method, url, headers, body)
         except TransportError as error:
             self._warn_if_unreached(error)
             duration_ms = int((monotonic() - started) * 1000)
             failure = Failure(error.code, short(str(error)), duration_ms, error.status_code)
             return judge_failure(failure, attempt, limits, self._rng, refusing_s=self._refusing_s(item, error.code))
-        return judge_answer(
+        return judge(
             answer,
             attempt,
             limits,
@@ -155,9 +182,9 @@ class HttpProcessor:
         self._key = key
 
     def _warn_if_unreached(self, error: TransportError) -> None:
-        if self._name and error.code in NEVER_SENT and monotonic() >= self._warn_from:
+        if self.name and error.code in NEVER_SENT and monotonic() >= self._warn_from:
             self._warn_from = monotonic() + _WARN_EVERY_S
-            where = (self._name, self.base_url)
+            where = (self.name, self.base_url)
             _log.warning("provider %s cannot be reached at %s: %s: %s; trying again", *where, error.code, error)
 
     def _known_url(self, path: str) -> str:

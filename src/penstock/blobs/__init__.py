@@ -1,0 +1,1 @@
+"""Images of rows: their bytes, stored once for each owner, and which rows use them."""

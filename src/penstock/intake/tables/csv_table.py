@@ -1,0 +1,184 @@
+"""CSV in, rows out. The csv module splits records; what it is given, and how much of it, is decided here."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import BinaryIO
+
+from penstock.config import IntakeLimits, TableLimits
+from penstock.intake.refusal import IntakeRefused
+from penstock.intake.tables.cells import is_blank
+from penstock.intake.tables.columns import Columns
+from penstock.intake.tables.dialect import SAMPLE_BYTES, find_delimiter, find_encoding
+from penstock.intake.tables.table import RowFault, TableRow, TableSpec, no_rows, too_many_rows
+from penstock.intake.unpack import Unpacker, unpack
+
+_UNCLOSED = "A quote that is opened and never closed takes in all that follows: look at the cell that begins there"
+
+
+class _Endless(csv.Error):
+    """A record takes more text than a row may have."""
+
+
+class CsvTable:
+    """Delimited text that is being read: plain, gzip or zstd."""
+
+    def __init__(self, file: BinaryIO, name: str, spec: TableSpec, limits: TableLimits, intake: IntakeLimits) -> None:
+        self._name = name
+        self._limits = limits
+        self._ended = False
+        self._line = 0
+        """Physical line that the last whole record ends on."""
+        if csv.field_size_limit() < limits.max_cell_bytes:
+            # One limit for the whole process: it is only ever raised, and what is held is bounded by `_blocks`.
+            csv.field_size_limit(limits.max_cell_bytes)
+
+        pieces = unpack(file, Unpacker(name, intake, foreign={}))
+        sample = b""
+        while len(sample) < SAMPLE_BYTES and (piece := next(pieces, None)) is not None:
+            sample += piece
+        self._encoding, self._start = find_encoding(sample[:SAMPLE_BYTES], spec.encoding, name)
+        self._reader = csv.reader(
+            chain.from_iterable(self._blocks(chain([sample[self._start :]], pieces))),
+            delimiter=spec.delimiter or self._find_delimiter(sample, name),
+            strict=True,
+        )
+        self._columns = self._read_header(spec)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self._columns.names
+
+    def rows(self) -> Iterator[TableRow]:
+        reader, build, width = self._reader, self._columns.build, self._columns.width
+        max_rows = self._limits.max_rows
+        number, begins = 0, 0
+        try:
+            for cells in reader:
+                begins, self._line = self._line + 1, reader.line_num
+                ragged = len(cells) != width
+                if (ragged or not cells[0].strip()) and all(map(is_blank, cells)):
+                    continue
+                number += 1
+                if number > max_rows:
+                    raise too_many_rows(self._name, max_rows)
+                if ragged:
+                    raise self._ragged(len(cells))
+                body, summary = build(cells)
+                yield TableRow(body, summary, str(number), None)
+        except csv.Error as error:
+            begins = self._line + 1
+            raise self._unreadable(error).placed(self._name, _place(number + 1, begins), begins) from None
+        except RowFault as fault:
+            raise fault.placed(self._name, _place(number, begins), begins) from None
+        if not number:
+            raise no_rows(self._name, "Expected a header and a row for each item below it.")
+
+    def _find_delimiter(self, sample: bytes, name: str) -> str:
+        if name.lower().removesuffix(".gz").removesuffix(".zst").endswith(".tsv"):
+            return "\t"
+        decoder = codecs.getincrementaldecoder(self._encoding)("replace")
+        text = decoder.decode(sample[self._start : SAMPLE_BYTES])
+        return find_delimiter(text, whole=len(sample) < SAMPLE_BYTES)
+
+    def _read_header(self, spec: TableSpec) -> Columns:
+        begins = 0
+        try:
+            for cells in self._reader:
+                begins, self._line = self._line + 1, self._reader.line_num
+                if not all(map(is_blank, cells)):
+                    return Columns(self._name, cells, spec, self._limits)
+        except csv.Error as error:
+            begins = self._line + 1
+            raise self._unreadable(error).placed(self._name, f"the header (line {begins:,})", begins) from None
+        except RowFault as fault:
+            raise fault.placed(self._name, f"the header (line {begins:,})", begins) from None
+        raise no_rows(self._name, "The file is empty: expected a header and a row for each item below it.")
+
+    def _ragged(self, count: int) -> RowFault:
+        noun = "cell" if count == 1 else "cells"
+        return RowFault(
+            "",
+            f"{count:,} {noun}; the header has {self._columns.width:,}",
+            "Give every row as many cells as the header; put cells that hold a delimiter or a line break in quotes. "
+            f"If {self._reader.dialect.delimiter!r} is not what separates cells, state the `delimiter`.",
+        )
+
+    def _blocks(self, pieces: Iterable[bytes]) -> Iterator[io.StringIO]:
+        """The text in blocks of whole lines, which the reader takes one by one.
+
+        What is held of a line that has not ended (here) or of a record whose quotes have not closed (by the csv module)
+        is never more than a row may have and two pieces.
+        """
+        held: list[str] = []
+        waiting_chars, line = 0, 0
+        for text in self._decode(pieces):
+            if self._line > line:
+                waiting_chars, line = 0, self._line
+            elif waiting_chars > self._limits.max_row_bytes:
+                raise _Endless
+            waiting_chars += len(text)
+            # A line may end in a bare \r; one at the very end may be half of \r\n.
+            end = max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
+            held.append(text[:end] if end else text)
+            if end:
+                yield io.StringIO("".join(held), newline="")
+                held = [text[end:]]
+        yield io.StringIO("".join(held), newline="")
+        self._ended = True
+
+    def _decode(self, pieces: Iterable[bytes]) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder(self._encoding)()
+        position = self._start
+        for piece, final in chain(((piece, False) for piece in pieces), [(b"", True)]):
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(piece, final)
+            except UnicodeDecodeError as error:
+                raise self._not_text(error, position - pending) from None
+            position += len(piece)
+            if "\0" in text:
+                line = self._line_after(text[: text.index("\0")])
+                raise IntakeRefused(
+                    f"{self._name}: line {line:,}: a null byte, which text does not have",
+                    code="unsupported_format",
+                    hint="Save the file as UTF-8; if it is UTF-16 without a byte order mark, state its `encoding`.",
+                )
+            yield text
+
+    def _line_after(self, text: str) -> int:
+        """Physical line that follows all lines read so far and this text."""
+        return self._reader.line_num + max(text.count("\n"), text.count("\r")) + 1
+
+    def _not_text(self, error: UnicodeDecodeError, position: int) -> IntakeRefused:
+        line = self._line_after(error.object[: error.start].decode(self._encoding, "replace"))
+        position += error.start
+        return IntakeRefused(
+            f"{self._name}: line {line:,}, byte {position + 1:,} of the file (0x{error.object[error.start]:02x}): "
+            f"not valid {self._encoding}",
+            code="unsupported_format",
+            hint="Save the file in one encoding, best UTF-8, or state the `encoding` it has.",
+        )
+
+    def _unreadable(self, error: csv.Error) -> RowFault:
+        if self._ended:
+            return RowFault("", "a quote is opened and never closed", f"{_UNCLOSED}.")
+        if isinstance(error, _Endless):
+            reason = f"longer than {self._limits.max_row_bytes:,} bytes (max_row_bytes)"
+            return RowFault("", reason, f"{_UNCLOSED}. If there is none, raise max_row_bytes.")
+        if "field limit" in str(error):
+            reason = f"a cell is longer than {self._limits.max_cell_bytes:,} bytes (max_cell_bytes)"
+            return RowFault("", reason, f"{_UNCLOSED}. If there is none, raise max_cell_bytes.")
+        return RowFault(
+            "",
+            "text follows a closing quote",
+            'Write a quote inside a quoted cell twice: "5"" pipe".',
+        )
+
+
+def _place(number: int, line: int) -> str:
+    return f"row {number:,} (line {line:,})"

@@ -1,0 +1,154 @@
+"""Ingest of jobs: rows are read from the stored bytes and added to their growing batch, some thousands a transaction.
+
+A row can be claimed as soon as its transaction commits. The rows are a pure function of the bytes, so an ingest that
+died goes on by reading them again and skipping those that are stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from penstock.batches.growth import NotGrowing, hold_growing, move_totals, seal_batch
+from penstock.batches.jobs import Ingest, count_rows, end_ingest, take_ingest
+from penstock.batches.steer import cancel_batch, hold_batch
+from penstock.blobs.blobs import Place, run_steps, store_images
+from penstock.config import Config
+from penstock.db.pool import Pool, borrowed
+from penstock.intake.copying import copy_rows
+from penstock.intake.job_upload import open_upload
+from penstock.intake.refusal import IntakeRefused
+from penstock.intake.rows import Lane, pack_row, table_lane
+from penstock.intake.stored_bytes import PieceReader
+from penstock.intake.tables.table import Table, TableRow, TableSpec, image_uses, next_block
+from penstock.model import ROWS
+from penstock.tasks import cancel_and_wait
+
+_log = logging.getLogger("penstock.ingest")
+
+
+class _TakenOverError(Exception):
+    """Another reads the job now: this process was taken for dead."""
+
+
+_AT_ONCE = 4
+"""Jobs whose rows a server reads at a time: a small one does not wait for a large one to end."""
+
+
+class JobIngest:
+    """Reads the rows of jobs, some jobs at a time."""
+
+    def __init__(self, config: Config, conninfo: str, database: Pool) -> None:
+        self._config = config
+        self._conninfo = conninfo
+        self._database = database
+        self._reading: dict[UUID, asyncio.Task[None]] = {}
+
+    async def step(self, worker_id: UUID) -> bool:
+        """Begin to read the rows of one more job, once there is room for it. True if there may be another."""
+        if len(self._reading) >= _AT_ONCE:
+            await asyncio.wait(self._reading.values(), return_when=asyncio.FIRST_COMPLETED)
+        async with borrowed(self._database) as connection:
+            grace_s = self._config.liveness.heartbeat_grace_s
+            ingest = await take_ingest(connection, worker_id, grace_s, self._reading)
+        if ingest is None:
+            return False
+        task = asyncio.create_task(self._try_to_read(ingest, worker_id))
+        self._reading[ingest.batch_id] = task
+        task.add_done_callback(lambda _: self._reading.pop(ingest.batch_id))
+        return True
+
+    async def close(self) -> None:
+        """Read nothing more. Another server goes on with what was begun."""
+        await cancel_and_wait(self._reading.values())
+
+    async def _try_to_read(self, ingest: Ingest, worker_id: UUID) -> None:
+        """Read a job's rows to their end. After a fault the next step takes the job again."""
+        try:
+            await self._read(ingest, worker_id)
+        except _TakenOverError as ended:
+            _log.info("ingest of %s ends: %s", ingest.batch_id, ended)
+        except (psycopg.Error, PoolTimeout, OSError) as error:
+            _log.warning("ingest of %s: trying again: %s", ingest.batch_id, type(error).__name__)
+        except Exception as error:
+            _log.error("ingest of %s: failed: %s", ingest.batch_id, type(error).__name__)
+
+    async def _read(self, ingest: Ingest, worker_id: UUID) -> None:
+        stored = ingest.rows
+        with ExitStack() as stack:
+            try:
+                table = await asyncio.to_thread(self._open, ingest, stack)
+                rows = table.rows()
+                await asyncio.to_thread(_skip, rows, stored)
+                while block := await asyncio.to_thread(next_block, rows):
+                    await self._store(ingest, worker_id, table, stored, block)
+                    stored += len(block)
+            except IntakeRefused as refused:
+                # Everything was read once before the job was made: a limit was lowered since.
+                await self._end(ingest, worker_id, stored, ingest.columns, refused.message)
+                return
+            except NotGrowing as ended:
+                # Cancelled, expired or deleted: not sealed, or it could pass for a job that was done with all its rows.
+                _log.info("ingest of %s ends: %s", ingest.batch_id, ended)
+                async with borrowed(self._database) as connection, connection.transaction():
+                    await hold_batch(connection, ingest.batch_id)
+                    where = (ingest.batch_id, worker_id, stored, table.columns)
+                    await end_ingest(connection, *where, broken_off=True)
+                return
+            await self._end(ingest, worker_id, stored, table.columns, None)
+
+    def _open(self, ingest: Ingest, stack: ExitStack) -> Table:
+        pieces = stack.enter_context(PieceReader(self._conninfo, ingest.source_id))
+        spec = msgspec.convert(ingest.spec.get("columns", {}), TableSpec)
+        upload = (pieces.read, ingest.bytes, ingest.filename, ingest.parts)
+        return stack.enter_context(open_upload(*upload, spec, self._config.tables, self._config.intake))
+
+    async def _store(self, ingest: Ingest, worker_id: UUID, table: Table, before: int, block: list[TableRow]) -> None:
+        async with borrowed(self._database) as connection, connection.transaction():
+            growing = await hold_growing(connection, ingest.batch_id)
+            images = any(row.blob is not None for row in block)
+            reading = (ingest.batch_id, worker_id, before, len(block), table.columns)
+            if not await count_rows(connection, *reading, images=images):
+                raise _TakenOverError("another reads it")
+            place = (str(ingest.spec["route"]), ROWS)
+            source_lane, filled = growing.lanes.setdefault(place, (len(growing.lanes), 0))
+            packed = _pack(table_lane(growing.source_id, source_lane, filled), growing.total, block)
+            await copy_rows(connection, packed)
+            if images:
+                lane = Place(growing.source_id, source_lane)
+                await run_steps(connection, store_images(ingest.owner, lane, image_uses(block, filled)))
+            width = ingest.spec.get("maxConcurrency")
+            # The file's bytes are those of the upload: the rows add none.
+            await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, 0, width=width)
+
+    async def _end(self, ingest: Ingest, worker_id: UUID, rows: int, columns: Any, problem: str | None) -> None:
+        async with borrowed(self._database) as connection, connection.transaction():
+            await hold_batch(connection, ingest.batch_id)  # before the job, as all who add rows do
+            if not await end_ingest(connection, ingest.batch_id, worker_id, rows, columns, problem):
+                return
+            if problem is not None:
+                await cancel_batch(connection, ingest.batch_id)
+            await seal_batch(connection, ingest.batch_id)
+
+
+def _skip(rows: Iterator[TableRow], count: int) -> None:
+    for _ in islice(rows, count):
+        pass
+
+
+def _pack(lane: Lane, lines_before: int, block: list[TableRow]) -> bytes:
+    return b"".join(
+        [
+            pack_row(lane, lines_before + number, row.custom_id.encode(), row.summary.encode(), row.body)
+            for number, row in enumerate(block, 1)
+        ]
+    )
