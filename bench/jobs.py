@@ -5,12 +5,14 @@
 *Memory*: a server with one worker process takes a CSV file in over the API, works it off with a function, and exports
 it in every format; counted is the largest resident set of server and worker, for a short table and for a long one.
 *Rates*: the rows of a CSV file stored, against a bare COPY of the same rows packed beforehand; a sheet of a job that is
-done, against `COPY … TO STDOUT` of the same inputs and results. What is compared takes turns; medians count.
+done, against `COPY … TO STDOUT` of the same inputs and results; with three short columns, and with a text of 500
+characters beside them. What is compared takes turns; medians count.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from bench.ground import median, options, print_table, scratch_database, server, settle_down
+from bench.ground import median, options, print_table, scratch_database, server, settle_down, words
 from penstock.config import IntakeLimits, TableLimits
 from penstock.db import arrays, sql
 from penstock.export.sheet_file import sheet_blocks
@@ -52,10 +54,15 @@ def main() -> None:
     chosen = parser.parse_args()
     large = chosen.rows or (20_000 if chosen.quick else 1_000_000)
     small = min(10_000, large // 10)
+    rounds = 1 if chosen.quick else chosen.rounds
     with server() as conninfo, tempfile.TemporaryDirectory() as folder:
-        short = _measure_job(conninfo, Path(folder), small, 1)
-        long = _measure_job(conninfo, Path(folder), large, 1 if chosen.quick else chosen.rounds)
-        bare, own = _measure_intake(conninfo, Path(folder), large, 1 if chosen.quick else chosen.rounds)
+        short = _measure_job(conninfo, Path(folder), table(small), small, 1)
+        long = _measure_job(conninfo, Path(folder), table(large), large, rounds)
+        rates = long.rates | _measure_intake(conninfo, Path(folder), table(large), large, rounds)
+        some = large // 5
+        with_text = _table_with_text(some)
+        text_rates = _measure_job(conninfo, Path(folder), with_text, some, rounds).rates
+        text_rates |= _measure_intake(conninfo, Path(folder), with_text, some, rounds)
     print_table(
         ["peak MiB", f"{small:,} rows", f"{large:,} rows", "ratio"],
         [
@@ -63,18 +70,24 @@ def main() -> None:
             for name in long.peaks
         ],
     )
-    print_table(
-        [f"{large:,} rows", "rows/s", "of COPY"],
-        [
-            ["bare COPY of packed rows", f"{bare:,.0f}", "1.00"],
-            ["CSV stored", f"{own:,.0f}", f"{own / bare:.2f}"],
-            ["COPY … TO STDOUT", f"{long.rates['copy']:,.0f}", "1.00"],
-            *(
-                [f"{name} written", f"{long.rates[name]:,.0f}", f"{long.rates[name] / long.rates['copy']:.2f}"]
-                for name in FORMATS
-            ),
-        ],
-    )
+    for title, found in ((f"{large:,} rows", rates), (f"{some:,} rows with a text", text_rates)):
+        print_table(
+            [title, "rows/s", "of COPY"],
+            [
+                ["bare COPY of packed rows", f"{found['bare']:,.0f}", "1.00"],
+                ["CSV stored", f"{found['stored']:,.0f}", f"{found['stored'] / found['bare']:.2f}"],
+                ["COPY … TO STDOUT", f"{found['copy']:,.0f}", "1.00"],
+                *([f"{name} written", f"{found[name]:,.0f}", f"{found[name] / found['copy']:.2f}"] for name in FORMATS),
+            ],
+        )
+
+
+def _table_with_text(rows: int) -> bytes:
+    """A CSV file of articles, each with a description."""
+    chance = random.Random(rows)
+    texts = [words(500, chance) for _ in range(100)]
+    lines = [f"{number},Chair {number},{texts[number % 100]}" for number in range(1, rows + 1)]
+    return "\n".join(["SKU,Product Title,Description", *lines, ""]).encode()
 
 
 class _Figures:
@@ -87,10 +100,10 @@ class _Figures:
         """Rows per second, by format; `copy` is that of COPY."""
 
 
-def _measure_job(conninfo: str, folder: Path, rows: int, rounds: int) -> _Figures:
+def _measure_job(conninfo: str, folder: Path, content: bytes, rows: int, rounds: int) -> _Figures:
     with scratch_database(conninfo) as database:
         with jobs_server(folder, database=database, name=f"serve{rows}") as running:
-            name = start_job(running, table(rows), {"processor": "price"})
+            name = start_job(running, content, {"processor": "price"})
             until_state(running, name, "DONE", deadline_s=DEADLINE_S)
             for file_format in FORMATS:
                 _download(running, name, file_format)
@@ -145,10 +158,10 @@ async def _export_s(database: str, job_id: UUID, file_format: str, rows: int) ->
         return perf_counter() - started
 
 
-def _measure_intake(conninfo: str, folder: Path, rows: int, rounds: int) -> tuple[float, float]:
+def _measure_intake(conninfo: str, folder: Path, content: bytes, rows: int, rounds: int) -> dict[str, float]:
     """Rows per second: of a bare COPY, and of a table's whole way in."""
     path = folder / "rows.csv"
-    path.write_bytes(table(rows))
+    path.write_bytes(content)
     bare: list[float] = []
     own: list[float] = []
     with scratch_database(conninfo) as database:
@@ -157,7 +170,7 @@ def _measure_intake(conninfo: str, folder: Path, rows: int, rounds: int) -> tupl
                 bare.append(rows / _bare_copy_s(database, path))
             with _emptied(database):
                 own.append(rows / _ingest_s(database, path))
-    return median(bare), median(own)
+    return {"bare": median(bare), "stored": median(own)}
 
 
 @contextmanager
