@@ -272,7 +272,7 @@ def check_path(path: str) -> None:
     # Some servers decode before they resolve, some twice, and some drop what follows a semicolon.
     segments = re.split(r"[/\\]", unquote(unquote(path)))
     if any(segment.partition(";")[0] in (".", "..") for segment in segments):
-        raise UsageError(f"'{path[:200]}' has a segment . or ..", hint="Every segment must name something.")
+        raise UsageError(f"'{path[:200]}' has a segment '.' or '..'", hint="Every segment must name something.")
 
 
 def _check_header(name: str) -> None:

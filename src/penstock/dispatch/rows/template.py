@@ -115,7 +115,8 @@ class Template:
         self._source = source
         self.is_json = write is as_json
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise UsageError(f"has {len(source):,} characters", hint=f"A template has at most {MAX_TEMPLATE_CHARS:,}.")
+            most = f"{MAX_TEMPLATE_CHARS:,}"
+            raise UsageError(f"has {len(source):,} characters, more than {most}", hint="Shorten the template.")
         self._engine = _engine(write)
         try:
             self._engine.add_template(_NAME, source)

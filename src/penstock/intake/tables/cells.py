@@ -15,6 +15,8 @@ Cell = str | int | float | bool | None
 
 _MAX_DIGITS = 15
 """What a double, and with it JSON everywhere, keeps of any decimal number."""
+_MAX_EXACT = 2**53
+"""Up to here a double holds every whole number as it is."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(\.[0-9]{1,14})?").fullmatch
 _TYPED_START = frozenset("-0123456789tTfF")
 _BOOLEANS = {"true": True, "false": False}
@@ -51,10 +53,10 @@ def type_cell(cell: Cell) -> Cell:
 
 
 def _as_shown(number: float) -> float | int | None:
-    """A sheet's number as people see it: whole if it is, and without the noise behind the fifteenth digit."""
+    """A sheet's number as people see it: whole if it is, else without the noise behind the fifteenth digit."""
     if not math.isfinite(number):
         return None
-    if number.is_integer() and abs(number) < 10**_MAX_DIGITS:
+    if number.is_integer() and abs(number) <= _MAX_EXACT:
         return int(number)
     return float(f"{number:.{_MAX_DIGITS}g}")
 

@@ -107,7 +107,10 @@ def test_names_of_the_attempt_go_before_columns_which_row_still_has() -> None:
         ("{{ '" + "x" * 5_000 + "' }}", "line 1: a text inside a block has more than 4,096 characters"),
         ("{{ {'a': 1} }}", "line 1: braces inside a block"),
         ("{{ '}}' * 9 }}", "line 1: braces inside a block"),
-        ("x" * (MAX_TEMPLATE_CHARS + 1), f"has {MAX_TEMPLATE_CHARS + 1:,} characters"),
+        (
+            "x" * (MAX_TEMPLATE_CHARS + 1),
+            f"has {MAX_TEMPLATE_CHARS + 1:,} characters, more than {MAX_TEMPLATE_CHARS:,}",
+        ),
         ("{{ '\ud800' }}", "has half of a surrogate pair"),
         ("{{ " + "(" * 3_000 + "1" + ")" * 3_000 + " }}", "line 1: template exceeds maximum recursion limits"),
     ],

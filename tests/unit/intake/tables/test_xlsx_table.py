@@ -118,6 +118,12 @@ def _shown(value: Value) -> Value:
     return unicodedata.normalize("NFC", value) if isinstance(value, str) else value
 
 
+def test_whole_numbers_are_exact_as_far_as_a_sheet_can_hold_them() -> None:
+    numbers = [1234567890123456, 2**53 - 1, -(2**53), 123456789012345]
+    _, rows = read_rows(workbook(["n"], *([number] for number in numbers)), "in.xlsx")
+    assert [row["n"] for row in typed(rows)] == numbers
+
+
 def test_blank_rows_and_an_offset_do_not_move_the_row_numbers() -> None:
     data = workbook(["a", "b"], [1, 2], [None, None], [3, "x"], at=(5, 3))
     columns, rows = read_rows(data, "in.xlsx")
