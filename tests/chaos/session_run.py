@@ -163,6 +163,11 @@ def run_sessions(settings: SessionSettings) -> Outcome:
         order = Order(replicas.urls, str(notes), plan.seed, settings.sessions, settings.requests)
         callers = start_callers(processes, order)
         _play(settings, _Rig(server.data_dir, history, between, replicas, callers), outcome)
+        # Requests whose callers have left go on without them, and their records with them.
+        over_by = monotonic() + settings.finish_s
+        while reader.disagreements() and monotonic() < over_by:
+            replicas.tend()
+            sleep(_TICK_S)
         stored = reader.read_stored()
         wait_until(lambda: replicas.all_listen, _START_DEADLINE_S)
         reader.read_again(replicas.urls, stored)
