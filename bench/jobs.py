@@ -16,6 +16,7 @@ import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from time import perf_counter
@@ -90,14 +91,14 @@ def _table_with_text(rows: int) -> bytes:
     return "\n".join(["SKU,Product Title,Description", *lines, ""]).encode()
 
 
+@dataclass(frozen=True, slots=True)
 class _Figures:
-    """What one job came to."""
+    """Figures of one job."""
 
-    def __init__(self, peaks: dict[str, float], rates: dict[str, float]) -> None:
-        self.peaks = peaks
-        """Of server and worker, in MiB."""
-        self.rates = rates
-        """Rows per second, by format; `copy` is that of COPY."""
+    peaks: dict[str, float]
+    """Of server and worker, in MiB."""
+    rates: dict[str, float]
+    """Rows per second, by format; `copy` is that of COPY."""
 
 
 def _measure_job(conninfo: str, folder: Path, content: bytes, rows: int, rounds: int) -> _Figures:

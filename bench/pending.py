@@ -161,7 +161,7 @@ def _be_client(database: str, pause_s: float, does: Synchronized[int], done: Syn
                     await read_summaries(connection, page.rows)
                     after = page.next
                 elif what == _ASKS:
-                    # About as much work for both, on tables of nobody's.
+                    # A query of about as much work that reads no table.
                     rows = await connection.execute("SELECT n, n::text FROM generate_series(1, 500) AS n")
                     await rows.fetchall()
                 done.value += 1

@@ -97,7 +97,7 @@ class Adapter:
     owner: str
     """Owner of the jobs; besides admins, the only one who may refer to the files."""
     spec: JobSpec | None
-    """What is done with each file; without it nothing is scanned, and files are only referred to."""
+    """Job that is made of each file; without it nothing is scanned, and files are only referred to."""
     scan_every_s: float
     settled_s: float
     """How long a file must stay the same before it is taken, where it may be seen before it is whole."""

@@ -128,7 +128,7 @@ def _found(path: str, facts: Any) -> FoundFile:
 
 
 def _refused(path: str, error: aioftp.StatusCodeError) -> FileUnreadable | FileNotReady:
-    """What the server's refusal to send a file means: codes that begin with 5 are meant to last."""
+    """Meaning of the server's refusal to send a file: codes that begin with 5 are meant to last."""
     code = str(error.received_codes[-1])
     if code.startswith("5"):
         return FileUnreadable(f"{path}: the server refuses to send it (code {code})")

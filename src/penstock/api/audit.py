@@ -38,7 +38,7 @@ class AuditQuery(msgspec.Struct):
 
 
 def actor_of(call: Call[Any, Any]) -> str:
-    """Who makes a change: the key, or the owner where there are no keys."""
+    """Actor of a change: the key, or the owner where there are no keys."""
     key_id = call.caller.key_id
     return call.caller.owner if key_id is None else public_id("key", key_id)
 

@@ -106,7 +106,7 @@ async def _scan(call: Call[None, Nothing | None], adapter: Adapter) -> AdapterSc
 
 
 async def list_files(call: Call[FilesQuery, None]) -> IngestedFiles:
-    """What was taken and set aside, newest first: the caller's, or everybody's for an admin that asks for it."""
+    """Files that were taken or set aside, newest first: the caller's, or everybody's for an admin that asks for it."""
     query = call.query
     if query.user_id == "all" and call.caller.role != "admin":
         raise ApiError(403, "Only an admin sees everybody's files.", param="userId", code="forbidden")

@@ -1,4 +1,5 @@
-"""Background duties of every server process: validate, ingest, scan, expire, sweep, purge, deliver.
+"""Background duties of every server process: validate, ingest, reprocess, scan, expire, sweep, purge,
+deliver.
 
 Each duty is a loop of its own that can be woken before its time and outlives every fault of the database. Most are done
 by all servers at once; the statements see to it that no work is done twice. A duty with a `turn` is done by the one

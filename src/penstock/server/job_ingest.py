@@ -36,12 +36,12 @@ from penstock.tasks import cancel_and_wait
 _log = logging.getLogger("penstock.ingest")
 
 
-class _TakenOverError(Exception):
-    """Another reads the job now: this process was taken for dead."""
-
-
 _AT_ONCE = 4
 """Jobs whose rows a server reads at a time: a small one does not wait for a large one to end."""
+
+
+class _TakenOverError(Exception):
+    """Another reads the job now: this process was taken for dead."""
 
 
 class JobIngest:
