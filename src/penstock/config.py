@@ -104,12 +104,25 @@ class SettleLimits:
 class DispatchLimits:
     """Bounds of one call to an upstream."""
 
-    concurrency: int = _knob(64, 1, 10_000, "calls in flight per worker process")
+    concurrency: int = _knob(
+        0, 0, 10_000, "most calls in flight per process; 0: as many as pay, which is found out (functions: 64)"
+    )
+    concurrency_start: int = _knob(16, 1, 10_000, "calls in flight, over all processes, with which a new model begins")
     connect_timeout_s: float = _knob(10, 0.1, 300, "time to connect")
     first_byte_timeout_s: float = _knob(120, 0.1, 3_600, "time from sending a request to the answer's first byte")
     idle_timeout_s: float = _knob(60, 0.1, 3_600, "longest silence inside an answer")
     attempt_timeout_s: float = _knob(120, 0.1, 7_200, "whole time of one attempt")
     max_response_bytes: int = _knob(16 * MIB, KIB, 512 * MIB, "largest answer, after decompression")
+
+    @property
+    def most_calls(self) -> int:
+        """Calls in flight to one provider, in one process."""
+        return self.concurrency or 1_000
+
+    @property
+    def most_functions(self) -> int:
+        """Calls in flight of one Python function, in one process."""
+        return self.concurrency or 64
 
 
 @dataclass(frozen=True, slots=True)

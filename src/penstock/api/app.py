@@ -65,6 +65,7 @@ from penstock.erase.erase import NotErasable
 from penstock.intake.parts import UploadMissing, UploadNotPending
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.writer import IdempotencyConflict
+from penstock.limits.sharing import ProviderLimits
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties
@@ -390,6 +391,7 @@ def make_server(
     """Make what handlers share, to be closed after the last request. `sessions_database` is for the statements that the
     callers of all sessions wait for."""
     sessions_database = sessions_database or database
+    limits = ProviderLimits(config, database)
     return Server(
         config,
         conninfo,
@@ -400,9 +402,10 @@ def make_server(
         background,
         Acceptor(sessions_database, config.sessions),
         Waiters(sessions_database, conninfo),
-        passthrough.Upstreams(config),
+        passthrough.Upstreams(config, limits),
         Halts(database),
-        Kickoffs(config, conninfo, database, known),
+        Kickoffs(config, conninfo, database, known, limits),
+        limits,
     )
 
 
@@ -428,10 +431,11 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
         background.worker_id = identity.id
         server = make_server(config, conninfo, database, known, identity.id, background, sessions_database)
         identity.on_change = server.take_identity
-        try:
-            yield server
-        finally:
-            await server.close()
+        async with server.limits.running():
+            try:
+                yield server
+            finally:
+                await server.close()
 
 
 @asynccontextmanager

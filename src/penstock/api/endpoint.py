@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.config import Config
     from penstock.db.pool import Connection, Pool
     from penstock.dispatch.providers import Providers
+    from penstock.limits.sharing import ProviderLimits
     from penstock.server.acceptor import Acceptor
     from penstock.server.background import BackgroundDuties
     from penstock.server.halts import Halts
@@ -95,6 +96,7 @@ class Server:
     upstreams: Upstreams
     halts: Halts
     kickoffs: Kickoffs
+    limits: ProviderLimits
     cursors: PageCursors | None = None
     """Maker of cursors, once its secret was read."""
     exports: int = 0

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from time import monotonic
+from http import HTTPStatus
+from time import monotonic, time
 from typing import Any
 
 import msgspec
+import psycopg
+from psycopg_pool import PoolTimeout
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -26,13 +30,19 @@ from penstock.api.guard import read_body
 from penstock.api.multipart import invalid
 from penstock.api.sessions import SubmitQuery, give_up, still_waiting, wait
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, BodyTarget, Submission, check_key, read_target, submit
+from penstock.claim import gates
 from penstock.config import Config
+from penstock.db.pool import Pool, borrowed
+from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, read_budgets, wait_hint_s
 from penstock.dispatch.http.client import OpenAnswer
 from penstock.dispatch.http.errors import TransportError
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import EVENT_STREAM, StoredStream
 from penstock.dispatch.providers import Provider
+from penstock.dispatch.throttle import Callers
 from penstock.errors import PenstockError
+from penstock.limits.sharing import ProviderLimits
+from penstock.model import Again
 from penstock.server.waiters import Waiter
 from penstock.sessions.answers import RequestRow
 from penstock.sessions.streams import HEAD
@@ -56,39 +66,62 @@ _stored_stream = msgspec.json.Decoder(StoredStream)
 class Upstreams:
     """Connections to the providers, for calls without a session. Opened when first needed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, limits: ProviderLimits) -> None:
         self._config = config
+        self._limits = limits
         self._open: dict[str, HttpProcessor] = {}
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._callers: dict[str, Callers] = {}
 
     @contextlib.asynccontextmanager
-    async def slot(self, provider: Provider) -> AsyncIterator[None]:
-        """Hold one of the provider's slots, which bound this process's calls at a time; 429 if none gets free soon."""
-        if provider.max_concurrency is None:
-            yield
-            return
-        slots = self._slots.setdefault(provider.name, asyncio.Semaphore(provider.max_concurrency))
+    async def slot(self, provider: Provider, model: str) -> AsyncIterator[None]:
+        """Hold one of the slots that all calls to the provider share; 429 if none gets free soon."""
+        throttle = self._limits.of_provider(provider)
+        callers = self._callers.get(provider.name)
+        if callers is None:
+            callers = self._callers[provider.name] = Callers(throttle)
+        closed_s = throttle.route(model).held_until - monotonic()
         try:
-            async with asyncio.timeout(_SLOT_WAIT_S):
-                await slots.acquire()
+            await callers.take(model, 0.0 if closed_s > _SLOT_WAIT_S else _SLOT_WAIT_S)
         except TimeoutError:
             raise ApiError(
                 429,
-                "The provider of this model is at its limit of concurrent calls. Try again.",
+                "The provider of this model takes no more calls just now. Try again.",
                 code="provider_busy",
-                headers={"retry-after": str(_COME_AGAIN_S)},
+                headers={"retry-after": str(max(_COME_AGAIN_S, math.ceil(closed_s)))},
             ) from None
         try:
             yield
         finally:
-            slots.release()
+            callers.free(model)
+
+    async def note(self, provider: Provider, model: str, answer: Answer, database: Pool) -> None:
+        """Take what an answer says of the provider's limits. One that asks to be left alone is, by every process."""
+        throttle = self._limits.of_provider(provider)
+        throttle.note_budgets(model, read_budgets(answer.headers, time()))
+        route = throttle.route(model)
+        if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+            wait_s = wait_hint_s(answer, self._config.retry, time(), with_budgets=True)
+            error = error_of(answer)
+            throttle.note(model, Again(error.code, error.message, 0.0, False, answer.status, gate_s=wait_s))
+            if wait_s > 0:
+                throttle.hold(model, wait_s)
+                pools = (provider.pool, provider.session_pool)
+                with contextlib.suppress(psycopg.Error, PoolTimeout):
+                    async with borrowed(database) as connection:
+                        await gates.close(connection, pools, model, wait_s, error.code, error.message)
+        elif answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            route.failed += 1
+        elif answer.status < HTTPStatus.MULTIPLE_CHOICES:
+            usage = json_with_usage(answer.body)[1] if answer.body else None
+            tokens = (usage.output_tokens, usage.input_tokens) if usage is not None else (0, 0)
+            route.succeed(answer.duration_ms / 1000, *tokens)
 
     def of(self, provider: Provider) -> HttpProcessor:
         found = self._open.get(provider.name)
         if found is None:
             dispatch = self._config.dispatch
             try:
-                found = provider.processor(dispatch, self._config.retry, dispatch.concurrency)
+                found = provider.processor(dispatch, self._config.retry)
             except PenstockError:
                 raise ApiError(
                     503, "The provider of this model is not configured.", type="server_error", code="unavailable"
@@ -138,15 +171,19 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyT
     upstream = call.server.upstreams.of(asked.provider)
     given = call.request.headers
     headers = {name: given[name] for name in _ASKED_HEADERS if name in given}
+    upstreams, database = call.server.upstreams, call.server.database
     try:
         async with contextlib.AsyncExitStack() as held:
-            await held.enter_async_context(call.server.upstreams.slot(asked.provider))
+            await held.enter_async_context(upstreams.slot(asked.provider, asked.model))
             if not asked.stream:
                 answer = await upstream.forward(path, headers, content)
+                await upstreams.note(asked.provider, asked.model, answer, database)
                 return Response(answer.body, answer.status, _answer_headers(answer.headers))
             opened = await held.enter_async_context(upstream.forward_open(path, headers, content))
             if opened.status >= 400:
-                return Response(upstream.redacted(await opened.read()), opened.status, _answer_headers(opened.headers))
+                refusal = Answer(opened.status, upstream.redacted(await opened.read()), opened.headers)
+                await upstreams.note(asked.provider, asked.model, refusal, database)
+                return Response(refusal.body, refusal.status, _answer_headers(refusal.headers))
             headers = _answer_headers(opened.headers) | _NO_BUFFERING
             return _PassedStream(_pieces(call, opened), opened.status, headers, held.pop_all())
     except TransportError as error:

@@ -639,17 +639,19 @@ DELETE FROM penstock.workers
       FOR UPDATE SKIP LOCKED))
 
 -- name: close_gate
--- Closes a route to claims for a time: the upstream asked for it, or refused calls. A gate only moves later.
+-- Closes a route to claims for a time, in all pools of its provider: the upstream asked for it, or refused calls. A gate
+-- only moves later.
 INSERT INTO penstock.gates AS g (pool, route, not_before, code, message)
-VALUES (%(pool)s, %(route)s, @now + make_interval(secs => %(wait_s)s), %(code)s, %(message)s)
+SELECT p.pool, %(route)s, @now + make_interval(secs => %(wait_s)s), %(code)s, %(message)s
+  FROM unnest(%(pools)s::text[]) AS p (pool) ORDER BY p.pool
 ON CONFLICT (pool, route) DO UPDATE
    SET not_before = excluded.not_before, code = excluded.code, message = excluded.message
  WHERE g.not_before IS NULL OR g.not_before < excluded.not_before
 
 -- name: halt_gate
--- Closes a route until a person acts.
+-- Closes a route until a person acts, in all pools of its provider.
 INSERT INTO penstock.gates AS g (pool, route, halted_at, code, message)
-VALUES (%(pool)s, %(route)s, @now, %(code)s, %(message)s)
+SELECT p.pool, %(route)s, @now, %(code)s, %(message)s FROM unnest(%(pools)s::text[]) AS p (pool) ORDER BY p.pool
 ON CONFLICT (pool, route) DO UPDATE
    SET halted_at = excluded.halted_at, code = excluded.code, message = excluded.message
  WHERE g.halted_at IS NULL

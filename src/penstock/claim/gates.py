@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -21,19 +22,28 @@ class Gate:
 
 
 async def close(
-    connection: Connection, pool: str, route: str, wait_s: float, code: str, message: str, *, now: Now = None
+    connection: Connection,
+    pools: Sequence[str],
+    route: str,
+    wait_s: float,
+    code: str,
+    message: str,
+    *,
+    now: Now = None,
 ) -> None:
-    """Close the route to every worker's claims for `wait_s`."""
+    """Close the route to every worker's claims for `wait_s`, in all pools of its provider."""
     await connection.execute(
         _SQL["close_gate"],
-        {"pool": pool, "route": route, "wait_s": wait_s, "code": code, "message": message, "now": now},
+        {"pools": list(pools), "route": route, "wait_s": wait_s, "code": code, "message": message, "now": now},
     )
 
 
-async def halt(connection: Connection, pool: str, route: str, code: str, message: str, *, now: Now = None) -> None:
-    """Close the route to every worker's claims until a person opens it again."""
+async def halt(
+    connection: Connection, pools: Sequence[str], route: str, code: str, message: str, *, now: Now = None
+) -> None:
+    """Close the route to every worker's claims until a person opens it again, in all pools of its provider."""
     await connection.execute(
-        _SQL["halt_gate"], {"pool": pool, "route": route, "code": code, "message": message, "now": now}
+        _SQL["halt_gate"], {"pools": list(pools), "route": route, "code": code, "message": message, "now": now}
     )
 
 

@@ -39,6 +39,7 @@ from penstock.errors import ExitCode, PenstockError, report
 from penstock.export.jsonl import Exported, export_files
 from penstock.export.sheet_file import export_sheet, sheet_stem
 from penstock.intake import ingest, refusal, source, sweep
+from penstock.limits.sharing import ProviderLimits
 from penstock.model import BatchState, batch_public_id
 from penstock.observe.logs import log_to
 from penstock.tasks import handle_signals
@@ -281,7 +282,9 @@ class _Run:
             return batch
         self._display.stage("calling")
         pool = f"run:{batch_id.hex}"
-        async with self._plan.target.dispatcher(self._config) as dispatcher:
+        limits = ProviderLimits(self._config, database)
+        throttle = limits.of_run(self._plan.target, pool) if self._plan.workers == 1 else None
+        async with limits.running(), self._plan.target.dispatcher(self._config, throttle) as dispatcher:
             workers: Workers
             if self._plan.workers == 1:
                 workers = InProcessWorker(self._config, database, pool, dispatcher)

@@ -12,7 +12,7 @@ from penstock.config import RetryLimits
 from penstock.dispatch.dispatcher import CallQueue, OnVerdict
 from penstock.dispatch.http.answer import short
 from penstock.dispatch.retry import Failure, judge_failure, judge_timeout, limits_for
-from penstock.dispatch.slots import Slots
+from penstock.dispatch.throttle import Throttle
 from penstock.model import Item, Verdict
 
 Call = Callable[[list[Item]], Awaitable[Sequence[Verdict]]]
@@ -49,11 +49,11 @@ class CoroutineDispatcher(CallQueue):
         timeout_s: float | None = None,
         chunk: int = 1,
         low_water: int | None = None,
-        slots: Slots | None = None,
+        throttle: Throttle | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """With `slots`, this dispatcher shares its slots with others, and calls items one by one, not in chunks."""
-        super().__init__(concurrency, low_water)
+        """With `throttle`, which it may share with other dispatchers, calls start as that allows, one item each."""
+        super().__init__(concurrency, low_water, None if throttle is None else self._admits)
         self._call = call
         self._retry = retry
         self._timeout_s = timeout_s
@@ -67,13 +67,35 @@ class CoroutineDispatcher(CallQueue):
         self._clock: asyncio.TimerHandle | None = None
         self._slice_open = False
         self._slice_end = 0.0
-        self._slots = slots
-        if slots is not None:
-            slots.join(self)
+        self._throttle = throttle
+        if throttle is not None:
+            throttle.join(self)
+
+    def _admits(self, route: str) -> bool:
+        return self._throttle is None or self._throttle.admits(self, route)
 
     @property
-    def startable(self) -> int:
-        return len(self._ready) if self._starting else 0
+    def concurrency(self) -> int:
+        return self._concurrency if self._throttle is None else min(self._concurrency, self._throttle.concurrency)
+
+    @property
+    def room(self) -> int:
+        return super().room if self._throttle is None else min(super().room, self._throttle.room(self))
+
+    def startable(self, route: str | None = None) -> int:
+        if not self._starting:
+            return 0
+        if route is not None:
+            return self._ready.of_route(route)
+        if self._throttle is None:
+            return len(self._ready)
+        return sum(min(self._ready.of_route(name), self._throttle.allowed(name)) for name in self._ready.routes)
+
+    def hold(self, route: str, seconds: float) -> None:
+        if self._throttle is None:
+            super().hold(route, seconds)
+        elif seconds > 0:
+            self._throttle.hold(route, seconds)
 
     def wake(self) -> None:
         self._wake()
@@ -85,14 +107,14 @@ class CoroutineDispatcher(CallQueue):
 
     def take_back(self, route: str | None = None) -> list[Item]:
         taken = super().take_back(route)
-        if self._slots is not None:
-            self._slots.nudge()
+        if self._throttle is not None:
+            self._throttle.nudge()
         return taken
 
     def stop_starting(self) -> None:
         super().stop_starting()
-        if self._slots is not None:
-            self._slots.nudge()
+        if self._throttle is not None:
+            self._throttle.nudge()
 
     def abort(self) -> list[Item]:
         items = [item for flight, _ in self._flights.values() for item in flight]
@@ -101,6 +123,11 @@ class CoroutineDispatcher(CallQueue):
         self._wake()
         self._notify()
         return items
+
+    def offer(self, items: Sequence[Item], *, first: bool = False) -> None:
+        super().offer(items, first=first)
+        if self._throttle is not None:
+            self._throttle.note_offer()
 
     async def stop(self) -> None:
         self._starting = False
@@ -117,6 +144,8 @@ class CoroutineDispatcher(CallQueue):
         self._inside -= sum(len(items) for items, _ in self._flights.values())
         for runner in list(self._flights):
             self._end_flight(runner)
+        if self._throttle is not None:
+            self._throttle.leave(self)
         self._notify()
 
     def _wake(self) -> None:
@@ -139,16 +168,16 @@ class CoroutineDispatcher(CallQueue):
     def _room(self) -> int:
         """Calls that may start now."""
         room = self._concurrency - len(self._flights)
-        return room if self._slots is None else min(room, self._slots.room(self))
+        return room if self._throttle is None else min(room, self._throttle.room(self))
 
     def _take(self) -> list[Item]:
         taken: list[Item] = []
         if self._starting and self._room > 0:
-            were = len(self._ready)
             while len(taken) < self._chunk and (item := self._ready.pop()) is not None:
                 taken.append(item)
-            if self._slots is not None and len(self._ready) + len(taken) < were:
-                self._slots.nudge()  # an item of a held route leaves its slot to the others
+                if self._throttle is not None:
+                    self._throttle.begin(item.route)
+                    break
         return taken
 
     def _end_flight(self, runner: asyncio.Task[Any]) -> list[Item] | None:
@@ -156,8 +185,8 @@ class CoroutineDispatcher(CallQueue):
         flight = self._flights.pop(runner, None)
         if flight is None:
             return None
-        if self._slots is not None:
-            self._slots.release()
+        if self._throttle is not None:
+            self._throttle.end(flight[0][0].route)
         return flight[0]
 
     async def _run(self) -> None:
@@ -181,8 +210,6 @@ class CoroutineDispatcher(CallQueue):
                 await self._park()
                 continue
             self._flights[runner] = (items, started)
-            if self._slots is not None:
-                self._slots.take()
             if self._clock is None and self._timeout_s is not None:
                 self._clock = self._loop.call_later(self._timeout_s, self._expire)
             try:
@@ -196,6 +223,8 @@ class CoroutineDispatcher(CallQueue):
                 return
             self._inside -= len(items)
             for item, verdict in zip(items, verdicts, strict=True):
+                if self._throttle is not None:
+                    self._throttle.note(item.route, verdict)
                 self._on_verdict(item, verdict)
 
     async def _park(self) -> None:

@@ -6,7 +6,6 @@ All methods are for the event loop's thread, and `on_verdict` is called there to
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -90,75 +89,88 @@ def interleave(items: Iterable[Item]) -> list[Item]:
 
 
 class ReadyQueue:
-    """Items that wait for a slot; those of held routes wait apart. Lanes take turns: a few items of one lane do not
-    wait for the many of another that were claimed before.
+    """Items that wait for a slot, by route: routes take turns, and those that are held or at their limit are passed
+    over. Within a route lanes take turns: a few items of one lane do not wait for the many of another that were claimed
+    before.
 
-    `pop` may be called from any thread. Its fast path takes no lock: a deque's ends are safe, and a
-    hold that comes a moment after the look at `_until` is a hold that came too late for this item.
+    `pop` may be called from any thread.
     """
 
-    def __init__(self) -> None:
-        self._items: deque[Item] = deque()
-        self._lanes: set[int] = set()
-        """Lanes of the items that have come since the queue was last empty."""
+    def __init__(self, admits: Callable[[str], bool] | None = None) -> None:
+        """`admits` says whether a call of a route may start now."""
+        self._admits = admits
+        self._queues: dict[str, deque[Item]] = {}
+        self._lanes: dict[str, set[int]] = {}
+        """Lanes of a route's items that have come since its queue was last empty."""
+        self._count = 0
         self._until: dict[str, float] = {}
         """End of each route's hold, on the monotonic clock."""
-        self._held: dict[str, deque[Item]] = {}
         self._lock = threading.Lock()
         self.open_until = math.inf
         """Time on the monotonic clock after which nothing starts. Checked for every item, so that a process that was
         frozen and wakes up starts nothing it no longer holds, before anything else has had a chance to stop it."""
 
     def __len__(self) -> int:
-        """Items that can start now."""
-        return len(self._items)
+        """Items of routes that are not held."""
+        return self._count - self.held
 
     @property
     def held(self) -> int:
         """Items of held routes."""
-        if not self._held:
+        if not self._until:
             return 0
         with self._lock:
-            return sum(map(len, self._held.values()))
+            return sum(len(self._queues.get(route, ())) for route in self._until)
+
+    @property
+    def routes(self) -> list[str]:
+        """Routes that have items."""
+        return list(self._queues)
+
+    def of_route(self, route: str) -> int:
+        """Items of a route, none if it is held."""
+        return 0 if route in self._until else len(self._queues.get(route, ()))
 
     def extend(self, items: Sequence[Item], *, first: bool) -> None:
-        if first:
-            self._items.extendleft(items[::-1])
-            return
-        if items and items[0].lease.session:
-            self._items.extend(items)
-            return
-        if not self._items:
-            self._lanes.clear()
-        self._lanes.update(item.lease.lane_id for item in items)
-        self._items.extend(items if len(self._lanes) == 1 else interleave([*self._take_all(), *items]))
+        by_route: dict[str, list[Item]] = {}
+        for item in items:
+            by_route.setdefault(item.route, []).append(item)
+        with self._lock:
+            self._count += len(items)
+            for route, some in by_route.items():
+                self._extend(route, some, first=first)
 
-    def _take_all(self) -> list[Item]:
-        # One by one: other threads may be popping meanwhile.
-        taken = []
-        with contextlib.suppress(IndexError):
-            while True:
-                taken.append(self._items.popleft())
-        return taken
+    def _extend(self, route: str, items: list[Item], *, first: bool) -> None:
+        queue = self._queues.get(route)
+        if queue is None:
+            queue = self._queues[route] = deque()
+            self._lanes[route] = set()
+        if first:
+            queue.extendleft(reversed(items))
+            return
+        lanes = self._lanes[route]
+        lanes.update(item.lease.lane_id for item in items)
+        if len(lanes) == 1 or items[0].lease.session:
+            queue.extend(items)
+        else:
+            self._queues[route] = deque(interleave([*queue, *items]))
 
     def pop(self) -> Item | None:
-        if monotonic() > self.open_until:
+        if not self._count or monotonic() > self.open_until:
             return None
-        while True:
-            try:
-                item = self._items.popleft()
-            except IndexError:
-                return None
-            if self._until and self._hold_back(item):
-                continue
-            return item
-
-    def _hold_back(self, item: Item) -> bool:
         with self._lock:
-            if item.route not in self._until:
-                return False
-            self._held.setdefault(item.route, deque()).append(item)
-            return True
+            for route, queue in self._queues.items():
+                if route in self._until or (self._admits is not None and not self._admits(route)):
+                    continue
+                item = queue.popleft()
+                self._count -= 1
+                del self._queues[route]
+                if queue:
+                    self._queues[route] = queue  # last in line now
+                else:
+                    del self._lanes[route]
+                return item
+        return None
 
     def hold(self, route: str, until_s: float) -> None:
         with self._lock:
@@ -171,36 +183,30 @@ class ReadyQueue:
             if remaining_s > 0:
                 return remaining_s
             self._until.pop(route, None)
-            self._items.extendleft(reversed(self._held.pop(route, deque())))
             return 0.0
 
     def drain(self, route: str | None) -> list[Item]:
+        """Remove and return the items of a route, or all; those of held routes first."""
         with self._lock:
+            routes = list(self._queues) if route is None else [route]
+            routes.sort(key=lambda name: name not in self._until)
             taken: list[Item] = []
-            if route is None:
-                for held in self._held.values():
-                    taken.extend(held)
-                self._held.clear()
-            else:
-                taken.extend(self._held.pop(route, ()))
-            kept: list[Item] = []
-            while self._items:
-                try:
-                    item = self._items.popleft()
-                except IndexError:
-                    break
-                (taken if route is None or item.route == route else kept).append(item)
-            self._items.extendleft(reversed(kept))
+            for name in routes:
+                taken.extend(self._queues.pop(name, ()))
+                self._lanes.pop(name, None)
+            self._count -= len(taken)
             return taken
 
 
 class CallQueue(ABC):
     """Dispatcher base: everything that does not depend on how calls are run."""
 
-    def __init__(self, concurrency: int, low_water: int | None = None) -> None:
+    def __init__(
+        self, concurrency: int, low_water: int | None = None, admits: Callable[[str], bool] | None = None
+    ) -> None:
         self._concurrency = concurrency
         self._low_water = concurrency if low_water is None else low_water
-        self._ready = ReadyQueue()
+        self._ready = ReadyQueue(admits)
         self._inside = 0
         """Items waiting or in flight."""
         self._starting = True

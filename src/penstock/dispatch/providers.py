@@ -26,6 +26,7 @@ from penstock.dispatch.http.connect import ConnectOptions, Proxy, uses_tls
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import Streams
 from penstock.dispatch.rows_paths import RowsPath
+from penstock.dispatch.throttle import Throttle
 from penstock.errors import PenstockError, UsageError
 from penstock.validators import checked_base, checked_headers, checked_key, read_secret_file, read_secret_variable
 
@@ -38,12 +39,11 @@ _DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "attempt_timeout_s")
 _TLS_FILES = ("ca_file", "client_cert_file", "client_key_file")
 _FIELDS = (
-    *("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "headers"),
+    *("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "max_rpm", "max_tpm", "headers"),
     *("rows_paths", *_TLS_FILES, "proxy", *_TIMEOUTS),
 )
 _MAX_CONCURRENCY = 100_000
-# One in so many of a provider's calls is kept for sessions whose callers wait in the server's own process.
-_SESSION_PART = 4
+_MAX_PER_MINUTE = 10**12
 _HINT = "docs/serve.md shows a provider with every field."
 
 
@@ -62,6 +62,9 @@ class Provider:
     options: ConnectOptions = field(default_factory=ConnectOptions)
     rows_paths: tuple[RowsPath, ...] = ()
     """What jobs may ask of it beside chat completions. Whoever makes a job uses the operator's key."""
+    max_rpm: int | None = None
+    max_tpm: int | None = None
+    """Calls and tokens a minute, of each model, over all processes."""
 
     @property
     def pool(self) -> str:
@@ -96,38 +99,28 @@ class Provider:
             raise UsageError(f"provider '{self.name}': {error.message}", hint=error.hint) from None
 
     def processor(
-        self, dispatch: DispatchLimits, retry: RetryLimits, share: int, *, streams: Streams | None = None
+        self,
+        dispatch: DispatchLimits,
+        retry: RetryLimits,
+        *,
+        throttle: Throttle | None = None,
+        streams: Streams | None = None,
     ) -> HttpProcessor:
-        """What calls it, so many at a time, with its key as it is by then."""
+        """What calls it, as the throttle allows, with its key as it is by then."""
         key = KeyInUse(self)
+        told: dict[str, Any] = {**self.timeouts}
         return HttpProcessor(
             self.base_url,
             key(),
-            self.limits(dispatch, share),
+            dataclasses.replace(dispatch, **told),
             retry,
             self.headers,
             options=self.options,
             name=self.name,
             current_key=key if self.api_key_file is not None else None,
             streams=streams,
+            throttle=throttle,
         )
-
-    def limits(self, dispatch: DispatchLimits, share: int) -> DispatchLimits:
-        """The bounds of its calls in a process that may have so many at a time."""
-        told: dict[str, Any] = {**self.timeouts, "concurrency": share}
-        return dataclasses.replace(dispatch, **told)
-
-    def session_share(self, dispatch: DispatchLimits) -> int:
-        """How many calls at a time the server's own process may have, for sessions; the rest is for its workers."""
-        return dispatch.concurrency if self.max_concurrency is None else self.max_concurrency // _SESSION_PART
-
-    def share(self, dispatch: DispatchLimits, index: int, processes: int, *, in_server: bool = False) -> int:
-        """How many calls at a time worker process `index` of so many may have. The shares add up to the limit,
-        with that of the server's own process where it has one."""
-        if self.max_concurrency is None:
-            return dispatch.concurrency
-        left = self.max_concurrency - self.session_share(dispatch) if in_server else self.max_concurrency
-        return (left + index) // processes
 
     def as_dict(self) -> dict[str, Any]:
         """As in the file: `parse([provider.as_dict()], ...)` gives it again."""
@@ -172,6 +165,13 @@ def session_pool(name: str) -> str:
 
 def is_session_pool(pool: str) -> bool:
     return pool.startswith(f"{SESSION_POOL}:")
+
+
+def pools_beside(pool: str) -> list[str]:
+    """All pools of the provider whose work such a pool holds, for batches and sessions; a pool of another kind has no
+    other beside it."""
+    name = name_in(pool)
+    return [pool] if name is None else [f"{POOL}:{name}", session_pool(name)]
 
 
 def name_in(pool: str) -> str | None:
@@ -270,6 +270,8 @@ class _Entry(TableEntry):
             self._timeouts(),
             self._options(base_url),
             self._rows_paths(),
+            self.whole_number("max_rpm", 1, _MAX_PER_MINUTE),
+            self.whole_number("max_tpm", 1, _MAX_PER_MINUTE),
         )
 
     def _checked(self, name: str, check: Any) -> Any:

@@ -120,11 +120,11 @@ class PythonProcessor:
         if self.is_async:
             call = self._call_chunk if self.chunk_size else self._call_one
             return CoroutineDispatcher(
-                call, limits.concurrency, self._retry, timeout_s=limits.attempt_timeout_s, chunk=chunk
+                call, limits.most_functions, self._retry, timeout_s=limits.attempt_timeout_s, chunk=chunk
             )
         return ThreadDispatcher(
             self._run_chunk if self.chunk_size else self._run_one,
-            limits.concurrency,
+            limits.most_functions,
             self._retry,
             timeout_s=limits.attempt_timeout_s,
             chunk=chunk,

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
@@ -16,6 +17,7 @@ from penstock.validators import checked_key, checked_url, read_secret_file, read
 
 if TYPE_CHECKING:
     from penstock.dispatch.http.processor import HttpProcessor
+    from penstock.dispatch.throttle import Throttle
 
 _DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -30,6 +32,8 @@ class Target:
     api_key_file: str | None = None
     ca_file: str | None = None
     proxy: str | None = None
+    max_rpm: int | None = None
+    max_tpm: int | None = None
     definition: dict[str, Any] | None = None
     """What is asked of the endpoint for each row, where the input is a table (`dispatch.rows.definition`)."""
 
@@ -51,15 +55,22 @@ class Target:
             return None
         return checked_key(read_secret_variable(name, f"--api-key-env {name}: the variable"), name)
 
-    def _http(self, config: Config) -> HttpProcessor:
+    @property
+    def provider(self) -> str:
+        """Name under which the endpoint's limits are kept: its URL, and which key it is called with."""
+        key = self.api_key()
+        return f"{self.base_url} {sha256(key.encode()).hexdigest()[:8]}" if key else str(self.base_url)
+
+    def _http(self, config: Config, throttle: Throttle | None = None) -> HttpProcessor:
         from penstock.dispatch.http.processor import HttpProcessor
 
         options = ConnectOptions(ca_file=self.ca_file, proxy=self.proxy)
-        return HttpProcessor(str(self.base_url), self.api_key(), config.dispatch, config.retry, options=options)
+        limits = (config.dispatch, config.retry)
+        return HttpProcessor(str(self.base_url), self.api_key(), *limits, options=options, throttle=throttle)
 
     @contextlib.asynccontextmanager
-    async def dispatcher(self, config: Config) -> AsyncIterator[Dispatcher]:
-        """What the worker drives."""
+    async def dispatcher(self, config: Config, throttle: Throttle | None = None) -> AsyncIterator[Dispatcher]:
+        """What the worker drives. Calls of an endpoint start as the throttle allows."""
         if self.processor is not None:
             from penstock.dispatch.loading import load_processor
             from penstock.dispatch.python import PythonProcessor
@@ -69,7 +80,7 @@ class Target:
         else:
             from penstock.dispatch.rows.call import provider_dispatcher
 
-            async with self._http(config) as http:
+            async with self._http(config, throttle) as http:
                 yield provider_dispatcher(http)
 
     async def check(self, config: Config) -> None:

@@ -24,6 +24,7 @@ from penstock.dispatch.processors import ProcessorConfig
 from penstock.dispatch.providers import Provider, Providers, longest_attempt_s, with_longest_timeout
 from penstock.dispatch.rows.call import provider_dispatcher
 from penstock.errors import PenstockError
+from penstock.limits.sharing import ProviderLimits
 from penstock.tasks import ignore_result
 from penstock.worker.processes import InProcessWorker, LastingWorkers, ProcessorOrder, Workers, common_order
 from penstock.worker.worker import CONNECTIONS_PER_WORKER
@@ -40,10 +41,13 @@ class NotServed(PenstockError):  # noqa: N818 - what it is
 class Kickoffs:
     """Slices of jobs that one server works off."""
 
-    def __init__(self, config: Config, conninfo: str, database: Pool, providers: Providers) -> None:
+    def __init__(
+        self, config: Config, conninfo: str, database: Pool, providers: Providers, limits: ProviderLimits
+    ) -> None:
         self._config = config
         self._conninfo = conninfo
         self._database = database
+        self._limits = limits
         self._providers = {provider.pool: provider for provider in providers}
         self._processors = {processor.pool: processor for processor in config.processors}
         self._slices: dict[str, asyncio.Task[None]] = {}
@@ -120,10 +124,10 @@ class Kickoffs:
         config = self._config
         limits = dataclasses.replace(config.database, pool_max=2 * CONNECTIONS_PER_WORKER)
         judging = with_longest_timeout(config, self._longest_s)
-        share = provider.share(config.dispatch, 0, 1)
+        throttle = self._limits.of_provider(provider)
         async with (
             await open_pool(self._conninfo, limits, name="penstock kickoff") as database,
-            provider.processor(config.dispatch, config.retry, share) as http,
+            provider.processor(config.dispatch, config.retry, throttle=throttle) as http,
             InProcessWorker(judging, database, provider.pool, provider_dispatcher(http), batch_id) as worker,
         ):
             yield worker

@@ -74,11 +74,11 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
         sockets = bind(plan.host, plan.port, keyless=keyless)
         await _reopen(server.database, plan.config, plan.providers)
         listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)
-        processes = ServerWorkers(plan.config, plan.providers, plan.workers, log_level=plan.log_level, in_server=True)
+        processes = ServerWorkers(plan.config, plan.providers, plan.workers, log_level=plan.log_level)
         server.kickoffs.has_worker_processes = plan.workers > 0
         # With --workers 0 this server only answers the API; other processes then work for sessions too.
         served = plan.providers if plan.workers else ()
-        sessions = SessionWorkers(plan.config, conninfo, served, server.waiters.notices)
+        sessions = SessionWorkers(plan.config, conninfo, served, server.waiters.notices, server.limits)
         with handle_signals(_Stop(processes, sessions, server, listener)):
             listening = asyncio.create_task(listener.serve(sockets), name="http")
             server.start_sessions_with(sessions)

@@ -23,6 +23,7 @@ from penstock.db.notify import NoticeListener
 from penstock.db.pool import Pool, open_pool
 from penstock.dispatch.providers import Provider, longest_attempt_s, with_longest_timeout
 from penstock.errors import PenstockError
+from penstock.limits.sharing import ProviderLimits
 from penstock.model import ClaimPermit, Item
 from penstock.sessions.streams import StreamWriter
 from penstock.settle.buffer import Answers
@@ -34,13 +35,21 @@ _PAUSE_S = 1.0
 
 
 class SessionWorkers:
-    """Session workers of one server: one for each provider whose calls this process has a share of."""
+    """Session workers of one server: one for each provider."""
 
-    def __init__(self, config: Config, conninfo: str, providers: Iterable[Provider], notices: NoticeListener) -> None:
+    def __init__(
+        self,
+        config: Config,
+        conninfo: str,
+        providers: Iterable[Provider],
+        notices: NoticeListener,
+        limits: ProviderLimits,
+    ) -> None:
         self._config = config
         self._conninfo = conninfo
         self._notices = notices
-        self._providers = tuple(provider for provider in providers if provider.session_share(config.dispatch))
+        self._limits = limits
+        self._providers = tuple(providers)
         self._workers: dict[str, Worker] = {}
         self._stopping = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
@@ -74,11 +83,12 @@ class SessionWorkers:
 
     async def _keep(self, provider: Provider, database: Pool, streams: StreamWriter) -> None:
         """Run a worker, and another after each that fails."""
-        config, share = self._config, provider.session_share(self._config.dispatch)
+        config, throttle = self._config, self._limits.of_provider(provider)
         judging = with_longest_timeout(config, longest_attempt_s(config, self._providers))
         while not self._stopping.is_set():
             try:
-                async with provider.processor(config.dispatch, config.retry, share, streams=streams) as processor:
+                http = provider.processor(config.dispatch, config.retry, throttle=throttle, streams=streams)
+                async with http as processor:
                     stage = (judging, database, provider.session_pool, processor.dispatcher())
                     worker = Worker(*stage, self._notices, lambda answers: self.on_answers(answers))
                     self._workers[provider.session_pool] = worker

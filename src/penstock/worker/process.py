@@ -26,8 +26,8 @@ from penstock.db.start import start_database
 from penstock.dispatch import processors
 from penstock.dispatch.providers import Providers, parse, with_longest_timeout
 from penstock.dispatch.rows.call import provider_dispatcher
-from penstock.dispatch.slots import Slots
 from penstock.errors import PenstockError, report
+from penstock.limits.sharing import ProviderLimits
 from penstock.observe.logs import log_to_stderr
 from penstock.sessions.streams import StreamWriter
 from penstock.tasks import cancel_and_wait
@@ -62,8 +62,11 @@ async def _open_pool(config: Config, conninfo: str, connections: int) -> Pool:
 
 @contextlib.asynccontextmanager
 async def _run_workers(order: RunOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
-    async with await _open_pool(config, conninfo, 1) as database, order.target.dispatcher(config) as dispatcher:
-        yield _WorkerGroup([Worker(config, database, order.pool, dispatcher)])
+    async with await _open_pool(config, conninfo, 1) as database:
+        limits = ProviderLimits(config, database)
+        throttle = limits.of_run(order.target, order.pool)
+        async with limits.running(), order.target.dispatcher(config, throttle) as dispatcher:
+            yield _WorkerGroup([Worker(config, database, order.pool, dispatcher)])
 
 
 @contextlib.asynccontextmanager
@@ -75,18 +78,17 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
         contextlib.AsyncExitStack() as stack,
     ):
         notices, streams = NoticeListener(conninfo), StreamWriter(database)
+        limits = ProviderLimits(config, database)
         workers = []
         for provider in providers:
-            share = provider.share(config.dispatch, order.index, order.processes, in_server=order.in_server)
-            if not share:
-                continue
-            processor = provider.processor(config.dispatch, config.retry, share, streams=streams)
+            throttle = limits.of_provider(provider)
+            processor = provider.processor(config.dispatch, config.retry, throttle=throttle, streams=streams)
             await stack.enter_async_context(processor)
-            slots = Slots(share)
             workers += [
-                Worker(judging, database, pool, provider_dispatcher(processor, slots), notices)
+                Worker(judging, database, pool, provider_dispatcher(processor), notices)
                 for pool in (provider.session_pool, provider.pool)
             ]
+        await stack.enter_async_context(limits.running())
         tasks = [
             asyncio.create_task(notices.run(), name="notices"),
             asyncio.create_task(streams.run(), name="streams"),

@@ -57,13 +57,9 @@ class ServerOrder(Order, frozen=True, kw_only=True):
 
 
 class ServeOrder(ServerOrder, frozen=True, kw_only=True, tag="serve"):
-    """Workers for each provider, as process `index` of `processes`."""
+    """Workers for each provider."""
 
     providers: list[dict[str, Any]]
-    index: int
-    processes: int
-    in_server: bool
-    """Whether the server's own process has a share of the providers' calls too."""
 
 
 class ProcessorOrder(ServerOrder, frozen=True, kw_only=True, tag="processors"):
@@ -292,16 +288,13 @@ class LastingWorkers(WorkerProcesses):
 class ServerWorkers(LastingWorkers):
     """Worker processes of a server."""
 
-    def __init__(
-        self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int, in_server: bool = False
-    ) -> None:
+    def __init__(self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int) -> None:
         from penstock.dispatch.providers import longest_attempt_s  # a run needs no providers
 
         providers = tuple(providers)
         common = {**common_order(config, log_level), "longest_attempt_s": longest_attempt_s(config, providers)}
-        shared = {**common, "processes": size, "in_server": in_server}
         served = [provider.as_dict() for provider in providers]
-        orders: list[Order] = [ServeOrder(**shared, providers=served, index=index) for index in range(size)]
+        orders: list[Order] = [ServeOrder(**common, providers=served)] * size
         if config.processors:
             orders += [ProcessorOrder(**common, processors=[one.as_dict() for one in config.processors])] * size
         super().__init__(orders)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.adapt.allowance import Budget
 from penstock.config import KIB, MIB, RetryLimits
 from penstock.model import Usage
 
@@ -36,6 +37,13 @@ _BUDGETS = (
     ("anthropic-ratelimit-input-tokens-remaining", "anthropic-ratelimit-input-tokens-reset"),
     ("anthropic-ratelimit-output-tokens-remaining", "anthropic-ratelimit-output-tokens-reset"),
 )
+_STATED_BUDGETS = {
+    kind: (
+        tuple(f"x-ratelimit-{name}-{kind}" for name in ("limit", "remaining", "reset")),
+        tuple(f"anthropic-ratelimit-{kind}-{name}" for name in ("limit", "remaining", "reset")),
+    )
+    for kind in ("requests", "tokens")
+}
 
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 
@@ -310,6 +318,18 @@ def _duration(text: str) -> float | None:
     if len(text) > 64 or not _DURATION.fullmatch(text):
         return None
     return sum(float(amount) * _UNIT_S[unit] for amount, unit in _DURATION_PART.findall(text))
+
+
+def read_budgets(headers: Mapping[str, str], now_s: float) -> dict[str, Budget]:
+    """Budgets of calls and tokens that an answer's headers state, by kind."""
+    budgets: dict[str, Budget] = {}
+    for kind, names in _STATED_BUDGETS.items():
+        for limit, remaining, reset in names:
+            if limit in headers and (text := headers.get(reset)):
+                amounts = _number(headers.get(limit)), _number(headers.get(remaining)), _reset_s(text, now_s)
+                if None not in amounts:
+                    budgets[kind] = Budget(*(amount or 0.0 for amount in amounts))
+    return budgets
 
 
 def _budget_reset_s(headers: Mapping[str, str], now_s: float) -> float:

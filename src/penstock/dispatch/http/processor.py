@@ -17,13 +17,13 @@ from penstock import __version__
 from penstock.config import DispatchLimits, RetryLimits
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.dispatch.dispatcher import Dispatcher
-from penstock.dispatch.http.answer import Answer, short
+from penstock.dispatch.http.answer import Answer, read_budgets, short
 from penstock.dispatch.http.client import HttpClient, OpenAnswer
 from penstock.dispatch.http.connect import ConnectOptions, uses_tls
 from penstock.dispatch.http.errors import NEVER_SENT, TransportError
 from penstock.dispatch.http.streaming import Streams, streamed
 from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, limits_for, refuses
-from penstock.dispatch.slots import Slots
+from penstock.dispatch.throttle import Throttle
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
 from penstock.validators import checked_base, checked_headers, checked_value
@@ -70,11 +70,13 @@ class HttpProcessor:
         name: str = "",
         current_key: Callable[[], str | None] | None = None,
         streams: Streams | None = None,
+        throttle: Throttle | None = None,
         client: type[HttpClient] = HttpClient,
         rng: random.Random | None = None,
     ) -> None:
         """`streams` takes the pieces of answers that a caller reads as they come. `current_key` is asked before
-        every call, so that a key can be changed. With a `name`, an endpoint that cannot be reached is warned about."""
+        every call, so that a key can be changed. With a `name`, an endpoint that cannot be reached is warned about.
+        `throttle` bounds the calls of its dispatchers, and is told what answers say of allowances."""
         self.base_url = checked_base(base_url)
         self._limits = dispatch
         self._retry = retry
@@ -93,6 +95,7 @@ class HttpProcessor:
         self._refusals = Refusals(retry)
         self._urls: dict[str, str | None] = {}
         self._streams = streams
+        self.throttle = throttle
         if uses_tls(self.base_url):
             options.tls()  # fail now, if its files cannot be used, rather than with every call
         self._client = client(dispatch, self.headers, options)
@@ -108,12 +111,11 @@ class HttpProcessor:
     async def close(self) -> None:
         await self._client.close()
 
-    def dispatcher(
-        self, slots: Slots | None = None, call: Callable[[Item], Awaitable[Verdict]] | None = None
-    ) -> Dispatcher:
-        """A dispatcher for this endpoint, alone or sharing. It needs no time limit: `call`, or what is given in its
-        place, keeps its own."""
-        return CoroutineDispatcher(each(call or self.call), self._limits.concurrency, self._retry, slots=slots)
+    def dispatcher(self, call: Callable[[Item], Awaitable[Verdict]] | None = None) -> Dispatcher:
+        """A dispatcher for this endpoint. It needs no time limit: `call`, or what is given in its place, keeps its
+        own."""
+        call = call or self.call
+        return CoroutineDispatcher(each(call), self._limits.most_calls, self._retry, throttle=self.throttle)
 
     async def call(self, item: Item) -> Verdict:
         """One attempt: the item's bytes are sent to its path."""
@@ -141,6 +143,7 @@ class HttpProcessor:
             duration_ms = int((monotonic() - started) * 1000)
             failure = Failure(error.code, short(str(error)), duration_ms, error.status_code)
             return judge_failure(failure, attempt, limits, self._rng, refusing_s=self._refusing_s(item, error.code))
+        self._note_budgets(item.route, answer)
         return judge(
             answer,
             attempt,
@@ -150,6 +153,10 @@ class HttpProcessor:
             refusing_s=self._refusing_s(item, answer.status),
             secrets=self._secrets,
         )
+
+    def _note_budgets(self, route: str, answer: Answer) -> None:
+        if self.throttle is not None and (budgets := read_budgets(answer.headers, time())):
+            self.throttle.note_budgets(route, budgets)
 
     async def forward(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """The answer to a request passed through, as it came; an error without our secrets. Raises TransportError."""

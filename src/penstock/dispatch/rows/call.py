@@ -11,13 +11,12 @@ from penstock.dispatch.rows.definition import Definition
 from penstock.dispatch.rows.judge import judge_row
 from penstock.dispatch.rows.render import Image, render
 from penstock.dispatch.rows.work import RenderError
-from penstock.dispatch.slots import Slots
 from penstock.model import Item, Outcome, OutcomeState, Verdict
 
 _UNKNOWN_MEDIA_TYPE = "application/octet-stream"
 
 
-def provider_dispatcher(http: HttpProcessor, slots: Slots | None = None) -> Dispatcher:
+def provider_dispatcher(http: HttpProcessor) -> Dispatcher:
     """Dispatcher of a provider's work: requests as they are, rows as their job's definition says."""
 
     async def call(item: Item) -> Verdict:
@@ -25,7 +24,7 @@ def provider_dispatcher(http: HttpProcessor, slots: Slots | None = None) -> Disp
             return await http.call(item)
         return await call_row(http, item.job.definition, item)
 
-    return http.dispatcher(slots, call)
+    return http.dispatcher(call)
 
 
 async def call_row(http: HttpProcessor, definition: Definition, item: Item) -> Verdict:

@@ -1,0 +1,139 @@
+"""Rate of one model's calls at one provider that limits it: calls a second, paced so that refusals are rare.
+
+Without a refusal and without headers about a limit there is no rate: the concurrency alone bounds the calls. The first
+refusal says what was too much: the calls admitted until then, and until the upstream takes calls again, make the first
+estimate. Each further refusal corrects it in the same way. In between the rate stands still for a while, and then
+rises, slowly at first; where that was too much, it stands still for longer the next time. Headers that state the
+allowance spare the trial: then the rate follows them.
+
+Pure functions: the time is an argument, and what they remember is a value that can be stored.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+# Part of the estimate that is used.
+_CAUTION = 0.97
+_STATED = 0.99
+"""The same of what headers state."""
+# The rate stands still for so many calls and seconds after a refusal, and for fewer after each raise.
+_STILL_CALLS = 300
+_STILL_S = 15.0
+_RAISE_CALLS = 50
+_RAISE_S = 5.0
+_RAISE = 0.02
+_TRUST_MAX = 8.0
+_TRUST_MIN = 0.25
+_CUT_MAX = 0.5
+# Calls by which an estimate is believed.
+_ENOUGH = 8
+_COUNTED_FOR_S = 120.0
+# Refusals that come together are one event: calls that were under way when the first came back.
+_SAME_EVENT_S = 0.5
+_LOWEST = 1 / 60
+_FORGOTTEN_S = 3_600.0
+_STATED_FOR_S = 60.0
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls a second that are allowed, as far as is known."""
+
+    per_s: float | None = None
+    """None while nothing limits them."""
+    estimate: float | None = None
+    """What refusals, or headers, say is allowed."""
+    survived: float = 0.0
+    """The rate before it was last raised: nothing was refused."""
+    refused_s: float = 0.0
+    """When calls were last refused; before that, when the first was made."""
+    counted_s: float = 0.0
+    """From when on calls are counted for an estimate: the first of some refusals that came after each other."""
+    counted: int = 0
+    """Calls admitted by then."""
+    raised_s: float = 0.0
+    raised: int = 0
+    """Calls admitted when the rate last moved."""
+    step: float = _RAISE
+    trust: float = _TRUST_MIN
+    """How much longer than at first the rate stands still: refusals came only when it was raised."""
+    stated_s: float = -1e9
+    """When headers last stated the allowance."""
+
+
+def begin(now_s: float, admitted: int) -> Rate:
+    """The state before anything is known."""
+    return Rate(refused_s=now_s, counted_s=now_s, counted=admitted, raised_s=now_s, raised=admitted)
+
+
+def refuse(state: Rate, now_s: float, admitted: int, open_at_s: float) -> tuple[Rate, str | None]:
+    """Calls were refused: `admitted` were let in by now, and the upstream takes calls again at `open_at_s`."""
+    if state.per_s is not None and now_s - state.refused_s < _SAME_EVENT_S:
+        return state, None
+    open_at_s = max(open_at_s, now_s)
+    calls, passed_s = admitted - state.counted, max(open_at_s - state.counted_s, 1e-3)
+    trust, counted_s, counted = _TRUST_MIN, state.counted_s, state.counted
+    if state.per_s is None or state.estimate is None:
+        estimate, counted_s, counted = calls / passed_s, now_s, admitted
+    elif state.per_s > state.estimate:
+        # It was raised too far. The estimate itself has stood the test, and so has the rate before the last raise.
+        estimate, trust = max(state.estimate, state.survived), min(2 * state.trust, _TRUST_MAX)
+        counted_s, counted = now_s, admitted
+    else:
+        enough = calls >= _ENOUGH and now_s - state.counted_s < _COUNTED_FOR_S
+        estimate = calls / passed_s if enough else state.per_s * _CUT_MAX
+        if now_s - state.counted_s >= _COUNTED_FOR_S:
+            estimate, counted_s, counted = state.per_s * _CAUTION, now_s, admitted
+    limit = state.estimate if state.per_s is not None and state.estimate is not None else estimate
+    estimate = max(min(estimate, limit) if trust == _TRUST_MIN else estimate, _LOWEST)
+    moved = msgspec.structs.replace(
+        *(state,),
+        per_s=max(estimate * _CAUTION, _LOWEST),
+        estimate=estimate,
+        refused_s=now_s,
+        counted_s=counted_s,
+        counted=counted,
+        # The wait itself is not counted as time without a refusal.
+        raised_s=open_at_s,
+        raised=admitted,
+        step=_RAISE,
+        trust=trust,
+    )
+    return moved, f"refused: about {estimate:.3g} calls/s are allowed"
+
+
+def state_allowance(state: Rate, now_s: float, admitted: int, per_s: float) -> tuple[Rate, str | None]:
+    """Headers say that so many calls a second are allowed."""
+    per_s = max(per_s * _STATED, _LOWEST)
+    moved = msgspec.structs.replace(
+        *(state,), per_s=per_s, estimate=per_s, stated_s=now_s, raised_s=now_s, raised=admitted, step=_RAISE
+    )
+    changed = state.per_s is None or abs(per_s - state.per_s) > 0.02 * state.per_s
+    return moved, f"its headers allow {per_s:.3g} calls/s" if changed else None
+
+
+def adjust(state: Rate, now_s: float, admitted: int, *, used: bool) -> tuple[Rate, str | None]:
+    """Raise the rate if it was used to the full for a while and nothing was refused."""
+    if state.per_s is None:
+        return state, None
+    if now_s - max(state.refused_s, state.stated_s, state.raised_s) > _FORGOTTEN_S:
+        return begin(now_s, admitted), "no refusal for an hour"
+    if now_s - state.stated_s < _STATED_FOR_S:
+        return state, None
+    if not used:
+        # A rate that is not used to the full says nothing: the time does not count.
+        return msgspec.structs.replace(state, raised_s=now_s, raised=admitted), None
+    still = state.step == _RAISE
+    calls, seconds = (_STILL_CALLS * state.trust, _STILL_S * state.trust) if still else (_RAISE_CALLS, _RAISE_S)
+    passed = admitted - state.raised
+    if passed < calls or now_s - state.raised_s < seconds:
+        return state, None
+    moved = msgspec.structs.replace(
+        *(state,),
+        per_s=state.per_s * (1 + state.step),
+        survived=state.per_s,
+        step=min(2 * state.step, 1.0),
+        raised_s=now_s,
+        raised=admitted,
+    )
+    return moved, f"nothing refused of {passed} calls"

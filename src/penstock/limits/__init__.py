@@ -1,0 +1,1 @@
+"""Limits of calls to providers, over all processes."""
