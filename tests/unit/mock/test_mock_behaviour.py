@@ -14,8 +14,8 @@ from penstock.errors import UsageError
 from penstock.mock.answers import embedding_of, text_for
 from penstock.mock.behaviour import Behaviour, Fate, Latency, RateLimit, parse_duration, parse_share
 from penstock.mock.counts import Counts
+from penstock.mock.limit_headers import go_duration
 from penstock.mock.limits import Gate, TokenBucket
-from penstock.mock.service import go_duration
 from penstock.mock.wire import Request, RequestReader, WireError, WireLimits
 
 
@@ -164,14 +164,21 @@ def assert_share(seen: int, count: int, rate: float) -> None:
 
 def test_the_bucket_refills_and_says_how_long_to_wait() -> None:
     now = 100.0
-    bucket = TokenBucket(RateLimit(2, 1), clock=lambda: now)
-    assert [bucket.take(), bucket.take(), bucket.take()] == [True, True, False]
-    assert bucket.wait_s == pytest.approx(0.5)
+    bucket = TokenBucket(RateLimit(2, 1), None, now)
+
+    def take() -> bool:
+        found = bucket.has(1, now)
+        if found:
+            bucket.take(1)
+        return found
+
+    assert [take(), take(), take()] == [True, True, False]
+    assert bucket.wait_s(1) == pytest.approx(0.5)
     assert bucket.full_s == pytest.approx(1.0)
     now += 0.5
-    assert [bucket.take(), bucket.take()] == [True, False]
+    assert [take(), take()] == [True, False]
     now += 60
-    assert bucket.take()
+    assert take()
     assert bucket.remaining == 1
 
 
