@@ -385,7 +385,7 @@ def test_the_token_limit_charges_what_the_answer_has() -> None:
             assert (answer["error"]["type"], answer["error"]["code"]) == ("tokens", "rate_limit_exceeded")
             assert headers["x-ratelimit-limit-tokens"] == "250"
             assert headers["x-ratelimit-remaining-requests"] == "98"
-            assert headers["retry-after"] == "720"
+            assert 700 <= int(headers["retry-after"]) <= 720
             status, _, headers = await client.post("/v1/messages", ask("x"))
             assert (status, headers["anthropic-ratelimit-tokens-remaining"]) == (429, "50")
             status, _, headers = await client.post("/v1/embeddings", {"model": "m", "input": "x"})
@@ -394,20 +394,16 @@ def test_the_token_limit_charges_what_the_answer_has() -> None:
     run(test)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "told"), [(LimitHeaders.RETRY_AFTER, {"retry-after": "1200"}), (LimitHeaders.NONE, {})]
-)
-def test_a_limit_may_tell_less_of_itself(chosen: LimitHeaders, told: dict[str, str]) -> None:
+@pytest.mark.parametrize(("chosen", "told"), [(LimitHeaders.RETRY_AFTER, {"retry-after"}), (LimitHeaders.NONE, set())])
+def test_a_limit_may_tell_less_of_itself(chosen: LimitHeaders, told: set[str]) -> None:
     async def test() -> None:
         limits: dict[str, Any] = {"rate_limit": RateLimit(3, 3_600), "token_limit": RateLimit(1e6, 1)}
         async with serving(Behaviour(burst_s=1_200, limit_headers=chosen, **limits)) as client:
             answers = [await client.chat("x") for _ in range(2)]
             assert [status for status, _, _ in answers] == [200, 429]
-            found = [
-                {name: value for name, value in headers.items() if "retry" in name or "ratelimit" in name}
-                for _, _, headers in answers
-            ]
-            assert found == [{}, told]
+            found = [{name for name in headers if "retry" in name or "ratelimit" in name} for _, _, headers in answers]
+            assert found == [set(), told]
+            assert 1_180 <= int(answers[1][2].get("retry-after", "1200")) <= 1_200
 
     run(test)
 
