@@ -187,13 +187,14 @@ class Reply:
     tokens_out: int
 
 
-def reply_to(ask: Ask, digest: str, response_bytes: int) -> Reply:
+def reply_to(ask: Ask, digest: str, response_bytes: int, tokens_out: int | None = None) -> Reply:
+    """The reply to a request; its text counts as `tokens_out` tokens, or by its length if that is None."""
     asked = ask.text()
     text = text_for(asked, digest, response_bytes)
     schema = ask.schema if isinstance(ask, ChatAsk) else None
     if schema is not None:
         text = encode_json(fitting(schema, text, digest)).decode()
-    return Reply(ask, digest, text, _tokens(asked), _tokens(text))
+    return Reply(ask, digest, text, _tokens(asked), _tokens(text) if tokens_out is None else tokens_out)
 
 
 def _chat_usage(reply: Reply) -> dict[str, Any]:

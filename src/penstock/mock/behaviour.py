@@ -1,4 +1,4 @@
-"""Behaviour of the mock: the chosen options, and the decision about one call.
+"""Behaviour of the mock: the chosen options, how they change, and the decision about one call.
 
 Every random decision is a function of the seed, the call's key and its attempt number, never of
 the order in which calls arrive: a run can be repeated with any number of workers.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
 from hashlib import blake2b
 from statistics import NormalDist
 from struct import Struct
+from typing import Any
 
 from penstock.config import MIB
 from penstock.errors import UsageError
 
 DURATION_MAX_S = 3_600.0
 RESPONSE_MAX_BYTES = 64 * MIB
+TOKENS_MAX = 1_000_000
+SLOWDOWN_MAX = 1_000.0
 LOGNORMAL_SIGMA = 0.5
 LOGNORMAL_TAIL = 20.0
 """A lognormal latency is cut at this multiple of its median."""
@@ -29,6 +33,7 @@ _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 _DURATION = re.compile(rf"({_NUMBER})\s*(us|ms|s|m|)")
 _RATE = re.compile(rf"({_NUMBER})\s*(?:/\s*(s|m|h))?")
 _SHARE = re.compile(rf"({_NUMBER})\s*(%?)")
+_COUNT = re.compile(r"\d{1,18}")
 
 _NORMAL = NormalDist()
 _DRAWS = Struct("<2Q")
@@ -53,6 +58,12 @@ def parse_share(text: str) -> float:
     if not 0 <= share <= 1:
         raise UsageError(f"'{text}' is not a fraction", hint="Write a number from 0 to 1, or a percentage such as 5%.")
     return share
+
+
+def parse_count(text: str) -> int:
+    if _COUNT.fullmatch(text.strip()) is None:
+        raise UsageError(f"'{text}' is not a whole number", hint="Write digits only, such as 150.")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +105,35 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimit:
-    """Rate limit of `calls` per `period_s`; the bucket holds one period's allowance and starts full."""
+class Tokens:
+    """Output tokens of an answer: uniform from `low` to `high`, both included."""
 
-    calls: float
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high <= TOKENS_MAX:
+            raise UsageError(
+                f"{self.low} to {self.high} tokens are not a range",
+                hint=f"Put the smaller bound first; both lie between 1 and {TOKENS_MAX}.",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Tokens:
+        """From `100` (every answer) or `20..200`."""
+        low, dots, high = text.partition("..")
+        return cls(parse_count(low), parse_count(high if dots else low))
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """Rate limit of `amount` calls, or tokens, per `period_s`."""
+
+    amount: float
     period_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (0 < self.calls < math.inf and 0 < self.period_s < math.inf):
+        if not (0 < self.amount < math.inf and 0 < self.period_s < math.inf):
             raise UsageError("a rate limit must be more than nothing", hint="Write 100/s, 600/m or 100 (per second).")
 
     @classmethod
@@ -110,6 +142,37 @@ class RateLimit:
         if match is None:
             raise UsageError(f"'{text}' is not a rate", hint="Write 100/s, 600/m, 5000/h or 100 (per second).")
         return cls(float(match[1]), _PERIODS_S[match[2] or "s"])
+
+
+class LimitHeaders(StrEnum):
+    """Headers by which the mock tells of its rate limits."""
+
+    FULL = "full"
+    """State of each limit with every answer; `retry-after` and `retry-after-ms` with a refusal."""
+    RETRY_AFTER = "retry-after"
+    """`retry-after` in whole seconds, with a refusal only."""
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Option that gets another value while the mock serves, `at_s` seconds after it started."""
+
+    at_s: float
+    name: str
+    value: str
+
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[Change, ...]:
+        """From `30s:capacity=75,60s:capacity=none`."""
+        return tuple(map(cls._parse, text.split(",")))
+
+    @classmethod
+    def _parse(cls, text: str) -> Change:
+        match = re.fullmatch(r"([^:=]*):([^:=]*)=([^:=]*)", text)
+        if match is None:
+            raise UsageError(f"'{text}' is not a change", hint="Write TIME:NAME=VALUE, such as 30s:capacity=75.")
+        return cls(parse_duration(match[1]), match[2].strip(), match[3].strip())
 
 
 class Fate(Enum):
@@ -126,6 +189,12 @@ class Behaviour:
     """Options of the mock. The default answers at once and never fails."""
 
     latency: Latency = field(default_factory=Latency)
+    tokens: Tokens | None = None
+    """Output tokens; without it, as many as the text has."""
+    token_time_s: float = 0.0
+    """Time per output token of a call that runs alone."""
+    slowdown: float = 1.0
+    """Time per output token with every slot taken, as a multiple of `token_time_s`."""
     capacity: int | None = None
     queue_limit: int | None = None
     error_rate: float = 0.0
@@ -135,11 +204,19 @@ class Behaviour:
     slow_latency: Latency = field(default_factory=lambda: Latency(5.0, 5.0))
     reject_rate: float = 0.0
     rate_limit: RateLimit | None = None
+    token_limit: RateLimit | None = None
+    burst_s: float | None = None
+    """The buckets of both limits hold the allowance of this time; of one period if None."""
+    limit_headers: LimitHeaders = LimitHeaders.FULL
+    retry_after_s: float | None = None
+    """Wait that every refusal by a limit announces, and for which nothing is let through after it."""
     quota: int | None = None
     require_key: str | None = None
     response_bytes: int = 0
     seed: int = 0
     track: bool = True
+    vllm_metrics: bool = False
+    changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("error_rate", "drop_rate", "hang_rate", "slow_rate", "reject_rate"):
@@ -153,10 +230,50 @@ class Behaviour:
         _at_least("quota", self.quota, 0)
         if self.queue_limit is not None and self.capacity is None:
             raise UsageError("queue_limit has no effect without a capacity", hint="Set a capacity too.")
+        self._check_tokens()
+        self._check_limits()
         if not 0 <= self.response_bytes <= RESPONSE_MAX_BYTES:
             raise UsageError(f"response_bytes {self.response_bytes} is out of range (0 to {RESPONSE_MAX_BYTES})")
         if not 0 <= self.seed < 1 << 64:
             raise UsageError(f"seed {self.seed} is out of range (0 to 2^64 - 1)")
+        behaviour = self
+        for change in sorted(self.changes, key=lambda change: change.at_s):
+            behaviour = behaviour.with_values({change.name: change.value})
+
+    def _check_tokens(self) -> None:
+        if not 0 <= self.token_time_s <= DURATION_MAX_S:
+            raise UsageError(f"token_time_s {self.token_time_s} is out of range", hint="It takes 0 to one hour.")
+        if self.token_time_s and self.tokens is None:
+            raise UsageError("a time per token has no effect without tokens", hint="Say how many: --tokens 20..200.")
+        if not 1 <= self.slowdown <= SLOWDOWN_MAX:
+            raise UsageError(f"slowdown {self.slowdown} is out of range", hint=f"It takes 1 to {SLOWDOWN_MAX:g}.")
+        if self.slowdown > 1 and self.capacity is None:
+            raise UsageError("slowdown has no effect without a capacity", hint="Set a capacity too.")
+
+    def _check_limits(self) -> None:
+        for name in ("burst_s", "retry_after_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= DURATION_MAX_S:
+                raise UsageError(f"{name} {value} is out of range", hint="It takes more than 0, up to one hour.")
+        if self.retry_after_s is not None and self.limit_headers is LimitHeaders.NONE:
+            raise UsageError("limit headers 'none' announce no wait", hint="Leave out retry-after, or the headers.")
+
+    def with_values(self, values: Mapping[str, str | float | None]) -> Behaviour:
+        """The behaviour with other values of some options, under the names and in the forms of the command line.
+
+        None, like the text `none`, takes a limit away.
+        """
+        chosen: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in _CHANGEABLE:
+                raise UsageError(f"'{name}' cannot be changed", hint=f"Known are {', '.join(_CHANGEABLE)}.")
+            text = "none" if value is None else value if isinstance(value, str) else _plain(value)
+            option, parse = _CHANGEABLE[name]
+            try:
+                chosen[option] = parse(text)
+            except UsageError as error:
+                raise UsageError(f"{name}: {error.message}", hint=error.hint) from error
+        return replace(self, **chosen, changes=())
 
     @property
     def random(self) -> bool:
@@ -170,6 +287,21 @@ class Behaviour:
             return False
         (draw,) = _DRAW.unpack(self._digest(key.encode(), b"reject", _DRAW.size))
         return bool(draw < self.reject_rate * 2.0**64)
+
+    def tokens_of(self, key: str) -> int | None:
+        """Output tokens of the answer to the input behind `key`, the same every time; None if its text decides."""
+        tokens = self.tokens
+        if tokens is None:
+            return None
+        draw = int.from_bytes(self._digest(key.encode(), b"tokens", _DRAW.size), "little")
+        return tokens.low + draw % (tokens.high - tokens.low + 1)
+
+    def token_time_at(self, running: int) -> float:
+        """Seconds per output token with so many calls running: rises from the first slot to the last."""
+        if self.capacity is None or self.capacity == 1:
+            return self.token_time_s
+        load = min(1.0, (running - 1) / (self.capacity - 1))
+        return self.token_time_s * (1 + (self.slowdown - 1) * load)
 
     def decide(self, key: str, attempt: int) -> tuple[Fate, float]:
         """The fate of the `attempt`-th admitted call of `key`, and the seconds it is worked on."""
@@ -198,3 +330,24 @@ class Behaviour:
 def _at_least(name: str, value: int | None, low: int) -> None:
     if value is not None and value < low:
         raise UsageError(f"{name} {value} is out of range", hint=f"It takes {low} or more.")
+
+
+def _plain(number: float) -> str:
+    """A number as a person would write it: without an exponent."""
+    return str(number) if isinstance(number, int) else f"{number:.9f}"
+
+
+def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text == "none" else parse(text)
+
+
+_CHANGEABLE: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "capacity": ("capacity", _or_none(parse_count)),
+    "latency": ("latency", Latency.parse),
+    "token-time": ("token_time_s", parse_duration),
+    "rate-limit": ("rate_limit", _or_none(RateLimit.parse)),
+    "token-limit": ("token_limit", _or_none(RateLimit.parse)),
+    "quota": ("quota", _or_none(parse_count)),
+    "error-rate": ("error_rate", parse_share),
+}
+"""Options that can be changed while the mock serves: the field of each, and how its text is read."""

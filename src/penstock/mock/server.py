@@ -7,14 +7,14 @@ therefore answered in order, and a client that does not read its answers stops b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self, cast
 
 from penstock.config import KIB
 from penstock.errors import PenstockError
 from penstock.mock.behaviour import Behaviour, Fate
-from penstock.mock.counts import DROPPED, HUNG, KeyCalls, Stats
+from penstock.mock.counts import DROPPED, HUNG, Interval, KeyCalls, Stats
 from penstock.mock.service import Answer, Call, Service, plain_error
 from penstock.mock.wire import (
     CONTINUE,
@@ -144,8 +144,8 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
         elif call.streams:
             self._begin_stream(call)
-        elif call.delay_s > 0 and not self._upstream.stopping:
-            self._timer = self._loop.call_later(call.delay_s, self._finish, call)
+        elif (work_s := call.work_s) > 0 and not self._upstream.stopping:
+            self._timer = self._loop.call_later(work_s, self._finish, call)
         else:
             self._finish(call)
 
@@ -158,6 +158,7 @@ class Connection(asyncio.Protocol):
         else:
             answer = call.answer()
             self._release()
+            call.count_served()
             self._send(call.request, answer)
 
     def _release(self) -> None:
@@ -222,7 +223,7 @@ class Connection(asyncio.Protocol):
             request.keep_alive = False  # without chunks, only the end of the connection ends the answer
         self._write(encode_head(answer.status, headers, keep_alive=request.keep_alive))
         self._events = [*_encoded(answer.events, chunked=request.chunked_answers)][::-1]
-        self._stream_on(call, call.delay_s / len(self._events))
+        self._stream_on(call, call.work_s / len(self._events))
 
     def _stream_on(self, call: Call, pause_s: float) -> None:
         """Wait until the next event is due, or write all that are left if none has to wait."""
@@ -233,6 +234,7 @@ class Connection(asyncio.Protocol):
         self._events.clear()
         self._service.counts.by_status["200"] += 1
         self._release()
+        call.count_served()
         self._go_on(call.request.keep_alive)
 
     def _stream_next(self, call: Call, pause_s: float) -> None:
@@ -268,6 +270,7 @@ class MockUpstream:
         self._limits = limits or WireLimits()
         self._server: asyncio.Server | None = None
         self._empty: asyncio.Event | None = None
+        self._changes: list[asyncio.TimerHandle] = []
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -281,12 +284,18 @@ class MockUpstream:
                 hint="Choose another --port, or 0 for any free one.",
             ) from error
         self._port = self._server.sockets[0].getsockname()[1]
+        self._changes = [
+            loop.call_later(change.at_s, self.set, {change.name: change.value})
+            for change in self.service.behaviour.changes
+        ]
 
     async def stop(self) -> None:
         """Take no more connections, answer the calls under way at once, close."""
         if self._server is None:
             return
         self.stopping = True
+        for change in self._changes:
+            change.cancel()
         self._server.close()
         self._empty = asyncio.Event()
         for connection in list(self.connections):
@@ -331,6 +340,14 @@ class MockUpstream:
     def calls(self) -> dict[str, KeyCalls]:
         """Calls by key, in the order the keys were first seen."""
         return {record.key: record for record in self.service.counts.page(0, self.service.counts.keys).data}
+
+    def rate(self) -> list[Interval]:
+        """Calls over time: the latest intervals in which there were any."""
+        return self.service.counts.rate()
+
+    def set(self, values: Mapping[str, str | float | None]) -> None:
+        """Change options, named and written as on the command line."""
+        self.service.set(values)
 
     def reset(self) -> None:
         self.service.reset()

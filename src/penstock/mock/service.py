@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from hmac import compare_digest
 from http import HTTPStatus
 from typing import Any
@@ -15,18 +13,20 @@ from urllib.parse import parse_qs
 import msgspec
 
 from penstock.anthropic_errors import error_type
+from penstock.errors import UsageError
 from penstock.mock import answers, streams
 from penstock.mock.answers import Ask, Envelope, Stream, UnanswerableError, encode_json
-from penstock.mock.behaviour import Behaviour, Fate
+from penstock.mock.behaviour import Behaviour, Fate, LimitHeaders
 from penstock.mock.counts import DROPPED, HUNG, OTHER, Counts, Stats
-from penstock.mock.limits import Gate, TokenBucket
+from penstock.mock.limit_headers import Headers, retry_headers, state_headers
+from penstock.mock.limits import Clock, Gate, RateLimits
 from penstock.mock.wire import Request
 
 KEY_MAX_CHARS = 200
 PAGE_MAX = 10_000
 PAGE_DEFAULT = 1_000
 
-Headers = list[tuple[str, str]]
+_decode_values = msgspec.json.Decoder(dict[str, str | int | float | None]).decode
 
 
 @dataclass(slots=True)
@@ -47,6 +47,8 @@ class Endpoint:
         self.decode = msgspec.json.Decoder(ask).decode
         self.envelope = envelope
         self.stream = stream
+        self.generates = stream is not None
+        """Whether its answers are made of output tokens."""
         self.anthropic = path == "/v1/messages"
 
 
@@ -72,22 +74,39 @@ class Call:
     endpoint: Endpoint
     ask: Ask
     digest: str
+    arrived_at: float
+    tokens: int | None
+    """Output tokens; None until the answer is made, if its text decides."""
     fate: Fate
     delay_s: float
     headers: Headers
 
     @property
     def streams(self) -> bool:
-        return self.fate is Fate.ANSWER and bool(self.ask.stream) and self.endpoint.stream is not None
+        return self.fate is Fate.ANSWER and bool(self.ask.stream) and self.endpoint.generates
+
+    @property
+    def work_s(self) -> float:
+        """Seconds of work, at the load of this moment: to the first token, and for each of them."""
+        behaviour = self.service.behaviour
+        if not behaviour.token_time_s or not self.tokens or self.fate is not Fate.ANSWER:
+            return self.delay_s
+        return self.delay_s + self.tokens * behaviour.token_time_at(self.service.gate.working)
 
     def answer(self) -> Answer:
         if self.fate is Fate.ERROR:
             return self.service.error(self.endpoint, HTTPStatus.INTERNAL_SERVER_ERROR, self.digest, self.headers)
-        reply = answers.reply_to(self.ask, self.digest, self.service.behaviour.response_bytes)
+        reply = answers.reply_to(self.ask, self.digest, self.service.behaviour.response_bytes, self.tokens)
+        self.tokens = reply.tokens_out if self.endpoint.generates else 0
         if self.endpoint.stream is not None and self.streams:
             headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), *self.headers]
             return Answer(200, headers, events=self.endpoint.stream(reply))
         return _json(200, self.endpoint.envelope(reply), self.headers)
+
+    def count_served(self) -> None:
+        """Count the call, whose whole answer has been sent."""
+        if self.fate is Fate.ANSWER:
+            self.service.counts.count_served(self.arrived_at, self.tokens or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +126,7 @@ _REFUSALS = {
     HTTPStatus.INTERNAL_SERVER_ERROR: Refusal("server_error", None, "The mock fails this call on purpose."),
     HTTPStatus.SERVICE_UNAVAILABLE: Refusal("server_error", "overloaded", "The queue is full."),
 }
+_TOKENS = Refusal("tokens", "rate_limit_exceeded", "Rate limit reached for tokens.")
 _QUOTA = Refusal("insufficient_quota", "insufficient_quota", "You exceeded your current quota.")
 _FATE_STATUS = {Fate.ANSWER: "200", Fate.ERROR: "500", Fate.DROP: DROPPED, Fate.HANG: HUNG}
 
@@ -114,9 +134,10 @@ _FATE_STATUS = {Fate.ANSWER: "200", Fate.ERROR: "500", Fate.DROP: DROPPED, Fate.
 class Service:
     """Service: the mock's state and its rules, in the order a real API applies them."""
 
-    def __init__(self, behaviour: Behaviour) -> None:
+    def __init__(self, behaviour: Behaviour, clock: Clock = time.monotonic) -> None:
         self.behaviour = behaviour
         self.gate = Gate(behaviour.capacity, behaviour.queue_limit)
+        self._clock = clock
         self.reset()
 
     def handle(self, request: Request) -> Answer | Call:
@@ -132,11 +153,15 @@ class Service:
 
     def _call(self, endpoint: Endpoint, request: Request) -> Answer | Call:
         """Answer a call of the imitated API, or admit it."""
+        now = self._clock()
         digest = answers.digest_of(request.body)
         ask, problem = _read(endpoint, request.body)
         key = key_of(request, ask, digest)
-        self.counts.count_arrival(endpoint.path, ask.model if ask else OTHER)
-        refused = self._refuse(endpoint, request, key, digest, problem)
+        self.counts.count_arrival(endpoint.path, ask.model if ask else OTHER, now)
+        tokens = self.behaviour.tokens_of(key) if endpoint.generates else None
+        refused = self._refuse_invalid(endpoint, request, digest, problem)
+        if refused is None and ask is not None:
+            refused = self._refuse_limited(endpoint, ask, digest, key, tokens)
         if refused is not None:
             self.counts.count_decision(key, str(refused.status))
             return refused
@@ -144,22 +169,31 @@ class Service:
         fate, delay_s = self.behaviour.decide(key, self.counts.next_attempt(key))
         self.counts.count_decision(key, _FATE_STATUS[fate])
         self.counts.served += fate is Fate.ANSWER
-        return Call(self, request, endpoint, ask, digest, fate, delay_s, self._headers(endpoint, digest))
+        headers = self._headers(endpoint, digest)
+        return Call(self, request, endpoint, ask, digest, now, tokens, fate, delay_s, headers)
 
-    def _refuse(
-        self, endpoint: Endpoint, request: Request, key: str, digest: str, problem: str | None
-    ) -> Answer | None:
-        behaviour = self.behaviour
-        if behaviour.require_key is not None and not _authorised(request.headers, behaviour.require_key):
+    def _refuse_invalid(self, endpoint: Endpoint, request: Request, digest: str, problem: str | None) -> Answer | None:
+        required = self.behaviour.require_key
+        if required is not None and not _authorised(request.headers, required):
             return self.error(endpoint, HTTPStatus.UNAUTHORIZED, digest)
         if problem is not None:
             return self.error(endpoint, HTTPStatus.BAD_REQUEST, digest, message=problem)
+        return None
+
+    def _refuse_limited(self, endpoint: Endpoint, ask: Ask, digest: str, key: str, tokens: int | None) -> Answer | None:
+        behaviour = self.behaviour
         if behaviour.quota is not None and self.counts.served >= behaviour.quota:
             status = HTTPStatus.PAYMENT_REQUIRED if endpoint.anthropic else HTTPStatus.TOO_MANY_REQUESTS
             return self.error(endpoint, status, digest, refusal=_QUOTA)
-        if self.bucket is not None and not self.bucket.take():
-            headers = self._headers(endpoint, digest) + _retry_headers(self.bucket.wait_s)
-            return self.error(endpoint, HTTPStatus.TOO_MANY_REQUESTS, digest, headers)
+        charged = 0
+        if behaviour.token_limit is not None:
+            reply = answers.reply_to(ask, digest, behaviour.response_bytes, tokens)
+            charged = reply.tokens_in + (reply.tokens_out if endpoint.generates else 0)
+        excess = self.limits.admit(charged)
+        if excess is not None:
+            headers = self._headers(endpoint, digest) + retry_headers(excess.wait_s, behaviour.limit_headers)
+            refusal = _TOKENS if excess.kind == "tokens" else None
+            return self.error(endpoint, HTTPStatus.TOO_MANY_REQUESTS, digest, headers, refusal=refusal)
         if behaviour.rejects(key):
             return self.error(endpoint, HTTPStatus.BAD_REQUEST, digest)
         if self.gate.full:
@@ -189,23 +223,25 @@ class Service:
 
     def _headers(self, endpoint: Endpoint, digest: str) -> Headers:
         headers = [("request-id" if endpoint.anthropic else "x-request-id", f"req_{digest}")]
-        if self.bucket is not None:
-            headers += _rate_headers(self.bucket, anthropic=endpoint.anthropic)
+        if self.limits.buckets and self.behaviour.limit_headers is LimitHeaders.FULL:
+            for kind, bucket in self.limits.buckets.items():
+                headers += state_headers(kind, bucket, anthropic=endpoint.anthropic)
         return headers
 
     def _own(self, request: Request, path: str) -> Answer:
         """Answer of a page beside the imitated API."""
-        if path == "/v1/mock/reset":
-            if request.method != "POST":
-                return _not_allowed("POST")
-            self.reset()
-            return _json(200, {"reset": True})
+        changes: dict[str, Callable[[Request], Answer]] = {"/v1/mock/reset": self._reset, "/v1/mock/set": self._set}
+        if path in changes:
+            return changes[path](request) if request.method == "POST" else _not_allowed("POST")
         pages: dict[str, Callable[[Request], Answer]] = {
             "/v1/models": lambda _: _json(200, answers.models()),
             "/v1/healthz": lambda _: _json(200, {"status": "ok"}),
             "/v1/mock/stats": lambda _: _json(200, self.stats()),
+            "/v1/mock/rate": lambda _: _json(200, self.counts.rate()),
             "/v1/mock/calls": self._calls_page,
         }
+        if self.behaviour.vllm_metrics and request.path == "/metrics":
+            pages[path] = lambda _: self._metrics()
         page = pages.get(path)
         if page is None:
             return plain_error(HTTPStatus.NOT_FOUND, f"Nothing is served at {request.path}.")
@@ -213,10 +249,30 @@ class Service:
             return _not_allowed("GET, HEAD")
         return page(request)
 
+    def _reset(self, _: Request) -> Answer:
+        self.reset()
+        return _json(200, {"reset": True})
+
+    def _set(self, request: Request) -> Answer:
+        try:
+            values = _decode_values(request.body)
+            self.set(values)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return plain_error(HTTPStatus.BAD_REQUEST, f"Send a JSON object of names and values: {error}.")
+        except UsageError as error:
+            return plain_error(HTTPStatus.BAD_REQUEST, f"{error.message}. {error.hint or ''}".rstrip())
+        return _json(200, {"set": values})
+
+    def set(self, values: Mapping[str, str | float | None]) -> None:
+        """Change options, all of them or none; calls that were admitted before keep their fate."""
+        self.behaviour = self.behaviour.with_values(values)
+        self.limits.change(self.behaviour)
+        self.gate.resize(self.behaviour.capacity)
+
     def reset(self) -> None:
-        """Reset all counts and refill the bucket; calls in flight go on."""
-        self.counts = Counts(track=self.behaviour.track)
-        self.bucket = TokenBucket(self.behaviour.rate_limit) if self.behaviour.rate_limit else None
+        """Reset all counts and refill the buckets; calls in flight go on, and options stay as they are."""
+        self.counts = Counts(track=self.behaviour.track, clock=self._clock)
+        self.limits = RateLimits(self.behaviour, self._clock)
         self.gate.max_working = self.gate.working
         self.gate.max_waiting = self.gate.waiting
 
@@ -230,6 +286,18 @@ class Service:
             return plain_error(HTTPStatus.BAD_REQUEST, f"after is 0 or more, limit is 1 to {PAGE_MAX}.")
         return _json(200, self.counts.page(after, limit))
 
+    def _metrics(self) -> Answer:
+        """Load under the names of vLLM. Its cache is as full as its slots."""
+        gate, capacity = self.gate, self.gate.capacity
+        values = {
+            "num_requests_running": float(gate.working),
+            "num_requests_waiting": float(gate.waiting),
+            "kv_cache_usage_perc": min(1.0, gate.working / capacity) if capacity else 0.0,
+        }
+        labels = f'{{engine="0",model_name="{answers.MODELS[0]}"}}'
+        lines = (f"# TYPE vllm:{name} gauge\nvllm:{name}{labels} {value}\n" for name, value in values.items())
+        return Answer(200, [("content-type", "text/plain; version=0.0.4; charset=utf-8")], "".join(lines).encode())
+
     def stats(self) -> Stats:
         counts, gate = self.counts, self.gate
         return Stats(
@@ -242,13 +310,17 @@ class Service:
             max_in_flight=gate.max_working,
             max_waiting=gate.max_waiting,
             abandoned=counts.abandoned,
+            ignored_waits=self.limits.ignored_waits,
+            completion_tokens=counts.completion_tokens,
+            latency_p50_ms=counts.latencies.percentile_ms(50),
+            latency_p95_ms=counts.latencies.percentile_ms(95),
             keys=counts.keys,
             max_calls_per_key=counts.max_calls_per_key,
             untracked_calls=counts.untracked_calls,
             bytes_in=counts.bytes_in,
             bytes_out=counts.bytes_out,
             connections=counts.connections,
-            elapsed_s=round(time.monotonic() - counts.started_at, 3),
+            elapsed_s=round(counts.elapsed_s, 3),
         )
 
 
@@ -279,32 +351,6 @@ def _authorised(headers: dict[bytes, bytes], key: str) -> bool:
         headers.get(b"api-key", b""),
     )
     return any(compare_digest(value, key.encode()) for value in given)
-
-
-def _retry_headers(wait_s: float) -> Headers:
-    return [("retry-after", str(math.ceil(wait_s))), ("retry-after-ms", str(math.ceil(wait_s * 1000)))]
-
-
-def _rate_headers(bucket: TokenBucket, *, anthropic: bool) -> Headers:
-    limit, remaining = str(int(bucket.size)), str(bucket.remaining)
-    if anthropic:
-        reset = datetime.now(UTC) + timedelta(seconds=bucket.full_s)
-        values = (limit, remaining, reset.isoformat(timespec="seconds").replace("+00:00", "Z"))
-        names = ("limit", "remaining", "reset")
-        return [(f"anthropic-ratelimit-requests-{name}", value) for name, value in zip(names, values, strict=True)]
-    return [
-        ("x-ratelimit-limit-requests", limit),
-        ("x-ratelimit-remaining-requests", remaining),
-        ("x-ratelimit-reset-requests", go_duration(bucket.full_s)),
-    ]
-
-
-def go_duration(seconds: float) -> str:
-    """Duration as Go prints it, which is how OpenAI states them: `12ms`, `1.5s`, `6m0s`."""
-    if seconds < 1:
-        return f"{math.ceil(seconds * 1000)}ms"
-    minutes, rest = divmod(round(seconds, 3), 60)
-    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
 def _json(status: int, value: Any, headers: Headers | None = None) -> Answer:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import math
+import re
 import signal
 import socket
 import struct
@@ -19,7 +20,7 @@ import pytest
 
 from penstock.dispatch.rows.schema import misfit
 from penstock.mock.answers import digest_of
-from penstock.mock.behaviour import Behaviour, Latency, RateLimit
+from penstock.mock.behaviour import Behaviour, Change, Latency, LimitHeaders, RateLimit, Tokens
 from penstock.mock.server import MockUpstream
 from penstock.mock.wire import WireLimits
 from tests.support.mock_process import spawn_mock, start_mock_process
@@ -327,6 +328,162 @@ def test_the_rate_limit_says_when_to_come_back() -> None:
     run(test)
 
 
+def test_tokens_are_those_of_the_usage_and_take_their_time() -> None:
+    async def test() -> None:
+        async with serving(Behaviour(tokens=Tokens(10, 99), token_time_s=0.002)) as client:
+            _, chat, _ = await client.chat("x", "key")
+            tokens = chat["usage"]["completion_tokens"]
+            assert chat["usage"]["total_tokens"] == tokens + chat["usage"]["prompt_tokens"]
+            seen = [(await client.post(path, ask("x", prompt="x", input="x"), "key"))[1]["usage"] for path in PATHS]
+            assert [usage.get("completion_tokens") or usage["output_tokens"] for usage in seen] == [tokens] * 3
+            body = ask("x", stream=True, stream_options={"include_usage": True})
+            _, raw, _ = await client.post("/v1/chat/completions", body, "key")
+            assert b'"completion_tokens":%d,' % tokens in raw
+            await client.post("/v1/embeddings", {"model": "m", "input": "x"}, "key")
+            stats = await client.get("/mock/stats")
+            assert stats["completion_tokens"] == 5 * tokens
+            assert 0.97 * 2 * tokens < stats["latency_p50_ms"] <= stats["latency_p95_ms"]
+
+    run(test)
+
+
+PATHS = ("/v1/completions", "/v1/responses", "/v1/messages")
+
+
+def test_the_load_stands_on_the_page_of_vllm() -> None:
+    async def test() -> None:
+        async with serving(Behaviour(latency=LONG, capacity=4, vllm_metrics=True)) as client:
+            tasks = [asyncio.create_task(client.chat(f"{number}")) for number in range(7)]
+            await await_until(lambda: client.upstream.stats().waiting == 3)
+            head = b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            page = (await exchange(client.upstream, head % b"/metrics")).decode()
+            assert "\r\ncontent-type: text/plain" in page
+            values = dict(re.findall(r'^vllm:(\w+)\{.*model_name="mock-chat".*\} (\S+)$', page, re.MULTILINE))
+            assert values == {
+                "num_requests_running": "4.0",
+                "num_requests_waiting": "3.0",
+                "kv_cache_usage_perc": "1.0",
+            }
+            assert b" 404 " in await exchange(client.upstream, head % b"/v1/metrics")
+            await client.upstream.stop()
+            await asyncio.gather(*tasks)
+        async with serving() as client:
+            assert b" 404 " in await exchange(client.upstream, head % b"/metrics")
+
+    run(test)
+
+
+def test_the_token_limit_charges_what_the_answer_has() -> None:
+    async def test() -> None:
+        limits: dict[str, Any] = {"rate_limit": RateLimit(100, 3_600), "token_limit": RateLimit(250, 3_600)}
+        async with serving(Behaviour(tokens=Tokens(99, 99), **limits)) as client:
+            answers = [await client.chat("x", "key") for _ in range(3)]
+            assert [status for status, _, _ in answers] == [200, 200, 429]
+            assert answers[0][1]["usage"]["total_tokens"] == 100
+            assert [headers["x-ratelimit-remaining-tokens"] for _, _, headers in answers] == ["150", "50", "50"]
+            _, answer, headers = answers[-1]
+            assert (answer["error"]["type"], answer["error"]["code"]) == ("tokens", "rate_limit_exceeded")
+            assert headers["x-ratelimit-limit-tokens"] == "250"
+            assert headers["x-ratelimit-remaining-requests"] == "98"
+            assert 700 <= int(headers["retry-after"]) <= 720
+            status, _, headers = await client.post("/v1/messages", ask("x"))
+            assert (status, headers["anthropic-ratelimit-tokens-remaining"]) == (429, "50")
+            status, _, headers = await client.post("/v1/embeddings", {"model": "m", "input": "x"})
+            assert (status, headers["x-ratelimit-remaining-tokens"]) == (200, "49")
+
+    run(test)
+
+
+@pytest.mark.parametrize(("chosen", "told"), [(LimitHeaders.RETRY_AFTER, {"retry-after"}), (LimitHeaders.NONE, set())])
+def test_a_limit_may_tell_less_of_itself(chosen: LimitHeaders, told: set[str]) -> None:
+    async def test() -> None:
+        limits: dict[str, Any] = {"rate_limit": RateLimit(3, 3_600), "token_limit": RateLimit(1e6, 1)}
+        async with serving(Behaviour(burst_s=1_200, limit_headers=chosen, **limits)) as client:
+            answers = [await client.chat("x") for _ in range(2)]
+            assert [status for status, _, _ in answers] == [200, 429]
+            found = [{name for name in headers if "retry" in name or "ratelimit" in name} for _, _, headers in answers]
+            assert found == [set(), told]
+            assert 1_180 <= int(answers[1][2].get("retry-after", "1200")) <= 1_200
+
+    run(test)
+
+
+def test_waits_can_be_forced_and_who_ignores_them_is_counted() -> None:
+    async def test() -> None:
+        async with serving(Behaviour(rate_limit=RateLimit(1, 3_600), retry_after_s=600)) as client:
+            answers = [await client.chat("x") for _ in range(4)]
+            assert [status for status, _, _ in answers] == [200, 429, 429, 429]
+            assert answers[1][2]["retry-after"] == "600"
+            assert int(answers[-1][2]["retry-after-ms"]) <= 600_000
+            assert (await client.get("/mock/stats"))["ignored_waits"] == 2
+            rate = await client.get("/mock/rate")
+            assert [sum(each[name] for each in rate) for name in ("calls", "refused")] == [4, 3]
+            assert all(each["at_ms"] % 100 == 0 for each in rate)
+            client.upstream.reset()
+            assert ((await client.chat("x"))[0], client.upstream.stats().ignored_waits) == (200, 0)
+
+    run(test)
+
+
+# Changes.
+
+
+def test_options_change_on_a_schedule() -> None:
+    async def test() -> None:
+        changes = Change.parse_all("20ms:quota=0,0s:error-rate=100%,10m:quota=none")
+        async with serving(Behaviour(changes=changes)) as client:
+            while (await client.chat("x"))[0] != 429:
+                pass
+            behaviour = client.upstream.service.behaviour
+            assert (behaviour.quota, behaviour.error_rate) == (0, 1)
+
+    run(test)
+
+
+def test_capacity_and_quota_change_at_runtime() -> None:
+    async def test() -> None:
+        async with serving(Behaviour(latency=LONG, capacity=1, quota=4)) as client:
+            tasks = [asyncio.create_task(client.chat(f"{number}")) for number in range(4)]
+            await await_until(lambda: client.upstream.stats().waiting == 3)
+            status, answer, _ = await client.post("/mock/set", {"capacity": 3})
+            assert (status, answer) == (200, {"set": {"capacity": 3}})
+            assert (client.upstream.stats().in_flight, client.upstream.stats().waiting) == (3, 1)
+            assert (await client.chat("x"))[1]["error"]["code"] == "insufficient_quota"
+            client.upstream.set({"quota": None, "capacity": None, "latency": 0})
+            assert (await client.chat("x"))[0] == 200
+            await client.upstream.stop()
+            assert [(await task)[0] for task in tasks] == [200] * 4
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"capacity": 0}, "capacity 0 is out of range"),
+        ({"quota": 7, "error-rate": "x"}, "error-rate: 'x' is not a fraction"),
+        ({"seed": 1}, "Known are capacity, latency"),
+        ({"token-time": "1ms"}, "no effect without tokens"),
+        ([], "Send a JSON object"),
+        (b"", "Send a JSON object"),
+        ({"capacity": True}, "Send a JSON object"),
+    ],
+)
+def test_what_cannot_be_set_changes_nothing(body: Any, said: str) -> None:
+    async def test() -> None:
+        behaviour = Behaviour(quota=0)
+        async with serving(behaviour) as client:
+            status, answer, _ = await client.post("/mock/set", body)
+            assert status == 400
+            assert said in answer["error"]["message"]
+            assert client.upstream.service.behaviour is behaviour
+
+    run(test)
+
+
+# Quota, capacity and faults.
+
+
 def test_quota_and_key() -> None:
     async def test() -> None:
         async with serving(Behaviour(quota=2, require_key="secret")) as client:
@@ -524,6 +681,7 @@ def test_a_client_that_asks_first_is_told_to_continue() -> None:
         (b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404),
         (b"GET /mock/calls?after=x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
         (b"GET /mock/calls?limit=0 HTTP/1.0\r\n\r\n", 400),
+        (b"GET /mock/set HTTP/1.0\r\n\r\n", 405),
     ],
 )
 def test_what_cannot_be_served_is_answered_and_hurts_nobody(sent: bytes, status: int) -> None:
@@ -618,6 +776,9 @@ def test_the_process_prints_one_line_and_stops_in_time() -> None:
         (["--error-rate", "1.5"], "from 0 to 1"),
         (["--rate-limit", "5/d"], "100/s, 600/m"),
         (["--queue-limit", "5"], "without a capacity"),
+        (["--tokens", "9..8"], "Put the smaller bound first"),
+        (["--token-time", "2ms"], "no effect without tokens"),
+        (["--change", "30s:seed=1"], "'seed' cannot be changed"),
         (["--error-rate", "60%", "--drop-rate", "50%"], "add up to more than 1"),
     ],
 )

@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.mock.answers import embedding_of, text_for
-from penstock.mock.behaviour import Behaviour, Fate, Latency, RateLimit, parse_duration, parse_share
-from penstock.mock.counts import Counts
-from penstock.mock.limits import Gate, TokenBucket
-from penstock.mock.service import go_duration
+from penstock.mock.behaviour import (
+    Behaviour,
+    Change,
+    Fate,
+    Latency,
+    LimitHeaders,
+    RateLimit,
+    Tokens,
+    parse_duration,
+    parse_share,
+)
+from penstock.mock.counts import MAX_INTERVALS, Counts, Latencies
+from penstock.mock.limit_headers import go_duration
+from penstock.mock.limits import Excess, Gate, RateLimits, TokenBucket
 from penstock.mock.wire import Request, RequestReader, WireError, WireLimits
 
 
@@ -81,6 +91,72 @@ def test_bad_rates(text: str) -> None:
         RateLimit.parse(text)
 
 
+def test_tokens() -> None:
+    assert Tokens.parse("20..200") == Tokens(20, 200)
+    assert Tokens.parse("7") == Tokens(7, 7)
+    for text in ("", "0", "..", "5..", "9..8", "1.5", "-1..2", "1..99999999"):
+        with pytest.raises(UsageError):
+            Tokens.parse(text)
+
+
+def test_changes() -> None:
+    changes = Change.parse_all("30s:capacity=75, 1m:quota=none")
+    assert changes == (Change(30, "capacity", "75"), Change(60, "quota", "none"))
+    for text in ("", "capacity=75", "30s:capacity", "x:capacity=75", "30s:capacity=75,", "1s:a=b=c"):
+        with pytest.raises(UsageError) as failure:
+            Change.parse_all(text)
+        assert failure.value.hint
+
+
+def test_options_are_changed_together_or_not_at_all() -> None:
+    behaviour = Behaviour(tokens=Tokens(1, 9), quota=5, changes=(Change(1, "quota", "6"),))
+    values: dict[str, str | float | None] = {
+        "capacity": 75,
+        "rate-limit": "600/m",
+        "token-limit": 100,
+        "error-rate": 1e-5,
+        "quota": None,
+    }
+    changed = behaviour.with_values({**values, "token-time": "2ms", "latency": "1s..2s"})
+    assert changed == Behaviour(
+        tokens=Tokens(1, 9),
+        capacity=75,
+        rate_limit=RateLimit(600, 60),
+        token_limit=RateLimit(100, 1),
+        error_rate=1e-5,
+        token_time_s=0.002,
+        latency=Latency(1, 2),
+    )
+    wrongs: list[dict[str, str | float | None]] = [
+        {"seed": 1},
+        {"error-rate": None},
+        {"error-rate": 2},
+        {"capacity": -1},
+        {"capacity": 1.5},
+    ]
+    for wrong in wrongs:
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            behaviour.with_values({"quota": 1, **wrong})
+
+
+def test_tokens_are_drawn_from_seed_and_key() -> None:
+    keys = [f"key-{number}" for number in range(500)]
+    behaviour = Behaviour(tokens=Tokens(3, 7))
+    drawn = [behaviour.tokens_of(key) for key in keys]
+    assert set(drawn) == {3, 4, 5, 6, 7}
+    assert drawn == [behaviour.tokens_of(key) for key in keys]
+    assert drawn != [Behaviour(tokens=Tokens(3, 7), seed=1).tokens_of(key) for key in keys]
+    assert Behaviour().tokens_of("key") is None
+
+
+def test_the_time_per_token_rises_with_the_slots_taken() -> None:
+    behaviour = Behaviour(tokens=Tokens(1, 1), token_time_s=0.002, slowdown=2, capacity=101)
+    times_ms = [1000 * behaviour.token_time_at(running) for running in (1, 51, 101, 150)]
+    assert times_ms == pytest.approx([2, 3, 4, 4])
+    assert Behaviour(tokens=Tokens(1, 1), token_time_s=0.002).token_time_at(50) == 0.002
+    assert behaviour.with_values({"capacity": 1}).token_time_at(1) == 0.002
+
+
 def test_shares() -> None:
     assert parse_share("5%") == parse_share("0.05") == 0.05
     for text in ("2", "101%", "-0.1", "nan", ""):
@@ -100,6 +176,16 @@ def test_shares() -> None:
         {"response_bytes": -1},
         {"seed": -1},
         {"quota": -1},
+        {"token_time_s": 0.001},
+        {"tokens": Tokens(1, 1), "token_time_s": -1.0},
+        {"slowdown": 2.0},
+        {"slowdown": 0.5, "capacity": 1},
+        {"burst_s": 0.0},
+        {"retry_after_s": math.inf},
+        {"retry_after_s": 1.0, "limit_headers": LimitHeaders.NONE},
+        {"changes": (Change(0, "capacity", "0"),)},
+        {"changes": (Change(0, "seed", "1"),)},
+        {"changes": (Change(5, "capacity", "none"),), "capacity": 1, "queue_limit": 1},
     ],
 )
 def test_impossible_behaviours_are_refused(chosen: dict[str, Any]) -> None:
@@ -164,15 +250,73 @@ def assert_share(seen: int, count: int, rate: float) -> None:
 
 def test_the_bucket_refills_and_says_how_long_to_wait() -> None:
     now = 100.0
-    bucket = TokenBucket(RateLimit(2, 1), clock=lambda: now)
-    assert [bucket.take(), bucket.take(), bucket.take()] == [True, True, False]
-    assert bucket.wait_s == pytest.approx(0.5)
+    bucket = TokenBucket(RateLimit(2, 1), None, now)
+
+    def take() -> bool:
+        found = bucket.has(1, now)
+        if found:
+            bucket.take(1)
+        return found
+
+    assert [take(), take(), take()] == [True, True, False]
+    assert bucket.wait_s(1) == pytest.approx(0.5)
     assert bucket.full_s == pytest.approx(1.0)
     now += 0.5
-    assert [bucket.take(), bucket.take()] == [True, False]
+    assert [take(), take()] == [True, False]
     now += 60
-    assert bucket.take()
+    assert take()
     assert bucket.remaining == 1
+
+
+def test_a_bucket_holds_its_burst_and_lends_what_it_never_holds() -> None:
+    bucket = TokenBucket(RateLimit(600, 60), 2.0, 0.0)
+    assert (bucket.size, bucket.has(20, 0.0), bucket.has(50, 0.0)) == (20, True, True)
+    bucket.take(50)
+    assert (bucket.remaining, bucket.has(1, 3.0), bucket.has(1, 3.1)) == (0, False, True)
+    assert bucket.wait_s(50) == pytest.approx(1.9)
+
+
+def test_a_limit_that_changes_gives_nothing_back() -> None:
+    now = 0.0
+    limits = RateLimits(Behaviour(rate_limit=RateLimit(10, 1)), lambda: now)
+    assert [limits.admit(0) for _ in range(10)] == [None] * 10
+    limits.change(Behaviour(rate_limit=RateLimit(100, 1)))
+    assert limits.admit(0) == Excess("requests", 0.01)
+    now = 0.02
+    assert [limits.admit(0) is None for _ in range(3)] == [True, True, False]
+    limits.change(Behaviour())
+    assert limits.admit(0) is None
+
+
+def test_a_call_that_exceeds_one_limit_is_charged_to_none() -> None:
+    limits = RateLimits(Behaviour(rate_limit=RateLimit(2, 1), token_limit=RateLimit(100, 1)), lambda: 0.0)
+    assert limits.admit(60) is None
+    assert limits.admit(60) == Excess("tokens", 0.2)
+    assert limits.admit(40) is None
+    assert limits.admit(1) == Excess("requests", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("headers", "ignored"), [(LimitHeaders.FULL, 1), (LimitHeaders.RETRY_AFTER, 2), (LimitHeaders.NONE, 0)]
+)
+def test_calls_inside_an_announced_wait_are_counted(headers: LimitHeaders, ignored: int) -> None:
+    times = [0.0, 0.0, 0.1, 0.3, 0.6, 1.4]
+    behaviour = Behaviour(rate_limit=RateLimit(4, 2), burst_s=0.5, limit_headers=headers)
+    limits = RateLimits(behaviour, lambda: times.pop(0))
+    assert [limits.admit(0) is None for _ in range(5)] == [True, False, False, True, True]
+    assert limits.ignored_waits == ignored
+
+
+def test_a_wait_that_is_forced_is_also_enforced() -> None:
+    now = 0.0
+    limits = RateLimits(Behaviour(rate_limit=RateLimit(1, 1), retry_after_s=30), lambda: now)
+    assert limits.admit(0) is None
+    assert limits.admit(0) == Excess("requests", 30)
+    now = 20.0
+    assert limits.admit(0) == Excess("requests", 10)
+    now = 30.0
+    assert limits.admit(0) is None
+    assert limits.ignored_waits == 1
 
 
 class Entrant:
@@ -197,6 +341,21 @@ def test_the_gate_admits_in_order_and_forgets_who_leaves() -> None:
     gate.leave(third)
     assert begun == [first, third, fourth]
     assert (gate.working, gate.waiting, gate.max_working, gate.max_waiting) == (1, 0, 1, 2)
+
+
+def test_a_gate_that_grows_admits_and_one_that_shrinks_expels_none() -> None:
+    gate, begun = Gate(1, None), list[Entrant]()
+    entrants = [Entrant(begun) for _ in range(4)]
+    for entrant in entrants:
+        gate.enter(entrant)
+    gate.resize(3)
+    assert (begun, gate.working, gate.waiting) == (entrants[:3], 3, 1)
+    gate.resize(1)
+    gate.leave(entrants[0])
+    gate.leave(entrants[1])
+    assert (gate.working, gate.waiting) == (1, 1)
+    gate.resize(None)
+    assert begun == entrants
 
 
 def test_a_long_queue_of_short_calls_does_not_recurse() -> None:
@@ -242,6 +401,36 @@ def test_counting_stops_at_its_bound() -> None:
     for key in ("a", "b", "c", "a"):
         counts.count_decision(key, "200")
     assert (counts.keys, counts.untracked_calls) == (2, 1)
+
+
+def test_calls_are_counted_over_time_up_to_a_bound() -> None:
+    now = 1_000.0
+    counts = Counts(clock=lambda: now)
+    for now, status in ((1_000.05, "200"), (1_000.05, "429"), (1_000.12, "503"), (1_009.99, "500")):
+        counts.count_arrival("/v1/chat/completions", "m", now)
+        counts.count_decision("key", status)
+    seen = [(interval.at_ms, interval.calls, interval.refused) for interval in counts.rate()]
+    assert seen == [(0, 2, 1), (100, 1, 1), (9_900, 1, 0)]
+    for number in range(2 * MAX_INTERVALS):
+        counts.count_arrival("/v1/chat/completions", "m", 2_000.0 + number)
+    assert len(counts.rate()) == MAX_INTERVALS
+
+
+@given(st.lists(st.floats(1e-6, 7_200), min_size=1, max_size=50), st.integers(1, 100))
+def test_percentiles_are_close(latencies_s: list[float], percent: int) -> None:
+    latencies = Latencies()
+    assert latencies.percentile_ms(percent) is None
+    for latency_s in latencies_s:
+        latencies.add(latency_s)
+    true_ms = 1000 * sorted(latencies_s)[math.ceil(len(latencies_s) * percent / 100) - 1]
+    assert latencies.percentile_ms(percent) == pytest.approx(true_ms, rel=0.03, abs=0.001)
+
+
+def test_latencies_out_of_range_are_counted_at_its_ends() -> None:
+    for latency_s in (0.0, -1.0, 1e9):
+        latencies = Latencies()
+        latencies.add(latency_s)
+        assert latencies.percentile_ms(50) is not None
 
 
 @pytest.mark.parametrize(
