@@ -68,9 +68,16 @@ def test_bad_values_name_the_place_and_the_reason(name: str, value: str, words: 
 
 
 def test_an_option_that_names_a_setting_is_named_as_the_option() -> None:
-    with pytest.raises(UsageError, match="--concurrency: 0 is out of range"):
-        config_sources.load(environ={}, flags={"concurrency": 0})
-    assert config_sources.load(environ={}, flags={"concurrency": None}).dispatch.concurrency == 64
+    with pytest.raises(UsageError, match="--concurrency: -1 is out of range"):
+        config_sources.load(environ={}, flags={"concurrency": -1})
+    assert config_sources.load(environ={}, flags={"concurrency": None}).dispatch.concurrency == 0
+
+
+def test_without_a_concurrency_functions_have_a_few_slots_and_endpoints_as_many_as_pay() -> None:
+    dispatch = config_sources.load(environ={}).dispatch
+    assert (dispatch.most_functions, dispatch.most_calls) == (64, 1_000)
+    dispatch = config_sources.load(environ={}, flags={"concurrency": 7}).dispatch
+    assert (dispatch.most_functions, dispatch.most_calls) == (7, 7)
 
 
 def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:

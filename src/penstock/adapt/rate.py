@@ -11,6 +11,8 @@ Pure functions: the time is an argument, and what they remember is a value that 
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 # Part of the estimate that is used.
@@ -29,6 +31,7 @@ _CUT_MAX = 0.5
 # Calls by which an estimate is believed.
 _ENOUGH = 8
 _COUNTED_FOR_S = 120.0
+_LOOK_BACK_S = 5.0
 # Refusals that come together are one event: calls that were under way when the first came back.
 _SAME_EVENT_S = 0.5
 _LOWEST = 1 / 60
@@ -42,7 +45,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     per_s: float | None = None
     """None while nothing limits them."""
     estimate: float | None = None
-    """What refusals, or headers, say is allowed."""
+    """What refusals say is allowed; None before the first."""
     survived: float = 0.0
     """The rate before it was last raised: nothing was refused."""
     refused_s: float = 0.0
@@ -57,8 +60,9 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     step: float = _RAISE
     trust: float = _TRUST_MIN
     """How much longer than at first the rate stands still: refusals came only when it was raised."""
-    stated_s: float = -1e9
-    """When headers last stated the allowance."""
+    stated: float | None = None
+    stated_s: float = 0.0
+    """What headers allow, and when they last said so."""
 
 
 def begin(now_s: float, admitted: int) -> Rate:
@@ -102,24 +106,28 @@ def refuse(state: Rate, now_s: float, admitted: int, open_at_s: float) -> tuple[
     return moved, f"refused: about {estimate:.3g} calls/s are allowed"
 
 
-def state_allowance(state: Rate, now_s: float, admitted: int, per_s: float) -> tuple[Rate, str | None]:
-    """Headers say that so many calls a second are allowed."""
-    per_s = max(per_s * _STATED, _LOWEST)
-    moved = msgspec.structs.replace(
-        *(state,), per_s=per_s, estimate=per_s, stated_s=now_s, raised_s=now_s, raised=admitted, step=_RAISE
-    )
-    changed = state.per_s is None or abs(per_s - state.per_s) > 0.02 * state.per_s
-    return moved, f"its headers allow {per_s:.3g} calls/s" if changed else None
+def state_allowance(state: Rate, now_s: float, per_s: float) -> Rate:
+    """Note that headers say so many calls a second are allowed."""
+    return msgspec.structs.replace(state, stated=max(per_s * _STATED, _LOWEST), stated_s=now_s)
 
 
 def adjust(state: Rate, now_s: float, admitted: int, *, used: bool) -> tuple[Rate, str | None]:
-    """Raise the rate if it was used to the full for a while and nothing was refused."""
+    """Keep to what headers allow, and raise the rate if it was used to the full for a while and nothing was refused."""
+    most = state.stated if now_s - state.stated_s < _STATED_FOR_S else None
+    # A limit may count other calls too: what was refused not long ago is believed before what headers say.
+    trusted = state.estimate is None or now_s - state.refused_s > _STATED_FOR_S
+    if most is not None and (state.per_s is None or most < state.per_s or (trusted and most > state.per_s)):
+        moved = msgspec.structs.replace(state, per_s=most, raised_s=now_s, raised=admitted, step=_RAISE)
+        changed = state.per_s is None or abs(most - state.per_s) > 0.02 * state.per_s
+        return moved, f"its headers allow {most:.3g} calls/s" if changed else None
     if state.per_s is None:
+        # The first refusal is judged by the calls just before it.
+        late = now_s - state.counted_s > _LOOK_BACK_S
+        return msgspec.structs.replace(state, counted_s=now_s, counted=admitted) if late else state, None
+    if most is not None and state.per_s >= most:
         return state, None
-    if now_s - max(state.refused_s, state.stated_s, state.raised_s) > _FORGOTTEN_S:
+    if now_s - max(state.refused_s, state.raised_s) > _FORGOTTEN_S:
         return begin(now_s, admitted), "no refusal for an hour"
-    if now_s - state.stated_s < _STATED_FOR_S:
-        return state, None
     if not used:
         # A rate that is not used to the full says nothing: the time does not count.
         return msgspec.structs.replace(state, raised_s=now_s, raised=admitted), None
@@ -130,7 +138,7 @@ def adjust(state: Rate, now_s: float, admitted: int, *, used: bool) -> tuple[Rat
         return state, None
     moved = msgspec.structs.replace(
         *(state,),
-        per_s=state.per_s * (1 + state.step),
+        per_s=min(state.per_s * (1 + state.step), most or math.inf),
         survived=state.per_s,
         step=min(2 * state.step, 1.0),
         raised_s=now_s,

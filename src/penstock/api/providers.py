@@ -8,12 +8,13 @@ import msgspec
 
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import not_found
-from penstock.api.objects import seconds_or_none
+from penstock.api.objects import seconds, seconds_or_none
 from penstock.batches.unserved import list_unserved
 from penstock.claim import gates
 from penstock.db.notify import WORK, notify
 from penstock.db.pool import Connection, borrowed
 from penstock.dispatch.providers import Provider
+from penstock.limits import store
 
 
 class GateObject(msgspec.Struct, kw_only=True):
@@ -26,12 +27,28 @@ class GateObject(msgspec.Struct, kw_only=True):
     message: str
 
 
+class LimitObject(msgspec.Struct, kw_only=True):
+    """How much of a model is called, over all processes, and why that last moved."""
+
+    model: str
+    in_flight: int
+    max_in_flight: float
+    floor: float
+    ceiling: float
+    max_per_second: float | None
+    reason: str
+    moved_at: int
+
+
 class ProviderObject(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
     kind: Literal["provider"] = "provider"
     name: str
     models: list[str]
     max_concurrency: int | None
+    max_rpm: int | None
+    max_tpm: int | None
     gates: list[GateObject]
+    limits: list[LimitObject]
 
 
 class UnservedObject(msgspec.Struct, kw_only=True):
@@ -48,7 +65,7 @@ class ProviderList(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
     """Work of a provider that is not configured any more, and that no worker elsewhere has either."""
 
 
-async def _read_provider(connection: Connection, provider: Provider) -> ProviderObject:
+async def _read_provider(connection: Connection, provider: Provider, grace_s: float) -> ProviderObject:
     found: dict[str, gates.Gate] = {}
     for pool in (provider.pool, provider.session_pool):
         for gate in await gates.list_closed(connection, pool):
@@ -69,7 +86,22 @@ async def _read_provider(connection: Connection, provider: Provider) -> Provider
         name=provider.name,
         models=list(provider.models),
         max_concurrency=provider.max_concurrency,
+        max_rpm=provider.max_rpm,
+        max_tpm=provider.max_tpm,
         gates=closed,
+        limits=[
+            LimitObject(
+                model=limit.model,
+                in_flight=limit.in_flight,
+                max_in_flight=round(limit.calls, 1),
+                floor=limit.floor,
+                ceiling=limit.ceiling,
+                max_per_second=None if limit.per_s is None else round(limit.per_s, 3),
+                reason=limit.reason,
+                moved_at=seconds(limit.moved_at),
+            )
+            for limit in await store.read_limits(connection, grace_s, [provider.name])
+        ],
     )
 
 
@@ -79,20 +111,20 @@ async def _list(call: Call[None, None]) -> ProviderList:
     async with borrowed(server.database) as connection:
         left = await list_unserved(connection, server.providers.pools, grace_s)
         return ProviderList(
-            data=[await _read_provider(connection, provider) for provider in server.providers],
+            data=[await _read_provider(connection, provider, grace_s) for provider in server.providers],
             unserved=[UnservedObject(pool=pool, models=models) for pool, models in left.items()],
         )
 
 
 async def _resume(call: Call[None, Nothing | None]) -> ProviderObject:
-    wanted = call.path["name"]
+    wanted, grace_s = call.path["name"], call.server.config.liveness.heartbeat_grace_s
     for provider in call.server.providers:
         if provider.name == wanted:
             async with borrowed(call.server.database) as connection:
                 for pool in (provider.pool, provider.session_pool):
                     await gates.reopen(connection, pool)
                     await notify(connection, WORK, pool)
-                return await _read_provider(connection, provider)
+                return await _read_provider(connection, provider, grace_s)
     raise not_found("Provider", wanted, "name")
 
 

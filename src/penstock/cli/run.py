@@ -27,7 +27,13 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.option("--processor", metavar="MODULE:FUNCTION", help="Python function to call instead.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the answers.")
 @table_options
-@click.option("--concurrency", type=int, help="Calls in flight per worker process.  [default: 64]")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1),
+    help="Most calls in flight per worker process.  [default: as many as pay, found out; 64 of a function]",
+)
+@click.option("--rpm", type=click.IntRange(1), help="Most requests a minute, of each model, over all workers.")
+@click.option("--tpm", type=click.IntRange(1), help="Most tokens a minute, of each model, over all workers.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable of the key.  [default: OPENAI_API_KEY]")
 @click.option("--api-key-file", metavar="PATH", help="File that holds the key.")
@@ -49,6 +55,8 @@ def run(
     processor: str | None,
     output: Path | None,
     concurrency: int | None,
+    rpm: int | None,
+    tpm: int | None,
     workers: int,
     api_key_env: str | None,
     api_key_file: str | None,
@@ -82,7 +90,7 @@ def run(
 
     try:
         config = load_config(database, concurrency=concurrency)
-        target = make_target(base_url, processor, api_key_env, api_key_file, ca_file, proxy)
+        target = make_target(base_url, processor, api_key_env, api_key_file, ca_file, proxy, rpm, tpm)
         rows = tables.plan_rows(files, table, target) if tables.is_table(files, table, output) else None
         if rows is None and table.any:
             raise UsageError(

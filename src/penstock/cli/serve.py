@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,6 +26,9 @@ class ProviderOptions:
     api_key_file: str | None
     ca_file: str | None
     proxy: str | None
+    max_concurrency: int | None
+    max_rpm: int | None
+    max_tpm: int | None
 
 
 def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,6 +43,9 @@ def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--api-key-file", metavar="FILE", help="File that holds the endpoint's key."),
             click.option("--ca-file", metavar="FILE", help="Certificates to trust instead of the system's (PEM)."),
             click.option("--proxy", metavar="URL", help="HTTP proxy to reach the endpoint by."),
+            click.option("--max-concurrency", type=click.IntRange(1), help="Most calls at a time, over all processes."),
+            click.option("--rpm", "max_rpm", type=click.IntRange(1), help="Most requests a minute, of each model."),
+            click.option("--tpm", "max_tpm", type=click.IntRange(1), help="Most tokens a minute, of each model."),
         ),
     )
 
@@ -54,6 +60,8 @@ def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[s
     if named.base_url is None:
         if rows_paths:
             raise UsageError("--rows-path without --base-url", hint="Providers in penstock.toml have rows_paths.")
+        if named.max_concurrency or named.max_rpm or named.max_tpm:
+            raise UsageError("a limit without --base-url", hint="Providers in penstock.toml have limits of their own.")
         if named.api_key_env or named.api_key_file:
             raise UsageError("a key without --base-url", hint="Providers in penstock.toml name their own keys.")
         if not config.providers and not config.processors:
@@ -70,7 +78,9 @@ def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[s
         if named.api_key_env and named.api_key_file:
             raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
         options = ConnectOptions(ca_file=named.ca_file, proxy=named.proxy)
-        providers = (single(named.base_url, named.api_key_env, named.api_key_file, options, rows_paths),)
+        one = single(named.base_url, named.api_key_env, named.api_key_file, options, rows_paths)
+        limits = {name: getattr(named, name) for name in ("max_concurrency", "max_rpm", "max_tpm")}
+        providers = (replace(one, **limits),)
     for provider in providers:
         provider.check()
     return providers

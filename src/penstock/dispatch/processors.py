@@ -86,7 +86,7 @@ class _Entry(TableEntry):
         return ProcessorConfig(
             self.name(),
             self.text("function", required=True),
-            self.whole_number("concurrency", concurrency["low"], concurrency["high"]),
+            self.whole_number("concurrency", 1, concurrency["high"]),
             self.any_number("attempt_timeout_s", timeout["low"], timeout["high"]),
             self.whole_number("chunk", 1, MAX_CHUNK),
             self._strategies(),

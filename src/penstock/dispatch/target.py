@@ -101,6 +101,8 @@ def make_target(
     api_key_file: str | None,
     ca_file: str | None = None,
     proxy: str | None = None,
+    max_rpm: int | None = None,
+    max_tpm: int | None = None,
 ) -> Target:
     """The target of a command's options."""
     if (base_url is None) == (processor is None):
@@ -111,7 +113,9 @@ def make_target(
     if base_url is not None:
         base_url = checked_url("--base-url", base_url, "For example --base-url http://127.0.0.1:8000/v1")
     check_connect_flags(base_url, ca_file, proxy)
-    return Target(base_url, processor, api_key_env, api_key_file, ca_file, proxy)
+    if base_url is None and (max_rpm or max_tpm):
+        raise UsageError("--rpm and --tpm are for --base-url", hint="A function's calls are bounded by --concurrency.")
+    return Target(base_url, processor, api_key_env, api_key_file, ca_file, proxy, max_rpm, max_tpm)
 
 
 def check_connect_flags(base_url: str | None, ca_file: str | None, proxy: str | None) -> None:

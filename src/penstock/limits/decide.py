@@ -74,7 +74,7 @@ def _pace(
         return rate.refuse(pace, now_s, admitted, open_at_s)
     stated = [each.report.stated_per_s for each in reports if each.report.stated_per_s is not None]
     if stated and (pace.per_s is not None or _matters(stated, reports)):
-        return rate.state_allowance(pace, now_s, admitted, min(stated))
+        pace = rate.state_allowance(pace, now_s, min(stated))
     return rate.adjust(pace, now_s, admitted, used=any(each.report.paced for each in reports))
 
 

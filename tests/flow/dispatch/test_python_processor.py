@@ -436,8 +436,9 @@ class TestDispatchers:
 
     def test_give_back_what_has_not_started(self) -> None:
         async def scenario(desk: Desk, opened: threading.Event, started: list[int]) -> None:
-            desk.dispatcher.offer(make_items(10, "a") + make_items(3, "b"))
+            desk.dispatcher.offer(make_items(10, "a"))
             await desk.until(lambda: len(started) == 4)
+            desk.dispatcher.offer(make_items(3, "b"))
             assert [item.route for item in desk.dispatcher.take_back("b")] == ["b"] * 3
             assert sorted(item.line for item in desk.dispatcher.take_back()) == list(range(5, 11))
             opened.set()

@@ -24,6 +24,7 @@ from penstock.dispatch.providers import (
     longest_attempt_s,
     name_in,
     parse,
+    pools_beside,
     single,
     with_longest_timeout,
 )
@@ -38,6 +39,8 @@ base_url = "http://127.0.0.1:8000/v1/"
 models = ["llama-*", "qwen3-32b"]
 api_key_env = "LOCAL_KEY"
 max_concurrency = 7
+max_rpm = 600
+max_tpm = 90000
 attempt_timeout_s = 600
 headers = { "x-team" = "search" }
 rows_paths = ["GET /prices/", "/search"]
@@ -67,15 +70,6 @@ def test_the_first_that_serves_a_model_gets_it() -> None:
 
 def test_only_models_named_outright_are_listed() -> None:
     assert Providers(parsed(WHOLE)).models == [("qwen3-32b", "local")]
-
-
-def test_timeouts_and_shares_bound_its_calls() -> None:
-    local, rest = parsed(WHOLE)
-    assert [local.share(DispatchLimits(), index, 3) for index in range(3)] == [2, 2, 3]
-    assert [local.share(DispatchLimits(), index, 9) for index in range(9)].count(1) == 7
-    assert rest.share(DispatchLimits(), 0, 3) == DispatchLimits().concurrency
-    assert local.limits(DispatchLimits(), 2).attempt_timeout_s == 600
-    assert local.limits(DispatchLimits(), 2).concurrency == 2
 
 
 def test_no_lease_is_stuck_before_the_longest_call() -> None:
@@ -277,7 +271,7 @@ def test_a_key_is_read_again_when_its_file_has_changed(tmp_path: Path, caplog: p
 def test_an_endpoint_that_refuses_connections_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         provider = Provider("main", "http://127.0.0.1:9/v1", ("*",))
-        async with provider.processor(DispatchLimits(), RetryLimits(), 1) as processor:
+        async with provider.processor(DispatchLimits(), RetryLimits()) as processor:
             for _ in range(3):
                 await processor.call(make_item(b"{}"))
 
@@ -288,6 +282,11 @@ def test_an_endpoint_that_refuses_connections_is_warned_about_once(caplog: pytes
         warning
         == "provider main cannot be reached at http://127.0.0.1:9/v1: connect_failed: Connection refused; trying again"
     )
+
+
+def test_a_provider_has_its_gates_in_both_of_its_pools() -> None:
+    assert pools_beside("session:a") == pools_beside("serve:a") == ["serve:a", "session:a"]
+    assert pools_beside("run:c") == ["run:c"]
 
 
 def test_pools_name_their_provider() -> None:
@@ -301,14 +300,3 @@ def test_work_of_a_provider_that_is_gone_goes_to_the_same_kind_of_pool() -> None
     assert providers.pool_instead("serve:gone", "llama-3") == "serve:local"
     assert providers.pool_instead("session:gone", "llama-3") == "session:local"
     assert providers.pool_instead("serve:gone", "other") is None
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3, 5])
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 64, 255])
-def test_the_desk_and_the_workers_share_the_limit(limit: int, processes: int) -> None:
-    provider = Provider("p", "http://127.0.0.1:1/v1", ("*",), max_concurrency=limit)
-    dispatch = DispatchLimits()
-    shares = [provider.share(dispatch, index, processes, in_server=True) for index in range(processes)]
-    assert sum(shares) + provider.session_share(dispatch) == limit
-    assert max(shares) - min(shares) <= 1
-    assert sum(shares) >= limit * 3 / 4

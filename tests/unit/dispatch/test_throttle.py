@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config import RetryLimits
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
-from penstock.dispatch.slots import Slots
+from penstock.dispatch.throttle import Throttle
 from penstock.model import Item, Lease, Outcome, OutcomeState, Verdict
 
 
@@ -52,10 +52,12 @@ def calls() -> Calls:
     return Calls()
 
 
-def dispatchers(calls: Calls, capacity: int) -> tuple[CoroutineDispatcher, CoroutineDispatcher, Slots]:
-    slots = Slots(capacity)
-    first, second = (CoroutineDispatcher(each(calls.call), capacity, RetryLimits(), slots=slots) for _ in range(2))
-    return first, second, slots
+def dispatchers(calls: Calls, capacity: int) -> tuple[CoroutineDispatcher, CoroutineDispatcher, Throttle]:
+    throttle = Throttle(capacity)
+    first, second = (
+        CoroutineDispatcher(each(calls.call), capacity, RetryLimits(), throttle=throttle) for _ in range(2)
+    )
+    return first, second, throttle
 
 
 async def passes() -> None:
@@ -65,7 +67,7 @@ async def passes() -> None:
 
 def test_the_first_goes_first_and_the_limit_holds(calls: Calls) -> None:
     async def scenario() -> None:
-        sessions, batches, slots = dispatchers(calls, 2)
+        sessions, batches, throttle = dispatchers(calls, 2)
         await sessions.start(calls.sink)
         await batches.start(calls.sink)
         batches.offer(items("b", 4))
@@ -82,7 +84,7 @@ def test_the_first_goes_first_and_the_limit_holds(calls: Calls) -> None:
         assert set(calls.running) == {"s2", "b2"}
         for name in ("s2", "b2", "b3"):
             await calls.end(name)
-        assert (calls.most, slots.free) == (2, 2)
+        assert (calls.most, throttle.in_flight) == (2, 0)
         assert sorted(calls.settled) == ["b0", "b1", "b2", "b3", "s0", "s1", "s2"]
         await sessions.stop()
         await batches.stop()
@@ -92,7 +94,7 @@ def test_the_first_goes_first_and_the_limit_holds(calls: Calls) -> None:
 
 def test_what_leaves_otherwise_frees_its_slot_too(calls: Calls) -> None:
     async def scenario() -> None:
-        sessions, batches, slots = dispatchers(calls, 1)
+        sessions, batches, throttle = dispatchers(calls, 1)
         await sessions.start(calls.sink)
         await batches.start(calls.sink)
         sessions.offer(items("s", 2))
@@ -111,7 +113,7 @@ def test_what_leaves_otherwise_frees_its_slot_too(calls: Calls) -> None:
         await passes()
         assert set(calls.running) == {"b1"}
         await calls.end("b1")
-        assert slots.free == 1
+        assert throttle.in_flight == 0
         sessions.take_back()
         await sessions.stop()
         await batches.stop()
