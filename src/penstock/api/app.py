@@ -60,12 +60,13 @@ from penstock.api.reading import BodyReader, QueryReader
 from penstock.batches.run_again import NotRetryable
 from penstock.config import Config, DatabaseLimits
 from penstock.db.pool import Pool, open_pool
-from penstock.dispatch.providers import POOL, Providers
+from penstock.dispatch.providers import Providers
 from penstock.erase.erase import NotErasable
 from penstock.intake.parts import UploadMissing, UploadNotPending
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.writer import IdempotencyConflict
 from penstock.limits.sharing import ProviderLimits
+from penstock.pools import POOL
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties

@@ -105,10 +105,9 @@ class Upstreams:
             throttle.note(model, Again(error.code, error.message, 0.0, False, answer.status, gate_s=wait_s))
             if wait_s > 0:
                 throttle.hold(model, wait_s)
-                pools = (provider.pool, provider.session_pool)
                 with contextlib.suppress(psycopg.Error, PoolTimeout):
                     async with borrowed(database) as connection:
-                        await gates.close(connection, pools, model, wait_s, error.code, error.message)
+                        await gates.close(connection, provider.pool, model, wait_s, error.code, error.message)
         elif answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             route.failed += 1
         elif answer.status < HTTPStatus.MULTIPLE_CHOICES:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
+from penstock.pools import pools_beside
 
 _SQL = sql.load("penstock.claim", "claim.sql")
 
@@ -23,7 +23,7 @@ class Gate:
 
 async def close(
     connection: Connection,
-    pools: Sequence[str],
+    pool: str,
     route: str,
     wait_s: float,
     code: str,
@@ -34,16 +34,14 @@ async def close(
     """Close the route to every worker's claims for `wait_s`, in all pools of its provider."""
     await connection.execute(
         _SQL["close_gate"],
-        {"pools": list(pools), "route": route, "wait_s": wait_s, "code": code, "message": message, "now": now},
+        {"pools": pools_beside(pool), "route": route, "wait_s": wait_s, "code": code, "message": message, "now": now},
     )
 
 
-async def halt(
-    connection: Connection, pools: Sequence[str], route: str, code: str, message: str, *, now: Now = None
-) -> None:
+async def halt(connection: Connection, pool: str, route: str, code: str, message: str, *, now: Now = None) -> None:
     """Close the route to every worker's claims until a person opens it again, in all pools of its provider."""
     await connection.execute(
-        _SQL["halt_gate"], {"pools": list(pools), "route": route, "code": code, "message": message, "now": now}
+        _SQL["halt_gate"], {"pools": pools_beside(pool), "route": route, "code": code, "message": message, "now": now}
     )
 
 

@@ -28,12 +28,11 @@ from penstock.dispatch.http.streaming import Streams
 from penstock.dispatch.rows_paths import RowsPath
 from penstock.dispatch.throttle import Throttle
 from penstock.errors import PenstockError, UsageError
+from penstock.pools import batch_pool, is_session_pool, session_pool
 from penstock.validators import checked_base, checked_headers, checked_key, read_secret_file, read_secret_variable
 
 _log = logging.getLogger("penstock.providers")
 
-POOL = "serve"
-SESSION_POOL = "session"
 DEFAULT_NAME = "default"
 _DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "attempt_timeout_s")
@@ -69,7 +68,7 @@ class Provider:
     @property
     def pool(self) -> str:
         """The pool of its lanes and workers."""
-        return f"{POOL}:{self.name}"
+        return batch_pool(self.name)
 
     @property
     def session_pool(self) -> str:
@@ -158,28 +157,6 @@ class KeyInUse:
         return (found.st_mtime_ns, found.st_ino, found.st_size) if found is not None else ()
 
 
-def session_pool(name: str) -> str:
-    """The pool of a provider's sessions."""
-    return f"{SESSION_POOL}:{name}"
-
-
-def is_session_pool(pool: str) -> bool:
-    return pool.startswith(f"{SESSION_POOL}:")
-
-
-def pools_beside(pool: str) -> list[str]:
-    """All pools of the provider whose work such a pool holds, for batches and sessions; a pool of another kind has no
-    other beside it."""
-    name = name_in(pool)
-    return [pool] if name is None else [f"{POOL}:{name}", session_pool(name)]
-
-
-def name_in(pool: str) -> str | None:
-    """The provider whose work such a pool holds; None for a pool of another kind."""
-    kind, _, name = pool.partition(":")
-    return name if name and kind in (POOL, SESSION_POOL) else None
-
-
 class Providers:
     """All of them, in order: the first that serves a model gets it."""
 
@@ -215,7 +192,7 @@ class Providers:
         provider = self._provider_of(model)
         if provider is None:
             return None
-        return provider.pool if pool.startswith(f"{POOL}:") else provider.session_pool
+        return provider.pool if not is_session_pool(pool) else provider.session_pool
 
     @property
     def models(self) -> list[tuple[str, str]]:

@@ -24,8 +24,8 @@ from penstock.claim import claim as claims
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
-from penstock.dispatch.providers import is_session_pool
 from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdict
+from penstock.pools import is_session_pool
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.tasks import cancel_and_wait, ignore_result
 from penstock.worker.body_loader import BodyLoader

@@ -13,8 +13,8 @@ import psycopg
 from penstock.claim import gates
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
-from penstock.dispatch.providers import name_in, pools_beside
 from penstock.model import Again, Halt
+from penstock.pools import provider_in
 
 _log = logging.getLogger("penstock.worker")
 
@@ -58,7 +58,7 @@ class RouteGates:
         self._gated_until[route] = until
         self._in_background(
             lambda connection: gates.close(
-                connection, pools_beside(self._pool), route, again.gate_s, again.error_code, again.error_message
+                connection, self._pool, route, again.gate_s, again.error_code, again.error_message
             )
         )
         return again.gate_s > _KEEP_ITEMS_S
@@ -70,7 +70,7 @@ class RouteGates:
         self._halts[route] = halt
         # The upstream's message is not logged: it may quote the request. It is kept with the gate, for the operator.
         what = f"route {route} is halted: HTTP {halt.status_code} {halt.error_code}"
-        if (provider := name_in(self._pool)) is not None:
+        if (provider := provider_in(self._pool)) is not None:
             _log.error(
                 "provider %s (%s): %s; once that is fixed: `penstock providers resume %s`"
                 " or POST /v1/providers/%s/resume",
@@ -97,7 +97,7 @@ class RouteGates:
                     await self._record(connection, route, halt)
 
     async def _record(self, connection: Connection, route: str, halt: Halt) -> None:
-        await gates.halt(connection, pools_beside(self._pool), route, halt.error_code, halt.error_message)
+        await gates.halt(connection, self._pool, route, halt.error_code, halt.error_message)
         self._recorded.add(route)
 
     def _in_background(self, write: Callable[[Connection], Awaitable[None]]) -> None:

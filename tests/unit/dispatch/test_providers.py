@@ -22,9 +22,7 @@ from penstock.dispatch.providers import (
     Provider,
     Providers,
     longest_attempt_s,
-    name_in,
     parse,
-    pools_beside,
     single,
     with_longest_timeout,
 )
@@ -282,15 +280,6 @@ def test_an_endpoint_that_refuses_connections_is_warned_about_once(caplog: pytes
         warning
         == "provider main cannot be reached at http://127.0.0.1:9/v1: connect_failed: Connection refused; trying again"
     )
-
-
-def test_a_provider_has_its_gates_in_both_of_its_pools() -> None:
-    assert pools_beside("session:a") == pools_beside("serve:a") == ["serve:a", "session:a"]
-    assert pools_beside("run:c") == ["run:c"]
-
-
-def test_pools_name_their_provider() -> None:
-    assert [name_in(pool) for pool in ("serve:a", "session:b", "serve", "run:c")] == ["a", "b", None, None]
 
 
 def test_work_of_a_provider_that_is_gone_goes_to_the_same_kind_of_pool() -> None:
