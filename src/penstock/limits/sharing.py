@@ -248,13 +248,13 @@ class ProviderLimits:
             wanted = sum(map(throttle.wanted, throttle.routes))
             everyone = dict(sorted({**wants[name], self.process: wanted}.items()))
             fair = min(apportion(cap, everyone)[self.process], limited.per_process)
-            # Slots in use are kept until their calls have ended, and none is taken for a call while that is so.
+            # Slots in use are given back as their calls end: nothing is started beyond the fair share meanwhile.
             target = max(fair, throttle.in_flight)
-            throttle.capacity = min(throttle.capacity, target)
+            throttle.capacity = min(throttle.capacity, fair)
             granted = await store.take_share_if_free(
                 *(connection, self.process, name), cap=cap, target=target, wanted=wanted, grace_s=self._grace_s
             )
-            throttle.capacity = granted
+            throttle.capacity = min(granted, fair)
             throttle.open_until = began + _USABLE_GRACE * self._grace_s
 
     @staticmethod
