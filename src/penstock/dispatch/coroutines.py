@@ -127,7 +127,7 @@ class CoroutineDispatcher(CallQueue):
     def offer(self, items: Sequence[Item], *, first: bool = False) -> None:
         super().offer(items, first=first)
         if self._throttle is not None:
-            self._throttle.note_offer()
+            self._throttle.note_offer({item.route for item in items})
 
     async def stop(self) -> None:
         self._starting = False

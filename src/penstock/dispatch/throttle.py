@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -318,8 +318,10 @@ class Throttle:
             for sharer in list(self._sharers):
                 sharer.wake()
 
-    def note_offer(self) -> None:
-        """Note that there is more to call. A process without a slot asks for one soon."""
+    def note_offer(self, names: Iterable[str]) -> None:
+        """Note that there is more to call of these routes. A process without a slot asks for one soon."""
+        for name in names:
+            self.route(name)
         if self._capacity <= 0:
             self.on_news()
 
@@ -363,7 +365,7 @@ class Callers:
         self._waiting.setdefault(route, deque()).append(caller)
         self.wake()
         if not caller.done():
-            self._throttle.on_news()
+            self._throttle.note_offer([route])
         try:
             async with asyncio.timeout(patience_s):
                 await caller
