@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,3 +147,43 @@ def test_a_small_rest_of_the_input_says_nothing() -> None:
     for _ in range(20):
         size.observe(MeasuredBatch(10, 2_000, 0.01))
     assert size.rows == 50_000
+
+
+# Milliseconds of batches of 2,000 rows and 510,000 bytes, on two cores shared with a dozen other processes.
+BUSY_MS = (
+    165, 152, 267, 163, 135, 123, 88, 134, 189, 202, 133, 122, 142, 228, 123, 88, 148, 107, 152, 171, 113, 166, 143,
+    134, 260, 108, 172, 157, 102, 47, 156, 108, 144, 193, 78, 92, 125, 163, 159, 160, 155, 84, 137, 129, 91, 114,
+    213, 116, 108, 112, 127, 162, 174, 168, 183, 99, 71, 145, 124, 57,
+)  # fmt: skip
+# The same through a proxy that lets 3 MB/s through from the 20th batch to the 40th.
+THROTTLED_MS = (
+    155, 141, 74, 114, 114, 168, 95, 222, 156, 80, 121, 124, 153, 195, 155, 129, 207, 372, 154, 185, 276, 363, 344,
+    472, 463, 360, 341, 309, 355, 376, 324, 421, 586, 320, 364, 415, 320, 303, 379, 554, 344, 157, 187, 232, 198,
+    225, 192, 134, 161, 189, 158, 104, 167, 105, 98, 126, 388, 393, 297, 271,
+)  # fmt: skip
+
+
+def replay(size: IntakeBatchSize, trace_ms: tuple[int, ...]) -> list[int]:
+    """Rows of the batches, had each row taken as long as in the trace."""
+    recorded, sizes = MeasuredBatch(2_000, 510_000, 1.0), []
+    for ms in trace_ms:
+        rows = min(size.rows, -(-size.bytes // 255))
+        batch = MeasuredBatch(rows, rows * 255, 1.0)
+        size.observe(dataclasses.replace(batch, seconds=ms / 1000 * recorded.cost_s / batch.cost_s))
+        sizes.append(rows)
+    return sizes
+
+
+def test_a_busy_machine_does_not_keep_batches_small() -> None:
+    sizes = replay(IntakeBatchSize(LIMITS), 3 * BUSY_MS)
+    assert min(sizes[12:]) >= 12_500
+    assert sizes[12:].count(50_000) > 0.7 * len(sizes[12:])
+
+
+def test_a_database_that_was_slowed_for_a_while_is_given_less_for_that_while() -> None:
+    size = IntakeBatchSize(LIMITS)
+    replay(size, BUSY_MS)
+    sizes = replay(size, THROTTLED_MS)
+    assert min(sizes[:20]) >= 25_000
+    assert min(sizes[20:41]) <= 12_500
+    assert sizes[50] == 50_000
