@@ -1,9 +1,10 @@
 """Adaptive batches of an intake against every fixed size, for rows of three sizes and for small files.
 
-    python -m bench.intake_batches [--megabytes 30] [--rounds 5] [--quick]
+    python -m bench.intake_batches [--megabytes 20] [--rounds 3] [--quick]
 
-A batch is one COPY and one transaction. The sizes take turns; the fastest round of each counts, which other work on the
-machine disturbed least. A ratio above 1 means that adaptive batches are faster than the best fixed size.
+A batch is one COPY and one transaction. The sizes take turns; the least of each size's rounds counts, in seconds and in
+CPU seconds of client and server, which other work on the machine disturbs less. Ratios are of the best fixed size to
+adaptive: above 1 where adaptive takes less.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import process_time, sleep
+from typing import NamedTuple
 from unittest import mock
 from uuid import uuid4
 
+import psutil
 import psycopg
 
 from bench.ground import options, print_table, scratch_database, server, timed, words
@@ -41,10 +45,24 @@ class FixedSize(IntakeBatchSize):
         pass
 
 
+class Cost(NamedTuple):
+    """Of one intake."""
+
+    seconds: float
+    cpu_s: float
+    """Of this process and of the server's."""
+
+    def rate(self, size: int) -> str:
+        return f"{size / self.seconds / 1e6:,.0f} / {size / self.cpu_s / 1e6:,.0f}"
+
+    def ratios(self, other: Cost) -> tuple[str, str]:
+        return f"{self.seconds / other.seconds:.2f}", f"{self.cpu_s / other.cpu_s:.2f}"
+
+
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--megabytes", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     amount = (2 if chosen.quick else chosen.megabytes) * 1_000_000
     rounds = 1 if chosen.quick else chosen.rounds
@@ -54,30 +72,48 @@ def main() -> None:
             lines = amount // row_bytes
             path = _write(Path(folder) / f"{row_bytes}.jsonl", row_bytes, lines)
             found = _measure(conninfo, path, (*sizes, ADAPTIVE), rounds)
-            rates = [f"{rows:,}: {amount / found[rows] / 1e6:,.0f}" for rows in sizes]
-            best_s = min(found[rows] for rows in sizes)
-            table.append([f"{row_bytes:,} B", *rates, f"{amount / found[ADAPTIVE] / 1e6:,.0f}"])
-            table[-1].append(f"{best_s / found[ADAPTIVE]:.2f}")
-        print_table(["rows of", *["rows a batch: MB/s"] * 4, "adaptive, MB/s", "ratio to the best"], table)
+            rates = [f"{found[rows].rate(amount)} ({rows:,})" for rows in sizes]
+            best = Cost(min(found[rows].seconds for rows in sizes), min(found[rows].cpu_s for rows in sizes))
+            table.append([f"{row_bytes:,} B", *rates, found[ADAPTIVE].rate(amount), *best.ratios(found[ADAPTIVE])])
+        head = [
+            "MB a second / a CPU second",
+            *["fixed (rows)"] * 4,
+            "adaptive",
+            "ratio",
+            "CPU ratio",
+        ]
+        print_table(head, table)
         table = []
         for lines in SMALL:
             path = _write(Path(folder) / f"small-{lines}.jsonl", 200, lines)
-            found = _measure(conninfo, path, (50_000, ADAPTIVE), 8 * rounds)
-            times = [f"{found[rows] * 1000:.1f}" for rows in (50_000, ADAPTIVE)]
-            table.append([f"{lines:,} rows", *times, f"{found[50_000] / found[ADAPTIVE]:.2f}"])
-        print_table(["small files, 200 B a row", "one batch, ms", "adaptive, ms", "ratio"], table)
+            found = _measure(conninfo, path, (50_000, ADAPTIVE), 4 * rounds)
+            times = [f"{each.seconds * 1000:.0f}" for each in found.values()]
+            table.append([f"{lines:,} rows", *times, found[50_000].ratios(found[ADAPTIVE])[0]])
+        print_table(["small files", "one batch, ms", "adaptive, ms", "ratio"], table)
 
 
-def _measure(conninfo: str, path: Path, sizes: Sequence[int], rounds: int) -> dict[int, float]:
-    """Least seconds of an intake, by rows a batch."""
-    seconds: dict[int, list[float]] = {rows: [] for rows in sizes}
+def _measure(conninfo: str, path: Path, sizes: Sequence[int], rounds: int) -> dict[int, Cost]:
+    """The least cost of an intake, by rows a batch."""
+    costs: dict[int, list[Cost]] = {rows: [] for rows in sizes}
     for number in range(rounds):
         for rows in random.Random(number).sample(sizes, len(sizes)):
-            with psycopg.connect(conninfo, autocommit=True) as connection:
+            with psycopg.connect(conninfo, autocommit=True) as connection, _batches_of(rows):
                 connection.execute("TRUNCATE penstock.templates")
-            with _batches_of(rows):
-                seconds[rows].append(timed(lambda: ingest_file(conninfo, path, owner="bench", worker_id=uuid4())))
-    return {rows: min(times) for rows, times in seconds.items()}
+                before_s = _cpu_s(connection)
+                seconds = timed(lambda: ingest_file(conninfo, path, owner="bench", worker_id=uuid4()))
+                costs[rows].append(Cost(seconds, _cpu_s(connection) - before_s))
+    return {rows: Cost(min(c.seconds for c in each), min(c.cpu_s for c in each)) for rows, each in costs.items()}
+
+
+def _cpu_s(connection: psycopg.Connection) -> float:
+    """CPU seconds so far of this process and of all connections that have ended, once only this one is left."""
+    server = psutil.Process(connection.info.backend_pid).parent()
+    others = b"SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    while server is None or connection.execute(others).fetchone() == (True,):
+        sleep(0.005)
+    sleep(0.02)  # until the server has seen the process end
+    times = server.cpu_times()
+    return process_time() + times.children_user + times.children_system
 
 
 @contextmanager

@@ -198,7 +198,7 @@ class CopyQueue:
 
     def flush(self, session: Callable[[], AbstractContextManager[Connection]]) -> None:
         """Wait until all that is queued is committed. What is too little for a thread is copied in the session, at
-        once: a small file would take a quarter longer in batches that begin small."""
+        once: in batches that begin small, a small file would take longer."""
         self.hurry()
         self._wait_for_thread()
         self._raise_failure()
