@@ -53,8 +53,9 @@ class IntakeLimits:
     max_nesting: int = _knob(128, 4, 512, "deepest JSON nesting in a line")
     max_reported_lines: int = _knob(20, 1, 1000, "bad lines listed before giving up")
     max_compression_ratio: int = _knob(1_000, 2, 100_000, "largest expansion of a .gz or .zst input")
-    copy_batch_rows: int = _knob(50_000, 1, 1_000_000, "rows per COPY, which is one transaction")
-    copy_batch_bytes: int = _knob(32 * MIB, KIB, 256 * MIB, "bytes per COPY; they are streamed, not held")
+    intake_min_rows: int = _knob(16, 1, 1_000_000, "rows to which the batches of an intake shrink when it goes badly")
+    intake_max_rows: int = _knob(50_000, 1, 1_000_000, "most rows of a batch, which is one COPY and one transaction")
+    intake_max_batch_bytes: int = _knob(32 * MIB, KIB, 256 * MIB, "most bytes of a batch; they are streamed, not held")
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def requests(lines: int) -> bytes:
 
 
 LINES = 20_000
-SMALL_COPIES = ("--set", "copy_batch_rows=500")
+SMALL_COPIES = ("--set", "intake_max_rows=500")
 
 
 def upload_of(way: str) -> tuple[str, str, bytes, str]:

@@ -7,24 +7,30 @@ or silent.
 
 from __future__ import annotations
 
+import logging
 import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from time import monotonic
 from typing import NamedTuple
 
 from psycopg import AsyncConnection, Connection
 from psycopg.abc import Buffer
 from psycopg.copy import LibpqWriter
 
+from penstock.adapt.intake_batch import IntakeBatchSize, MeasuredBatch
 from penstock.config import IntakeLimits
 from penstock.db import sql
 from penstock.intake import sweep
+from penstock.intake.rows import find_cut
 
 _SQL = sql.load("penstock.intake", "intake.sql")
+_log = logging.getLogger("penstock.intake")
 
 _QUEUE_BYTES = 4 * 1024 * 1024
 """What may wait to be copied."""
@@ -108,6 +114,41 @@ class _Block(NamedTuple):
     pack: Callable[[], bytes]
 
 
+def _packed_block(data: bytes, rows: int) -> _Block:
+    return _Block(len(data), rows, lambda: data)
+
+
+class _Batch:
+    """A batch under way: what is left of its bounds, and the time its transaction takes but for waits for input."""
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self.rows_left = max_rows
+        self.bytes_left = max_bytes
+        self._bounds = max_rows, max_bytes
+        self._since = monotonic()
+
+    @property
+    def full(self) -> bool:
+        return self.rows_left <= 0 or self.bytes_left <= 0
+
+    @contextmanager
+    def pause_clock(self) -> Iterator[None]:
+        paused = monotonic()
+        try:
+            yield
+        finally:
+            self._since += monotonic() - paused
+
+    def add(self, rows: int, size: int) -> None:
+        self.rows_left -= rows
+        self.bytes_left -= size
+
+    def measure(self, wait_s: float) -> MeasuredBatch:
+        rows, size = self._bounds
+        seconds = monotonic() - self._since
+        return MeasuredBatch(rows - self.rows_left, size - self.bytes_left, seconds, wait_s)
+
+
 class CopyQueue:
     """Copies rows of one file into one table, in batches that commit on their own.
 
@@ -122,6 +163,10 @@ class CopyQueue:
         self._statement = statement
         self._limits = limits
         self._hold = hold
+        self._batch_size = IntakeBatchSize(limits)
+        """Used by the thread that copies."""
+        self._wait_s = 0.0
+        """For a thread and its connection, before the next batch."""
         # What the two threads share, under the lock of `_changed`.
         self._changed = threading.Condition()
         self._blocks: deque[_Block] = deque()
@@ -152,14 +197,16 @@ class CopyQueue:
             self._changed.notify_all()
 
     def flush(self, session: Callable[[], AbstractContextManager[Connection]]) -> None:
-        """Wait until all that is queued is committed. What is too little for a thread is copied in the session."""
+        """Wait until all that is queued is committed. What is too little for a thread is copied in the session, at
+        once: in batches that begin small, a small file would take longer."""
         self.hurry()
         self._wait_for_thread()
         self._raise_failure()
         if self._blocks:
+            limits = self._limits
             with session() as connection:
-                while self._copy_batch(connection):
-                    pass
+                while self._blocks:
+                    self._copy_batch(connection, limits.intake_max_rows, limits.intake_max_batch_bytes)
         self._hurried = False
 
     def drop(self) -> None:
@@ -179,15 +226,16 @@ class CopyQueue:
             raise self._failure
 
     def _start_copying(self) -> None:
-        _threads.submit(self._copy)
+        _threads.submit(partial(self._copy, monotonic()))
         self._copying = True
 
-    def _copy(self) -> None:
+    def _copy(self, wanted_at: float) -> None:
         """Copy batch after batch, until nothing more comes or a thread is wanted elsewhere."""
         failure: BaseException | None = None
         try:
             with sweep.connected(self._conninfo) as connection:
-                while self._copy_batch(connection) and not _threads.waiting:
+                self._wait_s = monotonic() - wanted_at
+                while self._copy_measured_batch(connection) and not _threads.waiting:
                     pass
         except BaseException as error:  # raised again where the next call is made
             failure = error
@@ -197,33 +245,55 @@ class CopyQueue:
             if failure is None and self._is_worth_copying():
                 self._start_copying()
 
-    def _copy_batch(self, connection: Connection) -> bool:
-        """Copy what is queued, and what comes meanwhile, in one transaction; False once nothing more comes."""
+    def _copy_measured_batch(self, connection: Connection) -> bool:
+        """Copy a batch, and learn from it how large the next may be; False once nothing more comes."""
         if not self._wait_for_more():
             return False
-        rows, size = self._limits.copy_batch_rows, self._limits.copy_batch_bytes
+        size = self._batch_size
+        rows = size.rows
+        batch = self._copy_batch(connection, size.rows, size.bytes)
+        size.observe(batch.measure(self._wait_s))
+        self._wait_s = 0.0
+        if size.rows < rows:
+            _log.info("batches of an intake: %d rows or %d bytes (%s)", size.rows, size.bytes, size.reason)
+        return batch.full
+
+    def _copy_batch(self, connection: Connection, max_rows: int, max_bytes: int) -> _Batch:
+        """Copy what is queued, and what comes meanwhile, in one transaction."""
+        batch = _Batch(max_rows, max_bytes)
         with connection.transaction(), connection.cursor() as cursor:
             self._hold(connection)
             with cursor.copy(self._statement, writer=PromptWriter(cursor)) as copy:
                 copy.write(_SIGNATURE)
-                while rows > 0 and size > 0 and (block := self._next()) is not None:
-                    data = block.pack()
+                while not batch.full and (data := self._next(batch)) is not None:
                     for at in range(0, len(data), _SEND_BYTES):
                         copy.write(data[at : at + _SEND_BYTES])
-                    rows -= block.rows
-                    size -= len(data)
                 copy.write(_TRAILER)
-        return rows <= 0 or size <= 0
+        return batch
 
-    def _next(self) -> _Block | None:
-        with self._changed:
-            if not self._blocks and not self._wait_for_more():
-                return None
-            block = self._blocks.popleft()
-            self._bytes -= block.size
-            self._rows -= block.rows
-            self._changed.notify_all()
-            return block
+    def _next(self, batch: _Batch) -> bytes | None:
+        """The next rows for the batch, packed: no more than it takes."""
+        with batch.pause_clock():
+            with self._changed:
+                if not self._blocks and not self._wait_for_more():
+                    return None
+                block = self._take_block(batch)
+                self._changed.notify_all()
+            data = block.pack()
+        batch.add(block.rows, len(data))
+        return data
+
+    def _take_block(self, batch: _Batch) -> _Block:
+        block = self._blocks.popleft()
+        if block.rows > 1 and (block.rows > batch.rows_left or block.size > batch.bytes_left):
+            data = block.pack()
+            cut, rows = find_cut(data, batch.rows_left, batch.bytes_left)
+            if rows < block.rows:
+                self._blocks.appendleft(_packed_block(data[cut:], block.rows - rows))
+                block = _packed_block(data[:cut], rows)
+        self._bytes -= block.size
+        self._rows -= block.rows
+        return block
 
     def _wait_for_more(self) -> bool:
         """Whether enough is there, or comes soon."""
@@ -235,4 +305,4 @@ class CopyQueue:
     def _is_worth_copying(self) -> bool:
         if self._hurried:
             return bool(self._blocks)
-        return self._bytes >= _COPY_FROM_BYTES or self._rows >= self._limits.copy_batch_rows
+        return self._bytes >= _COPY_FROM_BYTES or self._rows >= self._limits.intake_max_rows

@@ -115,3 +115,18 @@ def pack_rows(rows: list[bytes], line: int, ids: list[bytes], bodies: list[bytes
         pack_start = _row_starts[length]
         rows += (pack_start(lane.row_start, lane.total, 4, line, length, custom_id, _NULL, len(body)), body)
         lane.total += 1
+
+
+_BEFORE_CUSTOM_ID = _LANE_START.size + _LENGTH.size + _LINE.size
+
+
+def find_cut(packed: bytes, max_rows: int, max_bytes: int) -> tuple[int, int]:
+    """Where to cut packed rows, and how many are before: these rows, or those up to the one that reaches the bytes."""
+    at = rows = 0
+    while at < len(packed) and rows < max_rows and at < max_bytes:
+        at += _BEFORE_CUSTOM_ID
+        for _ in ("custom_id", "summary", "body"):
+            (length,) = _LENGTH.unpack_from(packed, at)
+            at += _LENGTH.size + max(length, 0)
+        rows += 1
+    return at, rows

@@ -1,4 +1,4 @@
-"""Ingest of jobs: rows are read from the stored bytes and added to their growing batch, some thousands a transaction.
+"""Ingest of jobs: rows are read from the stored bytes and added to their growing batch, up to 2,000 a transaction.
 
 A row can be claimed as soon as its transaction commits. The rows are a pure function of the bytes, so an ingest that
 died goes on by reading them again and skipping those that are stored.
@@ -7,10 +7,12 @@ died goes on by reading them again and skipping those that are stored.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -18,18 +20,27 @@ import msgspec
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from penstock.adapt.intake_batch import IntakeBatchSize, MeasuredBatch
 from penstock.batches.growth import NotGrowing, hold_growing, move_totals, seal_batch
 from penstock.batches.jobs import Ingest, count_rows, end_ingest, take_ingest
 from penstock.batches.steer import cancel_batch, hold_batch
 from penstock.blobs.blobs import Place, run_steps, store_images
 from penstock.config import Config
-from penstock.db.pool import Pool, borrowed
+from penstock.db.pool import Connection, Pool, borrowed
 from penstock.intake.copying import copy_rows
 from penstock.intake.job_upload import open_upload
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.rows import Lane, pack_row, table_lane
 from penstock.intake.stored_bytes import PieceReader
-from penstock.intake.tables.table import Table, TableRow, TableSpec, image_uses, next_block
+from penstock.intake.tables.table import (
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    Table,
+    TableRow,
+    TableSpec,
+    image_uses,
+    next_block,
+)
 from penstock.model import ROWS
 from penstock.tasks import cancel_and_wait
 
@@ -52,6 +63,14 @@ class JobIngest:
         self._conninfo = conninfo
         self._database = database
         self._reading: dict[UUID, asyncio.Task[None]] = {}
+        # These rows are held in memory, not streamed: their batches stay smaller.
+        limits = dataclasses.replace(
+            config.intake,
+            intake_max_rows=min(config.intake.intake_max_rows, BLOCK_ROWS),
+            intake_max_batch_bytes=min(config.intake.intake_max_batch_bytes, BLOCK_BYTES),
+        )
+        self._batch_size = IntakeBatchSize(limits)
+        """For all jobs: they share the pool and the database."""
 
     async def step(self, worker_id: UUID) -> bool:
         """Begin to read the rows of one more job, once there is room for it. True if there may be another."""
@@ -78,7 +97,10 @@ class JobIngest:
         except _TakenOverError as ended:
             _log.info("ingest of %s ends: %s", ingest.batch_id, ended)
         except (psycopg.Error, PoolTimeout, OSError) as error:
-            _log.warning("ingest of %s: trying again: %s", ingest.batch_id, type(error).__name__)
+            self._batch_size.observe_error()
+            rest_s = self._batch_size.rest_s
+            _log.warning("ingest of %s: trying again in %.1f s: %s", ingest.batch_id, rest_s, type(error).__name__)
+            await asyncio.sleep(rest_s)
         except Exception as error:
             _log.error("ingest of %s: failed: %s", ingest.batch_id, type(error).__name__)
 
@@ -89,7 +111,8 @@ class JobIngest:
                 table = await asyncio.to_thread(self._open, ingest, stack)
                 rows = table.rows()
                 await asyncio.to_thread(_skip, rows, stored)
-                while block := await asyncio.to_thread(next_block, rows):
+                size = self._batch_size
+                while block := await asyncio.to_thread(next_block, rows, size.rows, size.bytes):
                     await self._store(ingest, worker_id, table, stored, block)
                     stored += len(block)
             except IntakeRefused as refused:
@@ -113,22 +136,39 @@ class JobIngest:
         return stack.enter_context(open_upload(*upload, spec, self._config.tables, self._config.intake))
 
     async def _store(self, ingest: Ingest, worker_id: UUID, table: Table, before: int, block: list[TableRow]) -> None:
-        async with borrowed(self._database) as connection, connection.transaction():
-            growing = await hold_growing(connection, ingest.batch_id)
-            images = any(row.blob is not None for row in block)
-            reading = (ingest.batch_id, worker_id, before, len(block), table.columns)
-            if not await count_rows(connection, *reading, images=images):
-                raise _TakenOverError("another reads it")
-            place = (str(ingest.spec["route"]), ROWS)
-            source_lane, filled = growing.lanes.setdefault(place, (len(growing.lanes), 0))
-            packed = _pack(table_lane(growing.source_id, source_lane, filled), growing.total, block)
-            await copy_rows(connection, packed)
-            if images:
-                lane = Place(growing.source_id, source_lane)
-                await run_steps(connection, store_images(ingest.owner, lane, image_uses(block, filled)))
-            width = ingest.spec.get("maxConcurrency")
-            # The file's bytes are those of the upload: the rows add none.
-            await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, 0, width=width)
+        asked_at = monotonic()
+        async with borrowed(self._database) as connection:
+            began_at = monotonic()
+            async with connection.transaction():
+                await self._add_rows(connection, ingest, worker_id, table, before, block)
+            seconds = monotonic() - began_at
+        size = sum(row.size for row in block)
+        self._batch_size.observe(MeasuredBatch(len(block), size, seconds, began_at - asked_at))
+
+    async def _add_rows(
+        self,
+        connection: Connection,
+        ingest: Ingest,
+        worker_id: UUID,
+        table: Table,
+        before: int,
+        block: list[TableRow],
+    ) -> None:
+        growing = await hold_growing(connection, ingest.batch_id)
+        images = any(row.blob is not None for row in block)
+        reading = (ingest.batch_id, worker_id, before, len(block), table.columns)
+        if not await count_rows(connection, *reading, images=images):
+            raise _TakenOverError("another reads it")
+        place = (str(ingest.spec["route"]), ROWS)
+        source_lane, filled = growing.lanes.setdefault(place, (len(growing.lanes), 0))
+        packed = _pack(table_lane(growing.source_id, source_lane, filled), growing.total, block)
+        await copy_rows(connection, packed)
+        if images:
+            lane = Place(growing.source_id, source_lane)
+            await run_steps(connection, store_images(ingest.owner, lane, image_uses(block, filled)))
+        width = ingest.spec.get("maxConcurrency")
+        # The file's bytes are those of the upload: the rows add none.
+        await move_totals(connection, ingest.batch_id, growing, {place: len(block)}, 0, width=width)
 
     async def _end(self, ingest: Ingest, worker_id: UUID, rows: int, columns: Any, problem: str | None) -> None:
         async with borrowed(self._database) as connection, connection.transaction():

@@ -378,7 +378,7 @@ def test_an_interrupted_intake_keeps_nothing(tmp_path: Path, mock: MockProcess) 
     data_dir = tmp_path / ".penstock"
     slow_down_intake(data_dir, 0.2)
     with opened(data_dir) as connection:
-        slow = ("--set", "copy_batch_rows=1")
+        slow = ("--set", "intake_max_rows=1")
         with start_cli(
             "run", source, "--base-url", mock.base_url, "-o", "answers.jsonl", "--json", *slow, cwd=tmp_path
         ) as process:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from uuid import uuid4
@@ -16,6 +16,7 @@ from penstock.config import IntakeLimits
 from penstock.intake import copying
 from penstock.intake.rows import FileLanes, Lane, pack_rows
 from penstock.intake.writer import FileWriter
+from tests.support.postgres_proxy import PostgresProxy
 from tests.support.wait import wait_until
 
 BODY = b'{"model": "m"}' + b" " * 8_000
@@ -149,7 +150,7 @@ def test_files_take_turns_when_threads_are_few(
     database_18: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "_threads", copying._Threads(1))
-    limits = IntakeLimits(copy_batch_rows=QUEUE_BLOCKS * BLOCK_ROWS)
+    limits = IntakeLimits(intake_max_rows=QUEUE_BLOCKS * BLOCK_ROWS)
     endless, short = begin(database_18, limits), begin(database_18, limits)
     enough = threading.Event()
 
@@ -171,3 +172,47 @@ def test_files_take_turns_when_threads_are_few(
         writing.result(DEADLINE_S)
     endless.abandon()
     short.abandon()
+
+
+def test_batches_shrink_while_the_database_is_slow(
+    database_18: str, connection: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock.intake")
+    most = 128
+    with PostgresProxy(database_18) as proxy, ThreadPoolExecutor(1) as threads:
+        writer = begin(proxy.proxied(database_18), IntakeLimits(intake_max_rows=most))
+        rows = Rows(writer)
+        enough = threading.Event()
+
+        def write_without_end() -> None:
+            while not enough.is_set():
+                rows.write(1)
+
+        def some_batch(after: int, fits: Callable[[int], bool]) -> bool:
+            return any(map(fits, batch_sizes(connection, writer, after)))
+
+        writing = threads.submit(write_without_end)
+        try:
+            wait_until(lambda: some_batch(-1, lambda rows: rows == most), DEADLINE_S)
+            before = stored(connection, writer)
+            assert not caplog.messages
+            proxy.throttle(1_000_000)
+            wait_until(lambda: some_batch(before + most, lambda rows: rows <= most / 4), DEADLINE_S)
+            assert "time per row rises" in caplog.text
+            proxy.heal()
+            slow = stored(connection, writer)
+            wait_until(lambda: some_batch(slow + most, lambda rows: rows == most), DEADLINE_S)
+        finally:
+            enough.set()
+            proxy.heal()
+        writing.result(DEADLINE_S)
+        writer.abandon()
+
+
+def batch_sizes(connection: psycopg.Connection, writer: FileWriter, after: int) -> list[int]:
+    """Rows of each transaction that begins behind this ordinal, in their order."""
+    query = (
+        "SELECT count(*)::int4 FROM penstock.templates WHERE source_id = %s"
+        " GROUP BY xmin HAVING min(ordinal) > %s ORDER BY min(ordinal)"
+    )
+    return [rows for (rows,) in connection.execute(query, [writer.source_id, after])]

@@ -34,7 +34,7 @@ SQL = sql.load("penstock.intake", "intake.sql")
 WORKER = uuid4()
 URL = "/v1/chat/completions"
 TABLES = ("files", "file_lanes", "templates", "file_chunks")
-SMALL_BATCHES = IntakeLimits(copy_batch_rows=100)
+SMALL_BATCHES = IntakeLimits(intake_max_rows=100)
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_stream_can_pause_without_holding_a_transaction(database: str, connect
 def test_a_stream_that_is_left_unfinished_leaves_nothing(database: str, connection: psycopg.Connection) -> None:
     with stream(database) as intake:
         intake.feed(lines(1000))
-        wait_until(lambda: count(connection, "templates") == 1000, 30)
+        wait_until(lambda: count(connection, "templates") >= 900, 30)
     assert_nothing_is_left(connection)
 
 

@@ -12,8 +12,8 @@ from penstock.blobs.blobs import NewUse
 from penstock.config import MIB
 from penstock.intake.refusal import BadLine, IntakeRefused
 
-_BLOCK_ROWS = 2_000
-_BLOCK_BYTES = 4 * MIB
+BLOCK_ROWS = 2_000
+BLOCK_BYTES = 4 * MIB
 
 ColumnType = Literal["text", "integer", "number", "boolean"]
 
@@ -51,15 +51,20 @@ class TableRow(NamedTuple):
     """Row number from 1, or an image's path."""
     blob: Blob | None
 
+    @property
+    def size(self) -> int:
+        """Bytes of its body and its image."""
+        return len(self.body) + (0 if self.blob is None else len(self.blob.data))
 
-def next_block(rows: Iterator[TableRow]) -> list[TableRow]:
-    """The next rows, as many as are stored at once; none if there are no more."""
+
+def next_block(rows: Iterator[TableRow], max_rows: int = BLOCK_ROWS, max_bytes: int = BLOCK_BYTES) -> list[TableRow]:
+    """The next rows, so many or up to the one that reaches the bytes; none if there are no more."""
     block: list[TableRow] = []
     size = 0
-    for row in islice(rows, _BLOCK_ROWS):
+    for row in islice(rows, max_rows):
         block.append(row)
-        size += len(row.body) + (0 if row.blob is None else len(row.blob.data))
-        if size >= _BLOCK_BYTES:
+        size += row.size
+        if size >= max_bytes:
             break
     return block
 

@@ -1,0 +1,34 @@
+"""Packed rows are cut between rows, wherever a batch ends."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from penstock.intake.rows import find_cut, pack_row, pack_rows, table_lane
+
+LANE = table_lane(7)
+WITH_SUMMARY = [pack_row(LANE, line, b"id" * line, b"summary", b"x" * (line % 5)) for line in range(1, 30)]
+
+
+def without_summary() -> list[bytes]:
+    pieces: list[bytes] = []
+    pack_rows(pieces, 29, [b"a", b"bcd", b"e"], [b"{}", b"", b"{}" * 300], [LANE] * 3)
+    return [start + body for start, body in zip(pieces[::2], pieces[1::2], strict=True)]
+
+
+ROWS = WITH_SUMMARY + without_summary()
+ENDS = list(accumulate(map(len, ROWS)))
+PACKED = b"".join(ROWS)
+
+
+def test_a_cut_is_behind_so_many_rows() -> None:
+    for count in range(1, len(ROWS) + 1):
+        assert find_cut(PACKED, count, len(PACKED)) == (ENDS[count - 1], count)
+    assert find_cut(PACKED, len(ROWS) + 1, 2 * len(PACKED)) == (len(PACKED), len(ROWS))
+
+
+def test_a_cut_is_behind_the_row_that_reaches_the_bytes() -> None:
+    for size in range(1, len(PACKED) + 1):
+        cut, count = find_cut(PACKED, len(ROWS), size)
+        assert cut == ENDS[count - 1] >= size
+        assert count == 1 or ENDS[count - 2] < size
