@@ -45,7 +45,7 @@ class Pace:
 
     def shares(self, routes: Sequence[str], size: int, concurrency: int) -> dict[str, int]:
         """Items to claim of each route when `size` are wanted of all: an even share, and no more than fits its time."""
-        share = max(1, size // len(routes))
+        share = max(1, size // max(1, len(routes)))
         return {route: min(share, self.claim_size(concurrency, route)) for route in routes}
 
     def ahead(self, concurrency: int) -> int:

@@ -1,10 +1,4 @@
-"""Pressure on a worker's machine: whether memory or CPU is short, and how much smaller claims should be then.
-
-The caller reads the figures, every few seconds:
-
-    memory = psutil.virtual_memory()
-    Figures(memory.available, memory.total, cgroup_limit_bytes, cgroup_used_bytes, loop_lag_s)
-"""
+"""Pressure on a worker's machine: whether memory or CPU is short, and how much smaller claims should be then."""
 
 from __future__ import annotations
 

@@ -19,12 +19,14 @@ from uuid import UUID
 import psycopg
 
 from penstock.adapt.pace import Pace
+from penstock.adapt.pressure import claim_factor
 from penstock.backoff import Backoff, jittered
 from penstock.claim import claim as claims
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdict
+from penstock.observe.machine import read_figures
 from penstock.pools import is_session_pool
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.tasks import cancel_and_wait, ignore_result
@@ -278,15 +280,17 @@ class WorkerLoop:
         async with borrowed(self._database) as connection:
             if routes:
                 size = self._turnover()
+                wants = dict.fromkeys(routes, max(1, size // len(routes)))
             else:
                 found = await self._turns.routes(connection)
                 routes = [route for route in found if self._gates.may_claim(route)]
+                wants = self._pace.shares(routes, size, self._dispatcher.concurrency)
             if not routes or not self._heartbeat.alive:
                 return []
             share = max(1, size // len(routes))
             leases = await self._turns.claim(
                 connection,
-                dict.fromkeys(routes, share),
+                wants,
                 worker_id=self.id,
                 full=full,
                 taper_floor=min(share, max(self._config.claim.claim_min, self._dispatcher.concurrency)),
@@ -356,7 +360,10 @@ class WorkerLoop:
         """Take the dispatcher's verdict on an item: its call is over and its slot is free."""
         if self._inventory.release(item):
             self._finished.note_released(item.lease)
-        self._pace.observe(verdict.duration_ms / 1000)
+        if (
+            not isinstance(verdict, Again) or verdict.counts
+        ):  # a refusal comes back at once: it says nothing of the time
+            self._pace.observe(verdict.duration_ms / 1000, item.route)
         if isinstance(verdict, Outcome):
             self.trouble = ""
             self.buffer.decide(item, verdict)
@@ -419,7 +426,10 @@ class WorkerLoop:
         """Wait until the next round. Idle workers leave the rounds to busy ones. If all are idle, one worker of each
         process does them less often: still often enough, compared with the grace, to notice a lost worker."""
         while True:
-            await asyncio.sleep(jittered(_ROUND_S, 0.75, 1.25))
+            wait_s = jittered(_ROUND_S, 0.75, 1.25)
+            began = monotonic()
+            await asyncio.sleep(wait_s)
+            self._pace.factor = claim_factor(read_figures(loop_lag_s=monotonic() - began - wait_s))
             holds_nothing = not self._inventory.leases and not len(self.buffer)
             idle = holds_nothing and self._turns.nothing_due and self._has_notices()
             if not idle or take_idle_round(self._database, min(_IDLE_S, self._config.liveness.heartbeat_grace_s / 8)):
