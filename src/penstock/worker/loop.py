@@ -360,9 +360,8 @@ class WorkerLoop:
         """Take the dispatcher's verdict on an item: its call is over and its slot is free."""
         if self._inventory.release(item):
             self._finished.note_released(item.lease)
-        if (
-            not isinstance(verdict, Again) or verdict.counts
-        ):  # a refusal comes back at once: it says nothing of the time
+        # A refusal comes back at once: it says nothing of the time that an item takes.
+        if not isinstance(verdict, Again) or verdict.counts:
             self._pace.observe(verdict.duration_ms / 1000, item.route)
         if isinstance(verdict, Outcome):
             self.trouble = ""
