@@ -40,12 +40,12 @@ from penstock.api import (
     job_rows,
     jobs,
     keys,
-    limits,
     messages,
     models,
     passthrough,
     pending,
     providers,
+    quotas,
     results,
     sessions,
     uploads,
@@ -108,7 +108,7 @@ _MODULES = (
     models,
     providers,
     keys,
-    limits,
+    quotas,
     health,
 )
 

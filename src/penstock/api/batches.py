@@ -330,7 +330,7 @@ async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/batches", create_batch, "Run every request of a file.", errors=(404, 409)),
+    Endpoint("POST", "/v1/batches", create_batch, "Run every request of a file.", errors=(403, 404, 409)),
     Endpoint("GET", "/v1/batches", list_batches, "List batches, newest first; `metadata[key]=value` narrows it."),
     Endpoint(
         "GET",

@@ -372,7 +372,7 @@ ENDPOINTS = (
         create_job,
         "Do something with every row of a table, or every image.",
         form=_FORM,
-        errors=(409, 413),
+        errors=(403, 409, 413),
     ),
     Endpoint("GET", "/api/jobs", list_jobs, "List jobs, newest first."),
     Endpoint("GET", _ONE, retrieve_job, "One job.", errors=(404,)),

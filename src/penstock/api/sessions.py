@@ -348,7 +348,11 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/sessions", list_sessions, "The sessions, newest first."),
     Endpoint("GET", "/v1/sessions/{key}", retrieve_session, "One session.", errors=(400, 404)),
     Endpoint(
-        "PUT", "/v1/sessions/{key}", put_session, "Set a session's settings; the session is made if there is none."
+        "PUT",
+        "/v1/sessions/{key}",
+        put_session,
+        "Set a session's settings; the session is made if there is none.",
+        errors=(403,),
     ),
     Endpoint(
         "DELETE",

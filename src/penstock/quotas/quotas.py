@@ -21,7 +21,7 @@ from penstock.errors import PenstockError
 _SQL = sql.load("penstock.quotas", "quotas.sql")
 
 _RESERVE_BYTES = 16 * 1024 * 1024
-"""Room that an upload reserves ahead of what has arrived."""
+"""Room that an upload reserves ahead of what has arrived, at most."""
 _COUNTED_BATCHES = 1_000_000
 _OPEN_RETRY_S = 10
 _STORED_RETRY_S = 60
@@ -175,7 +175,7 @@ class Reservation:
         """Reserve so many bytes in all, and some ahead. Raises QuotaExceeded."""
         with connection.transaction():
             _hold_owner_blocking(connection, self._owner)
-            wish = {**self._about, "need": need, "wish": need + _RESERVE_BYTES}
+            wish = {**self._about, "need": need, "ahead": _RESERVE_BYTES}
             row = connection.execute(_SQL["reserve_if_room"], wish).fetchone()
             if row is None:
                 ((stored,),) = connection.execute(_SQL["read_stored_bytes"], self._about).fetchall()

@@ -43,8 +43,9 @@ SELECT count(*)::int4
 SELECT penstock.stored_bytes(%(owner)s, @now)
 
 -- name: reserve_if_room
--- Reserves room for a file on its way in: what it needs now, and some more if there is. Under the owner's lock. A file that
--- was stored before under the same idempotency key does not count: the two will be one.
+-- Reserves room for a file on its way in: what it needs now, and up to `ahead` more, at most a sixteenth of what is left, so
+-- that others at the same time find room too. Under the owner's lock. A file that was stored before under the same
+-- idempotency key does not count: the two will be one.
 WITH others AS MATERIALIZED (
   SELECT penstock.stored_bytes(%(owner)s, @now)
          - coalesce((SELECT bytes FROM penstock.reservations WHERE file_id = %(file_id)s), 0)
@@ -53,7 +54,7 @@ WITH others AS MATERIALIZED (
                         AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > @now)), 0) AS bytes
 )
 INSERT INTO penstock.reservations (file_id, owner, bytes)
-SELECT %(file_id)s, %(owner)s, least(%(wish)s, %(most)s - others.bytes)
+SELECT %(file_id)s, %(owner)s, %(need)s + least(%(ahead)s, (%(most)s - others.bytes - %(need)s) / 16)
   FROM others
  WHERE others.bytes + %(need)s <= %(most)s
 ON CONFLICT (file_id) DO UPDATE SET bytes = excluded.bytes
