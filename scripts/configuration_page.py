@@ -42,6 +42,7 @@ TITLES = {
     "sessions": "Sessions",
     "scan": "Adapters",
     "erase": "Erasure",
+    "quotas": "Limits per owner",
     "webhooks": "Webhooks",
 }
 

@@ -234,6 +234,18 @@ class EraseLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaLimits:
+    """Limits of each owner that has none of its own (`penstock db limit`); 0 is no limit."""
+
+    owner_max_open_batches: int = _knob(0, 0, 1_000_000, "open batches and jobs of one owner; more are answered 429")
+    owner_max_stored_bytes: int = _knob(
+        0, 0, 1024 * 1024 * GIB, "bytes that one owner may store; more are answered 429"
+    )
+    owner_requests_per_minute: int = _knob(0, 0, 10_000_000, "requests of one owner a minute; more are answered 429")
+    owner_max_priority: int = _knob(100, 0, 100, "highest priority that an owner may ask for; more is answered 403")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     tables: TableLimits = field(default_factory=TableLimits)
@@ -248,6 +260,7 @@ class Config:
     sessions: SessionLimits = field(default_factory=SessionLimits)
     scan: ScanLimits = field(default_factory=ScanLimits)
     erase: EraseLimits = field(default_factory=EraseLimits)
+    quotas: QuotaLimits = field(default_factory=QuotaLimits)
     providers: tuple[Provider, ...] = ()
     processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
@@ -300,6 +313,7 @@ GROUPS: dict[str, type[Any]] = {
     "sessions": SessionLimits,
     "scan": ScanLimits,
     "erase": EraseLimits,
+    "quotas": QuotaLimits,
 }
 
 

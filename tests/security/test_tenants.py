@@ -23,7 +23,7 @@ VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 TABLES = (
     *("files", "file_lanes", "file_chunks", "templates", "batches", "lanes", "leases", "outcomes", "deferrals"),
     *("uploads", "upload_parts", "webhook_endpoints", "webhook_deliveries", "erasures", "api_keys", "jobs"),
-    *("operations", "job_errors", "audit"),
+    *("operations", "job_errors", "audit", "quotas", "reservations"),
 )
 # Which of a tenant's objects each variable part of a path names.
 NAMED_BY = {
@@ -41,8 +41,9 @@ NAMED_BY = {
     "model": (),
     "name": (),
     "key": (),
+    "owner": (),
 }
-NAMES = {"model", "name", "key"}
+NAMES = {"model", "name", "key", "owner"}
 BODIES: Mapping[str, Any] = {
     "/v1/batches/{batch_id}/retry": {},
     "/api/jobs/{job_id}/reprocess": {"scope": "job"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import getrandbits
@@ -23,7 +23,6 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from penstock.api import (
@@ -46,6 +45,7 @@ from penstock.api import (
     passthrough,
     pending,
     providers,
+    quotas,
     results,
     sessions,
     uploads,
@@ -53,10 +53,10 @@ from penstock.api import (
 )
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
-from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, render
+from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, over_quota, render
 from penstock.api.guard import Guard, SlowReaderError, read_body
 from penstock.api.openapi import document
-from penstock.api.reading import BodyReader, QueryReader
+from penstock.api.routes import Reader, Routes
 from penstock.batches.run_again import NotRetryable
 from penstock.config import Config, DatabaseLimits
 from penstock.db.pool import Pool, open_pool
@@ -67,11 +67,13 @@ from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.writer import IdempotencyConflict
 from penstock.limits.sharing import ProviderLimits
 from penstock.pools import POOL
+from penstock.quotas.quotas import QuotaExceeded
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties
 from penstock.server.halts import Halts
 from penstock.server.kickoff import Kickoffs
+from penstock.server.quotas import OwnerQuotas
 from penstock.server.waiters import Waiters
 from penstock.worker.identity import LastingIdentity
 
@@ -80,8 +82,6 @@ _access = logging.getLogger("penstock.access")
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _SHOWN_PATH_CHARS = 200
-_MAX_REMEMBERED_PATHS = 1_000
-_MAX_REMEMBERED_CHARS = 200
 _CLOSED_REQUEST = 499
 _SESSION_CONNECTIONS = 3
 _UNKNOWN = Caller("", "user", None)
@@ -109,6 +109,7 @@ _MODULES = (
     models,
     providers,
     keys,
+    quotas,
     health,
 )
 
@@ -124,14 +125,24 @@ def create_app(server: Server, *, in_process: bool = False, trust_prefix: bool =
     public = server.config.public_url
     host = urlsplit(public).hostname if public else None
     auth = Auth(server.database, server.config.serve.key_cache_s, public_host=host, in_process=in_process)
-    return Api(server, auth, endpoints(), trust_prefix=trust_prefix)
+    return Api(server, auth, endpoints(), trust_prefix=trust_prefix, counted=not in_process)
 
 
 class Api:
     """The ASGI application."""
 
-    def __init__(self, server: Server, auth: Auth, declared: Sequence[Endpoint], *, trust_prefix: bool = False) -> None:
+    def __init__(
+        self,
+        server: Server,
+        auth: Auth,
+        declared: Sequence[Endpoint],
+        *,
+        trust_prefix: bool = False,
+        counted: bool = True,
+    ) -> None:
+        """`counted` requests are limited in number."""
         self._server = server
+        self._counted = counted
         self._auth = auth
         self._trust_prefix = trust_prefix
         self._root_path = server.config.root_path
@@ -140,7 +151,7 @@ class Api:
         )
         self.endpoints = (*declared, described)
         self._document = document(self.endpoints)
-        self._routes = _Routes(self.endpoints)
+        self._routes = Routes(self.endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -190,19 +201,23 @@ class Api:
                 path = path[len(prefix) :] or "/"
         return path
 
-    async def _admit(self, request: Request, path: str) -> tuple[_Reader | Response, Caller]:
+    async def _admit(self, request: Request, path: str) -> tuple[Reader | Response, Caller]:
         """Find the endpoint and the caller. Keys are checked first: a caller without one does not learn which routes
         exist."""
         method = request.method
         found = self._routes.find(path)
         if found is None:
-            await self._auth.identify(request.headers)
+            who = await self._auth.identify(request.headers)
+            if self._counted:
+                await self._server.quotas.admit(who.owner)
             raise ApiError(404, f"Invalid URL ({method} {path[:_SHOWN_PATH_CHARS]})", code="unknown_url")
         methods, request.scope["path_params"] = found
         route = methods.get("GET" if method == "HEAD" else method)
         if route is not None and route.endpoint.role == "anyone":
             return route, _UNKNOWN
         who = await self._auth.identify(request.headers)
+        if self._counted and (route is None or route.endpoint.counted):
+            await self._server.quotas.admit(who.owner)
         if route is None:
             allowed = ", ".join(sorted({*methods, "OPTIONS", *(["HEAD"] if "GET" in methods else [])}))
             if method == "OPTIONS":
@@ -217,7 +232,7 @@ class Api:
             raise ApiError(403, "This needs an admin's key.", type="permission_error", code="forbidden")
         return route, who
 
-    async def _answer(self, reader: _Reader | Response, who: Caller, request: Request, request_id: str) -> Response:
+    async def _answer(self, reader: Reader | Response, who: Caller, request: Request, request_id: str) -> Response:
         if isinstance(reader, Response):
             return reader
         endpoint = reader.endpoint
@@ -246,55 +261,6 @@ class _Encoded(Response):
         self.body = body
         self.background = None
         self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media.encode())]
-
-
-class _Reader:
-    """Readers of one endpoint's query and body."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.query: QueryReader[Any] | None = QueryReader(endpoint.query) if endpoint.query else None
-        self.body: BodyReader[Any] | None = BodyReader(endpoint.body) if endpoint.body is not None else None
-
-
-class _Routes:
-    """Routes: finds the endpoints of a path, by method, and the path's variable parts."""
-
-    def __init__(self, declared: Iterable[Endpoint]) -> None:
-        paths: dict[str, dict[str, _Reader]] = {}
-        for endpoint in declared:
-            methods = paths.setdefault(endpoint.path, {})
-            if endpoint.method in methods:
-                raise ValueError(f"{endpoint.method} {endpoint.path} is declared twice")
-            methods[endpoint.method] = _Reader(endpoint)
-        self._plain = {path: methods for path, methods in paths.items() if "{" not in path}
-        variable = [entry for entry in paths.items() if "{" in entry[0]]
-        # Where two could match, the one with fewer variable parts goes first.
-        variable.sort(key=lambda entry: [("{" in part, ":path" in part) for part in entry[0].split("/")])
-        self._found: dict[str, tuple[dict[str, _Reader], dict[str, str]]] = {}
-        self._variable: dict[str, list[tuple[re.Pattern[str], dict[str, _Reader]]]] = {}
-        for path, methods in variable:
-            self._variable.setdefault(_family(path), []).append((compile_path(path)[0], methods))
-
-    def find(self, path: str) -> tuple[dict[str, _Reader], dict[str, str]] | None:
-        if path in self._plain:
-            return self._plain[path], {}
-        if (known := self._found.get(path)) is not None:
-            return known
-        for pattern, methods in self._variable.get(_family(path), ()):
-            if match := pattern.match(path):
-                found = methods, match.groupdict()
-                if len(path) <= _MAX_REMEMBERED_CHARS:
-                    if len(self._found) >= _MAX_REMEMBERED_PATHS:
-                        self._found.clear()
-                    self._found[path] = found
-                return found
-        return None
-
-
-def _family(path: str) -> str:
-    """The part of a path that is fixed in every route: `/v1/files`."""
-    return "/".join(path.split("/", 3)[:3])
 
 
 def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, bytes]]:
@@ -335,6 +301,8 @@ def _to_api_error(error: Exception, request_id: str) -> ApiError:
         case IntakeRefused():
             status = 413 if error.code == "file_too_large" else 400
             return ApiError(status, error.message, param=error.param, code=error.code)
+        case QuotaExceeded():
+            return over_quota(error)
         case IntakeGivenUp() | TooManyWaitingError():
             return busy(error.message)
         case psycopg.errors.DiskFull():
@@ -407,6 +375,7 @@ def make_server(
         Halts(database),
         Kickoffs(config, conninfo, database, known, limits),
         limits,
+        OwnerQuotas(database, config.quotas, config.serve.key_cache_s),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint, Nothing
-from penstock.api.errors import ApiError, conflict, not_found
+from penstock.api.errors import ApiError, check_priority, conflict, not_found
 from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.batches import read, run_again
@@ -110,6 +110,8 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
     key = idempotency_key(call.request.headers)
     fingerprint = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).digest()
     file_id = parse_id("file", body.input_file_id)
+    quota = await call.quota()
+    check_priority(body.priority, quota)
     async with borrowed(call.server.database) as connection:
         requested = file_id and await request_batch(
             connection,
@@ -126,6 +128,7 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
             output_expires_after_s=(
                 body.output_expires_after.seconds if body.output_expires_after else objects.DEFAULT_LIFETIME_S
             ),
+            max_open=quota.max_open_batches,
         )
         if not requested:
             file = file_id and await stored.get_file(connection, file_id, call.caller.owner)
@@ -327,7 +330,7 @@ async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/batches", create_batch, "Run every request of a file.", errors=(404, 409)),
+    Endpoint("POST", "/v1/batches", create_batch, "Run every request of a file.", errors=(403, 404, 409)),
     Endpoint("GET", "/v1/batches", list_batches, "List batches, newest first; `metadata[key]=value` narrows it."),
     Endpoint(
         "GET",

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from penstock.db.pool import Connection, Pool
     from penstock.dispatch.providers import Providers
     from penstock.limits.sharing import ProviderLimits
+    from penstock.quotas.quotas import Quota
     from penstock.server.acceptor import Acceptor
     from penstock.server.background import BackgroundDuties
     from penstock.server.halts import Halts
     from penstock.server.kickoff import Kickoffs
+    from penstock.server.quotas import OwnerQuotas
     from penstock.server.session_workers import SessionWorkers
     from penstock.server.waiters import Waiters
 
@@ -97,6 +99,7 @@ class Server:
     halts: Halts
     kickoffs: Kickoffs
     limits: ProviderLimits
+    quotas: OwnerQuotas
     cursors: PageCursors | None = None
     """Maker of cursors, once its secret was read."""
     exports: int = 0
@@ -174,6 +177,10 @@ class Call(Generic[Q, B]):
         found: dict[str, str] = self.request.path_params
         return found
 
+    async def quota(self) -> Quota:
+        """The limits of the caller's owner."""
+        return await self.server.quotas.read(self.caller.owner)
+
     def id(self, kind: str, name: str) -> UUID:
         """The id in the path. One that cannot be an id answers like one that does not exist."""
         text = self.path[name]
@@ -218,6 +225,8 @@ class Endpoint:
     """Beyond those that follow from the role, the query and the body."""
     name: str = ""
     """`operationId`; the handler's name if empty."""
+    counted: bool = True
+    """Whether its requests count against the owner's requests per minute."""
     query: type[Any] | None = field(init=False)
     body: Any = field(init=False)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.anthropic_errors import error_type
+from penstock.quotas.quotas import Quota, QuotaExceeded
 
 Dialect = Literal["openai", "anthropic"]
 
@@ -86,6 +87,31 @@ def busy(message: str = "The database cannot be reached at the moment.", *, repe
     if not repeatable:
         headers["x-should-retry"] = "false"
     return ApiError(503, message, type="server_error", code="unavailable", headers=headers)
+
+
+def over_quota(error: QuotaExceeded) -> ApiError:
+    """429, with the time to come again; 413 for what can never fit. A file is not to be sent again at once: a header
+    tells the official clients so."""
+    message = f"{error.message} {error.hint}"
+    if error.never:
+        return ApiError(413, message, code="file_too_large")
+    headers = {"retry-after": str(error.retry_after_s)}
+    if error.limit == "stored_bytes":
+        headers["x-should-retry"] = "false"
+    return ApiError(429, message, type="rate_limit_error", code=f"{error.limit}_limit", headers=headers)
+
+
+def check_priority(priority: int, quota: Quota) -> None:
+    """Refuse a priority above the owner's highest."""
+    if priority > quota.max_priority:
+        raise ApiError(
+            403,
+            f"Priority {priority} is above {quota.max_priority}, the highest that you may ask for (max_priority)."
+            " Ask for less, or ask the operator for more.",
+            type="permission_error",
+            param="priority",
+            code="priority_too_high",
+        )
 
 
 def disk_full() -> ApiError:

@@ -71,7 +71,7 @@ async def create_file(call: Call[None, None]) -> objects.File:
             pieces = form.write(data)
             if feeder is None and form.filename is not None:
                 purpose = _purpose(form.fields["purpose"]) if "purpose" in form.fields else None
-                upload = _open(call, form.filename, purpose)
+                upload = _open(call, form.filename, purpose, (await call.quota()).max_stored_bytes)
                 feeder = await closing.enter_async_context(Feeder(upload))
             if feeder is not None:
                 for piece in pieces:
@@ -90,7 +90,8 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
     if call.request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "Send the file as it is, without 'Content-Encoding'.", code="unsupported_media_type")
     refuse_too_large(call)
-    upload = _open(call, clean_filename(call.query.filename), call.query.purpose)
+    quota = await call.quota()
+    upload = _open(call, clean_filename(call.query.filename), call.query.purpose, quota.max_stored_bytes)
     async with Feeder(upload) as feeder:
         async for data in call.request.stream():
             await feeder.put(data)
@@ -106,7 +107,7 @@ def refuse_too_large(call: Call[Any, Any]) -> None:
         raise ApiError(413, f"The file is larger than {most:,} bytes (max_upload_bytes).", code="file_too_large")
 
 
-def _open(call: Call[Any, Any], filename: str, purpose: str | None) -> FileIntake:
+def _open(call: Call[Any, Any], filename: str, purpose: str | None, max_stored_bytes: int) -> FileIntake:
     server = call.server
     return FileIntake(
         server.conninfo,
@@ -118,6 +119,7 @@ def _open(call: Call[Any, Any], filename: str, purpose: str | None) -> FileIntak
         keep_bytes=True,
         keep_problems=True,
         idempotency_key=idempotency_key(call.request.headers),
+        max_stored_bytes=max_stored_bytes,
     )
 
 

@@ -15,7 +15,7 @@ from penstock.adapters.source import FileNotReady, FileUnreadable, SourceUnavail
 from penstock.api.audit import actor_of, client_of, record
 from penstock.api.batches import Move
 from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
-from penstock.api.errors import busy, conflict, not_found
+from penstock.api.errors import busy, check_priority, conflict, not_found
 from penstock.api.files import refuse_too_large
 from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
 from penstock.batches import jobs, read
@@ -28,6 +28,7 @@ from penstock.erase import erase
 from penstock.errors import UsageError
 from penstock.intake.job_upload import JobUpload
 from penstock.model import BatchState, parse_id, public_id
+from penstock.quotas.quotas import Quota, check_open_batches
 from penstock.server.adapter_scan import feed_file
 from penstock.server.job_spec import JobSpec, NewJob, SourceReference, place_job
 
@@ -105,12 +106,16 @@ async def create_job(call: Call[None, None]) -> JobCreated:
     fields = frozenset({"spec", "source"})
     form = Form(content_type, "file", fields, _SPEC_BYTES, max_files=most, instead="source")
     refuse_too_large(call)
+    quota = await call.quota()
+    if quota.max_open_batches and _key(call) is None:
+        async with borrowed(call.server.database) as connection:
+            await check_open_batches(connection, call.caller.owner, quota.max_open_batches)
     async with AsyncExitStack() as closing:
         feeder: Feeder | None = None
         async for data in call.request.stream():
             pieces = form.write(data)
             if feeder is None and form.filename is not None:
-                upload = _open(call, form.filename)
+                upload = _open(call, form.filename, quota)
                 feeder = await closing.enter_async_context(Feeder(upload))
             if feeder is not None:
                 for piece in pieces:
@@ -118,9 +123,9 @@ async def create_job(call: Call[None, None]) -> JobCreated:
         form.finish()
         if "spec" not in form.fields:
             raise missing("spec")
-        job = _new_job(call, _read_spec(form.fields["spec"]), form.fields.get("source"))
+        job = _new_job(call, _read_spec(form.fields["spec"]), form.fields.get("source"), quota)
         if feeder is None:
-            return await _create_from_source(call, job)
+            return await _create_from_source(call, job, quota)
         if job.source is not None:
             raise invalid("source", "a file is given too; give one of them.")
         await feeder.flush()
@@ -128,7 +133,7 @@ async def create_job(call: Call[None, None]) -> JobCreated:
         return await _finish(call, upload, replace(job, parts=parts))
 
 
-def _open(call: Call[Any, Any], filename: str) -> JobUpload:
+def _open(call: Call[Any, Any], filename: str, quota: Quota) -> JobUpload:
     server = call.server
     return JobUpload(
         server.conninfo,
@@ -138,6 +143,7 @@ def _open(call: Call[Any, Any], filename: str) -> JobUpload:
         limits=server.config.intake,
         table_limits=server.config.tables,
         idempotency_key=_key(call),
+        max_stored_bytes=quota.max_stored_bytes,
     )
 
 
@@ -156,8 +162,9 @@ def _read_spec(text: str) -> JobSpec:
         raise invalid("spec", f"it is not JSON: {error}.") from None
 
 
-def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None) -> NewJob:
+def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None, quota: Quota) -> NewJob:
     """The job that a call asks for. `source` is JSON."""
+    check_priority(spec.priority, quota)
     try:
         pool, route = place_job(spec, call.caller.owner, call.server.config.processors, call.server.providers)
     except UsageError as error:
@@ -175,10 +182,11 @@ def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None) -> NewJob:
         actor=actor_of(call),
         key=_key(call),
         source=reference,
+        max_open=quota.max_open_batches,
     )
 
 
-async def _create_from_source(call: Call[Any, Any], job: NewJob) -> JobCreated:
+async def _create_from_source(call: Call[Any, Any], job: NewJob, quota: Quota) -> JobCreated:
     """Fetch the file that a reference names, while the caller waits. Under a key that was used before, nothing is
     fetched: the file may be another now."""
     if job.source is None:
@@ -187,7 +195,7 @@ async def _create_from_source(call: Call[Any, Any], job: NewJob) -> JobCreated:
         return earlier
     try:
         source, file = await call.server.background.scans.find(job.source, call.caller.scope)
-        upload = _open(call, clean_filename(file.path))
+        upload = _open(call, clean_filename(file.path), quota)
         async with Feeder(upload) as feeder:
             await feed_file(feeder, source, file)
             return await _finish(call, upload, job)
@@ -364,7 +372,7 @@ ENDPOINTS = (
         create_job,
         "Do something with every row of a table, or every image.",
         form=_FORM,
-        errors=(409, 413),
+        errors=(403, 409, 413),
     ),
     Endpoint("GET", "/api/jobs", list_jobs, "List jobs, newest first."),
     Endpoint("GET", _ONE, retrieve_job, "One job.", errors=(404,)),

@@ -14,15 +14,17 @@ from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.files import cursor, download
 from penstock.api.multipart import Feeder, idempotency_key, in_thread
+from penstock.batches.create import find_batch_by_key
 from penstock.batches.read import Batch, get_batch, list_batches
 from penstock.batches.steer import cancel_batch
 from penstock.batches.validate import request_batch, validate_batch
-from penstock.db.pool import borrowed
+from penstock.db.pool import Connection, borrowed
 from penstock.erase import erase
 from penstock.export import read
 from penstock.intake.files import FileRow
 from penstock.intake.message_batch import URL, MessageBatchIntake
 from penstock.model import BatchState, public_id
+from penstock.quotas.quotas import QuotaExceeded, check_open_batches, hold_owner
 
 _WINDOW = "24h"
 _WINDOW_S = 24 * 3600.0
@@ -77,11 +79,15 @@ class MessageBatchesQuery(msgspec.Struct):
 async def create_message_batch(call: Call[None, None]) -> MessageBatch:
     """The body is taken apart as it arrives. What is wrong with it is said at once and leaves nothing behind."""
     key = idempotency_key(call.request.headers)
-    file = await _receive(call, key)
-    return _object(call, await _begin(call, file, key))
+    quota = await call.quota()
+    if quota.max_open_batches and key is None:
+        async with borrowed(call.server.database) as connection:
+            await check_open_batches(connection, call.caller.owner, quota.max_open_batches)
+    file = await _receive(call, key, quota.max_stored_bytes)
+    return _object(call, await _begin(call, file, key, quota.max_open_batches))
 
 
-async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
+async def _receive(call: Call[Any, Any], key: str | None, max_stored_bytes: int) -> FileRow:
     """The requests of the body, stored like the lines of a file."""
     server = call.server
     intake = MessageBatchIntake(
@@ -92,6 +98,7 @@ async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
         serves=lambda model: server.providers.pool_of(model) is not None,
         idempotency_key=key,
         expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
+        max_stored_bytes=max_stored_bytes,
     )
     async with Feeder(intake) as feeder:
         async for data in call.request.stream():
@@ -100,21 +107,27 @@ async def _receive(call: Call[Any, Any], key: str | None) -> FileRow:
         return (await in_thread(intake.finish)).file
 
 
-async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:
+async def _begin(call: Call[Any, Any], file: FileRow, key: str | None, max_open: int) -> Batch:
     """The batch over them, started at once: a message batch is never seen before its requests are counted."""
     server, owner = call.server, call.caller.owner
     async with borrowed(server.database) as connection:
-        requested = await request_batch(
-            connection,
-            owner=owner,
-            dialect="anthropic",
-            file_id=file.id,
-            endpoint=URL,
-            completion_window=_WINDOW,
-            window_s=_WINDOW_S,
-            key=key,
-            fingerprint=file.digest,
-        )
+        try:
+            requested = await request_batch(
+                connection,
+                owner=owner,
+                dialect="anthropic",
+                file_id=file.id,
+                endpoint=URL,
+                completion_window=_WINDOW,
+                window_s=_WINDOW_S,
+                key=key,
+                fingerprint=file.digest,
+                max_open=max_open,
+            )
+        except QuotaExceeded:
+            await _drop(connection, file, owner, key)
+            server.background.wake("purge")
+            raise
         if requested is None:
             raise conflict("The batch was deleted while it was made.")
         batch = requested.batch
@@ -129,6 +142,14 @@ async def _begin(call: Call[Any, Any], file: FileRow, key: str | None) -> Batch:
         server.background.wake("purge")
         raise _refused(batch.problems)
     return batch
+
+
+async def _drop(connection: Connection, file: FileRow, owner: str, key: str | None) -> None:
+    """Delete the requests of a batch that may not be made; not if the same call, sent twice, has made it meanwhile."""
+    async with connection.transaction():
+        await hold_owner(connection, owner)
+        if key is None or await find_batch_by_key(connection, owner, key) is None:
+            await erase.delete_file(connection, file.id, owner, hidden=True)
 
 
 def _refused(problems: list[dict[str, Any]]) -> ApiError:

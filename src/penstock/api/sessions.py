@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from penstock.api.answer_wait import AnswerWait
 from penstock.api.endpoint import Call, Endpoint
-from penstock.api.errors import OpenAIErrorDetail, conflict, not_found
+from penstock.api.errors import OpenAIErrorDetail, check_priority, conflict, not_found
 from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.api.session_objects import (
@@ -270,6 +270,7 @@ async def put_session(call: Call[None, SettingsBody]) -> Session:
     """Sets a session's settings. Those that are not given get their defaults again."""
     key = check_key(call.path["key"], "key")
     body = call.body
+    check_priority(body.priority, await call.quota())
     async with borrowed(call.server.database) as connection:
         row = await sessions.put_session(
             connection,
@@ -347,7 +348,11 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/sessions", list_sessions, "The sessions, newest first."),
     Endpoint("GET", "/v1/sessions/{key}", retrieve_session, "One session.", errors=(400, 404)),
     Endpoint(
-        "PUT", "/v1/sessions/{key}", put_session, "Set a session's settings; the session is made if there is none."
+        "PUT",
+        "/v1/sessions/{key}",
+        put_session,
+        "Set a session's settings; the session is made if there is none.",
+        errors=(403,),
     ),
     Endpoint(
         "DELETE",

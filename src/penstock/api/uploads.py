@@ -70,6 +70,7 @@ async def create_part(call: Call[None, None]) -> objects.UploadPart:
             upload_id=upload_id,
             limits=server.config.intake,
             idempotency_key=idempotency_key(call.request.headers),
+            max_stored_bytes=(await call.quota()).max_stored_bytes,
         )
     )
     async with Feeder(writer) as feeder:

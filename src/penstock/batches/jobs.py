@@ -14,6 +14,7 @@ import psycopg
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
 from penstock.errors import PenstockError
+from penstock.quotas.quotas import check_open_batches_blocking
 
 _SQL = sql.load("penstock.batches", "jobs.sql")
 
@@ -96,9 +97,12 @@ def create_job(
     client: str,
     actor: str | None = None,
     parts: str | None = None,
+    max_open: int = 0,
 ) -> None:
     """Create a job over an upload, in the transaction that seals it; `actor` is who asked for it, if that is not the
-    owner. Raises KeyTaken."""
+    owner. Raises KeyTaken, and QuotaExceeded if the owner has `max_open` open batches already; 0 is no limit."""
+    if max_open:
+        check_open_batches_blocking(connection, owner, max_open)
     told = {
         "batch_id": batch_id,
         "owner": owner,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -11,8 +12,9 @@ from uuid import UUID
 from penstock.batches.finish import fail_batch
 from penstock.batches.read import Batch, get_batch
 from penstock.db import sql
-from penstock.db.pool import Connection, Now
+from penstock.db.pool import Connection, Now, fetch_one
 from penstock.model import new_id
+from penstock.quotas.quotas import check_open_batches, hold_owner
 
 _SQL = sql.load("penstock.batches", "validate.sql")
 
@@ -43,42 +45,56 @@ async def request_batch(
     fingerprint: bytes | None = None,
     output_expires_after_s: int | None = None,
     batch_id: UUID | None = None,
+    max_open: int = 0,
     now: Now = None,
 ) -> Requested | None:
-    """Record a requested batch over a file; None if the owner has no such file to run."""
+    """Record a requested batch over a file; None if the owner has no such file to run.
+
+    Raises QuotaExceeded if the owner has `max_open` open batches already, unless its key created this one. 0 is no
+    limit.
+    """
     batch_id = batch_id or new_id()
     # A message batch has results, but not as files.
     output_file_id, error_file_id = (new_id(), new_id()) if dialect == "openai" else (None, None)
-    cursor = await connection.execute(
-        _SQL["request_batch_if_ready"],
-        {
-            "id": batch_id,
-            "owner": owner,
-            "file_id": file_id,
-            "dialect": dialect,
-            "key": key,
-            "fingerprint": fingerprint,
-            "endpoint": endpoint,
-            "completion_window": completion_window,
-            "window_s": window_s,
-            "metadata": json.dumps(dict(metadata or {})),
-            "priority": priority,
-            "output_file_id": output_file_id,
-            "error_file_id": error_file_id,
-            "output_expires_after_s": output_expires_after_s,
-            "now": now,
-        },
-    )
-    existed = await cursor.fetchone() is None
-    if existed:
-        if key is None:
+    wish = {
+        "id": batch_id,
+        "owner": owner,
+        "file_id": file_id,
+        "dialect": dialect,
+        "key": key,
+        "fingerprint": fingerprint,
+        "endpoint": endpoint,
+        "completion_window": completion_window,
+        "window_s": window_s,
+        "metadata": json.dumps(dict(metadata or {})),
+        "priority": priority,
+        "output_file_id": output_file_id,
+        "error_file_id": error_file_id,
+        "output_expires_after_s": output_expires_after_s,
+        "now": now,
+    }
+    # Without a limit it is one statement.
+    async with connection.transaction() if max_open else nullcontext():
+        if max_open:
+            await hold_owner(connection, owner)
+            if await _find_by_key(connection, owner, key) is None:
+                await check_open_batches(connection, owner, max_open)
+        recorded = await fetch_one(connection, _SQL["request_batch_if_ready"], wish)
+    if recorded is None:
+        earlier = await _find_by_key(connection, owner, key)
+        if earlier is None:
             return None
-        row = await (await connection.execute(_SQL["find_id_by_key"], {"owner": owner, "key": key})).fetchone()
-        if row is None:
-            return None
-        (batch_id,) = row
+        batch_id = earlier
+    existed = recorded is None
     batch = await get_batch(connection, batch_id, owner, now=now)
     return Requested(batch, existed) if batch else None
+
+
+async def _find_by_key(connection: Connection, owner: str, key: str | None) -> UUID | None:
+    if key is None:
+        return None
+    row = await fetch_one(connection, _SQL["find_id_by_key"], {"owner": owner, "key": key})
+    return row[0] if row else None
 
 
 async def list_unvalidated(connection: Connection) -> list[UUID]:

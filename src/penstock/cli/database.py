@@ -1,10 +1,11 @@
-"""`penstock db`: migrations, and how owners share the work."""
+"""`penstock db`: migrations, how owners share the work, and their limits."""
 
 from __future__ import annotations
 
 import click
 
 from penstock.cli.client import print_json
+from penstock.cli.limit import limit_command
 from penstock.cli.options import DatabaseOptions, database_options, load_config
 from penstock.db.start import explain_database_errors, start_database
 from penstock.errors import ExitCode, PenstockError
@@ -15,6 +16,9 @@ _CHECK = "Check --database-url (or PENSTOCK_DATABASE_URL), the user's rights, an
 @click.group(short_help="Migrate or inspect the database, share out its work.")
 def db() -> None:
     """Migrate or inspect the database, share out its work."""
+
+
+db.add_command(limit_command)
 
 
 @db.command("migrate")

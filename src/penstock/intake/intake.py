@@ -44,6 +44,7 @@ class FileIntake:
         keep_problems: bool = False,
         expires_after_s: float | None = None,
         idempotency_key: str | None = None,
+        max_stored_bytes: int = 0,
     ) -> None:
         self.purpose = purpose
         self.expires_after_s = expires_after_s
@@ -53,7 +54,14 @@ class FileIntake:
         self._keep_problems = keep_problems
         self._key = idempotency_key
         self._writer = FileWriter(
-            conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=keep_bytes
+            conninfo,
+            owner=owner,
+            worker_id=worker_id,
+            filename=filename,
+            limits=limits,
+            keep_bytes=keep_bytes,
+            max_stored_bytes=max_stored_bytes,
+            idempotency_key=idempotency_key,
         )
         self._reads_as_it_comes = purpose in _OF_BATCHES
         self._reader: JsonlReader | None = None

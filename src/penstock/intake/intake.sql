@@ -44,6 +44,8 @@ WITH sealed AS (
     FROM sealed,
          unnest(%(source_lanes)s::int4[], %(routes)s::text[], %(endpoints)s::text[], %(totals)s::int4[])
            AS lane (source_lane, route, endpoint, total)
+), freed AS (
+  DELETE FROM penstock.reservations WHERE file_id = (SELECT id FROM sealed)
 )
 SELECT id, owner, source_id, filename, purpose, kind, batch_id, bytes, lines, chunks, created_at, expires_at,
        problems, digest

@@ -76,13 +76,21 @@ class JobUpload:
         limits: IntakeLimits,
         table_limits: TableLimits,
         idempotency_key: str | None = None,
+        max_stored_bytes: int = 0,
     ) -> None:
         self.filename = filename
         self._limits = limits
         self._table_limits = table_limits
         self._key = idempotency_key
         self._writer = FileWriter(
-            conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=True
+            conninfo,
+            owner=owner,
+            worker_id=worker_id,
+            filename=filename,
+            limits=limits,
+            keep_bytes=True,
+            max_stored_bytes=max_stored_bytes,
+            idempotency_key=idempotency_key,
         )
         self._sealed = False
 

@@ -314,6 +314,7 @@ class MessageBatchIntake:
         serves: Callable[[str], bool] = lambda _: True,
         idempotency_key: str | None = None,
         expires_after_s: float | None = None,
+        max_stored_bytes: int = 0,
     ) -> None:
         self._splitter = Splitter(limits, serves)
         self._intake = FileIntake(
@@ -326,6 +327,7 @@ class MessageBatchIntake:
             keep_bytes=True,
             expires_after_s=expires_after_s,
             idempotency_key=idempotency_key,
+            max_stored_bytes=max_stored_bytes,
         )
 
     def feed(self, data: bytes) -> None:

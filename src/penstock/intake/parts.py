@@ -179,11 +179,14 @@ class PartWriter:
         upload_id: UUID,
         limits: IntakeLimits,
         idempotency_key: str | None = None,
+        max_stored_bytes: int = 0,
     ) -> None:
         self._part_id = uuid5(upload_id, idempotency_key) if idempotency_key is not None else new_id()
         with sweep.connected(conninfo) as connection:
             self._upload = _pending(connection, upload_id, owner)
             parts = connection.execute(_SQL["read_parts"], {"upload_id": upload_id}).fetchall()
+        # A part that is sent again takes the place of the first.
+        stored = sum(part[2] for part in parts if part[0] == self._part_id)
         self._max_bytes = min(limits.max_part_bytes, self._upload.bytes)
         filename = self._upload.filename
         if len(parts) >= limits.max_upload_parts or sum(part[2] for part in parts) > _SPARE * self._upload.bytes:
@@ -192,7 +195,13 @@ class PartWriter:
                 hint="Complete the upload, or cancel it and start again.",
             )
         self._writer = FileWriter(
-            conninfo, owner=owner, worker_id=worker_id, filename=filename, limits=limits, keep_bytes=True
+            conninfo,
+            owner=owner,
+            worker_id=worker_id,
+            filename=filename,
+            limits=limits,
+            keep_bytes=True,
+            max_stored_bytes=max_stored_bytes and max_stored_bytes + stored,
         )
         self._joined = False
 

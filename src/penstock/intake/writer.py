@@ -29,6 +29,7 @@ from penstock.intake.pieces import PieceCutter, PiecePacker, unpack_piece
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.rows import FileLane
 from penstock.model import new_id
+from penstock.quotas.quotas import Reservation
 
 _SQL = sql.load("penstock.intake", "intake.sql")
 
@@ -70,8 +71,12 @@ class FileWriter:
         filename: str,
         limits: IntakeLimits,
         keep_bytes: bool,
+        max_stored_bytes: int = 0,
+        idempotency_key: str | None = None,
     ) -> None:
+        """`max_stored_bytes` is the owner's limit; 0 is none. A file stored before under the key does not count."""
         self.file_id = new_id()
+        self._room = Reservation(self.file_id, owner, max_stored_bytes, idempotency_key)
         self._conninfo = conninfo
         self._filename = filename
         self._owner = owner
@@ -124,7 +129,12 @@ class FileWriter:
     # -- what is written
 
     def take(self, data: bytes) -> list[bytes]:
-        """Take the next bytes as they came; returns what of them can be read now: if they are kept, whole pieces."""
+        """Take the next bytes as they came; returns what of them can be read now: if they are kept, whole pieces.
+        Raises QuotaExceeded if the owner may not store them."""
+        if not self._room.covers(self.bytes + len(data)):
+            _ = self.source_id  # what is reserved belongs to a file
+            with self.session() as connection:
+                self._room.extend(connection, self.bytes + len(data))
         self.bytes += len(data)
         self._digest.update(data)
         if not self._keep_bytes:

@@ -95,6 +95,8 @@ class NewJob:
     """The input, if it was asked for by reference."""
     parts: Sequence[Part] | None = None
     """Files of the input, if several came together."""
+    max_open: int = 0
+    """Open batches and jobs that the owner may have; 0 is no limit."""
     id: UUID = field(default_factory=new_id)
 
     @property
@@ -103,7 +105,7 @@ class NewJob:
         return hashlib.sha256(msgspec.json.encode([self._told(), self.parts], order="deterministic")).digest()
 
     def create(self, connection: psycopg.Connection, file_id: UUID) -> None:
-        """Create the job, in the transaction that seals its input. Raises KeyTaken."""
+        """Create the job, in the transaction that seals its input. Raises KeyTaken and QuotaExceeded."""
         jobs.create_job(
             connection,
             self.id,
@@ -118,6 +120,7 @@ class NewJob:
             client=self.client,
             actor=self.actor,
             parts=None if self.parts is None else json.dumps(self.parts),
+            max_open=self.max_open,
         )
 
     def check(self, filename: str) -> Through:
