@@ -13,7 +13,7 @@ from tests.support.row_jobs import claim_rows, make_job, make_worker, settle_row
 FAILED = Outcome(OutcomeState.FAILED, error_code="sold_out", error_message="sold out")
 TABLES = (
     *("files", "file_lanes", "file_chunks", "templates", "row_keys", "batches", "lanes", "leases", "deferrals"),
-    *("outcomes", "attempts", "reclaims", "progress", "journal", "erasure_pieces"),
+    *("outcomes", "attempts", "reclaims", "progress", "journal", "samples", "erasure_pieces"),
     *("jobs", "job_columns", "job_errors", "operations"),
 )
 
