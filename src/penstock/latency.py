@@ -17,8 +17,8 @@ def latency_bucket(duration_ms: int) -> int:
 
 
 def latency_percentile_ms(calls: Sequence[int], share: float) -> float | None:
-    """The time within which this share of calls ended, such as 0.95: within a bucket, calls are taken for evenly spread.
-    None without calls; of the last bucket, which has no end, its beginning."""
+    """The time within which this share of calls ended, such as 0.95: within a bucket, calls are taken for evenly
+    spread. None without calls; of the last bucket, which has no end, its beginning."""
     wanted = share * sum(calls)
     for bucket, count in enumerate(calls):
         if count and wanted <= count:

@@ -37,8 +37,8 @@ Percentile = Annotated[
 Latency = Annotated[
     list[int],
     msgspec.Meta(
-        description="Calls by how long they took: those below the first bound, the second, and so on; the last are above"
-        " all bounds. Calls that the upstream did not admit are left out."
+        description="Calls by how long they took: those below the first bound, the second, and so on; the last are"
+        " above all bounds. Calls that the upstream did not admit are left out."
     ),
 ]
 Bounds = Annotated[

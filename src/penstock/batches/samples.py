@@ -23,8 +23,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Workers write a second when it is over: so long after its end it can be taken for complete.
 _LATE_S = 3.0
 
-_BATCHES_AT_ONCE = 200
-_ROWS_AT_ONCE = 2_000
+_ROWS_AT_ONCE = 1_000
+_STRETCH = 100
 _STRETCHES = 10
 
 
@@ -42,7 +42,7 @@ _BY_CLOCK = (
     _Tier(10, 60, 7_200),
 )
 # By the distance to the batch's last sample, so that the chart of a batch that has ended stays as it is. Together this
-# bounds the samples of a batch: 600 + 660 + 240 + 252 + 192, and one for each day before.
+# bounds the samples of a batch: about 600 + 660 + 240 + 252 + 192, and one for each day before.
 _BY_DISTANCE = (
     _Tier(60, 600, 6 * 3_600),
     _Tier(600, 3_600, 2 * 86_400),
@@ -101,25 +101,30 @@ async def read_points(
 
 
 async def roll_up_samples(connection: Connection, *, now: Now = None) -> bool:
-    """Sum up samples that are old enough, a stretch of each batch at a time. Returns whether there may be more."""
-    more = False
+    """Sum up samples that are old enough, some of each batch at a time. Returns whether there may be more."""
     for tier in _BY_CLOCK:
         parameters = {"fine_s": tier.fine_s, "kept_s": tier.kept_s + tier.coarse_s, "limit": _ROWS_AT_ONCE, "now": now}
-        found = await (await connection.execute(_SQL["list_to_roll_up"], parameters)).fetchall()
-        for batch_id, at in found[:_BATCHES_AT_ONCE]:
-            more |= await _roll_up(connection, batch_id, tier, at)
-        more |= len(found) > _BATCHES_AT_ONCE
-        if tier is _BY_CLOCK[-1]:
-            for batch_id, _ in found[:_BATCHES_AT_ONCE]:
-                more |= await _roll_up_by_distance(connection, batch_id)
-    return more
+        rows = await (await connection.execute(_SQL["list_to_roll_up"], parameters)).fetchall()
+        batches: dict[UUID, datetime] = dict(rows)
+        more = len(rows) == _ROWS_AT_ONCE
+        for batch_id, at in batches.items():
+            left = await _roll_up(connection, batch_id, tier, at)
+            if tier is _BY_CLOCK[-1] and not left:
+                left = await _roll_up_by_distance(connection, batch_id)
+            more |= left
+        if more:
+            # Coarser ones wait: an interval is summed up once all of it is there.
+            return True
+    return False
 
 
 async def _roll_up_by_distance(connection: Connection, batch_id: UUID) -> bool:
     span = await find_span(connection, batch_id)
-    if span is None:
-        return False
-    return any([await _roll_up(connection, batch_id, tier, span[1]) for tier in _BY_DISTANCE])
+    if span is not None:
+        for tier in _BY_DISTANCE:
+            if await _roll_up(connection, batch_id, tier, span[1]):
+                return True
+    return False
 
 
 async def _roll_up(connection: Connection, batch_id: UUID, tier: _Tier, at: datetime) -> bool:
@@ -130,7 +135,7 @@ async def _roll_up(connection: Connection, batch_id: UUID, tier: _Tier, at: date
         "fine_s": tier.fine_s,
         "coarse_s": tier.coarse_s,
         "before": _EPOCH + (at - timedelta(seconds=tier.kept_s) - _EPOCH) // coarse * coarse,
-        "stretch": 100,
+        "stretch_s": _STRETCH * tier.coarse_s,
     }
     for _ in range(_STRETCHES):
         if not (await connection.execute(_SQL["roll_up_samples"], parameters)).rowcount:

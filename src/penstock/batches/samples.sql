@@ -26,13 +26,12 @@ SELECT min(at), max(at)
   FROM penstock.samples WHERE batch_id = %(batch_id)s AND resolution_s = ANY (%(resolutions)s::int4[])
 
 -- name: list_to_roll_up
--- Lists batches that have samples of a resolution older than so many seconds, by their oldest; with the time.
-SELECT DISTINCT batch_id, @now
-  FROM (SELECT batch_id FROM penstock.samples
-         WHERE resolution_s = %(fine_s)s AND resolution_s <= 10
-           AND at < @now - make_interval(secs => %(kept_s)s)
-         ORDER BY resolution_s, at
-         LIMIT %(limit)s) AS oldest
+-- Lists the batches of the oldest samples of a resolution that are older than so many seconds, with the time now.
+SELECT batch_id, @now
+  FROM penstock.samples
+ WHERE resolution_s = %(fine_s)s AND resolution_s <= 10 AND at < @now - make_interval(secs => %(kept_s)s)
+ ORDER BY resolution_s, at
+ LIMIT %(limit)s
 
 -- name: roll_up_samples
 -- Sums the oldest samples of a batch up, a stretch of them, into coarser ones; returns how many those are. Two that do so
@@ -46,7 +45,7 @@ WITH oldest AS MATERIALIZED (
 gone AS (
   DELETE FROM penstock.samples
    WHERE batch_id = %(batch_id)s AND resolution_s = %(fine_s)s AND at < %(before)s
-     AND at < (SELECT at FROM oldest) + make_interval(secs => %(coarse_s)s * %(stretch)s)
+     AND at < (SELECT at FROM oldest) + make_interval(secs => %(stretch_s)s)
   RETURNING *
 )
 INSERT INTO penstock.samples

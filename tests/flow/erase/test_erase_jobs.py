@@ -36,6 +36,11 @@ async def make_worked_job(connection: Connection) -> None:
     worker = await make_worker(connection)
     await settle_rows(connection, worker, await claim_rows(connection, worker, 4), lambda _: FAILED)
     await claim_rows(connection, worker, 2)
+    await connection.execute(
+        "INSERT INTO penstock.samples (batch_id, resolution_s, at, completed, failed, not_found, skipped, retried,"
+        "  refused, input_tokens, output_tokens, latency)"
+        " SELECT id, 1, to_timestamp(n), 1, 0, 0, 0, 0, 0, 0, 0, '{}' FROM penstock.batches, generate_series(1, 9) AS n"
+    )
 
 
 def test_the_deletion_of_a_job_takes_its_upload_along(database: str) -> None:
