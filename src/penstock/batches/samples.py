@@ -110,7 +110,7 @@ async def roll_up_samples(connection: Connection, *, now: Now = None) -> bool:
         for batch_id, at in batches.items():
             left = await _roll_up(connection, batch_id, tier, at)
             if tier is _BY_CLOCK[-1] and not left:
-                left = await _roll_up_by_distance(connection, batch_id)
+                await _roll_up_by_distance(connection, batch_id)
             more |= left
         if more:
             # Coarser ones wait: an interval is summed up once all of it is there.
@@ -118,13 +118,13 @@ async def roll_up_samples(connection: Connection, *, now: Now = None) -> bool:
     return False
 
 
-async def _roll_up_by_distance(connection: Connection, batch_id: UUID) -> bool:
+async def _roll_up_by_distance(connection: Connection, batch_id: UUID) -> None:
+    """Sum up the coarser samples of a batch, all there are: it is not listed for them."""
     span = await find_span(connection, batch_id)
     if span is not None:
         for tier in _BY_DISTANCE:
-            if await _roll_up(connection, batch_id, tier, span[1]):
-                return True
-    return False
+            while await _roll_up(connection, batch_id, tier, span[1]):
+                pass
 
 
 async def _roll_up(connection: Connection, batch_id: UUID, tier: _Tier, at: datetime) -> bool:
