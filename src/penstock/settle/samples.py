@@ -67,9 +67,9 @@ class Sample:
             self.not_found += states.count(OutcomeState.NOT_FOUND)
             self.skipped += states.count(OutcomeState.SKIPPED)
         self._count_calls([outcome.duration_ms for outcome in outcomes])
-        for usage in [outcome.usage for outcome in outcomes if outcome.usage is not None]:
-            self.input_tokens += usage.input_tokens
-            self.output_tokens += usage.output_tokens
+        usages = [outcome.usage for outcome in outcomes if outcome.usage is not None]
+        self.input_tokens += sum([usage.input_tokens for usage in usages])
+        self.output_tokens += sum([usage.output_tokens for usage in usages])
 
     def count_agains(self, agains: Sequence[Again]) -> None:
         admitted = [again for again in agains if again.status_code not in _REFUSALS]
