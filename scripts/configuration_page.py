@@ -34,6 +34,7 @@ TITLES = {
     "tables": "Tables and images: what a job's file may contain",
     "claim": "Claims: how much a worker takes at once",
     "settle": "The coalescing writer",
+    "samples": "Samples for charts",
     "dispatch": "Calls",
     "retry": "Retries",
     "liveness": "Liveness",

@@ -102,6 +102,14 @@ class SettleLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleLimits:
+    """Samples for charts: how a worker process writes them."""
+
+    sample_interval_s: float = _knob(1, 0.05, 60, "how often a worker process writes the samples of its batches")
+    sample_capacity_rows: int = _knob(10_000, 10, 1_000_000, "unwritten samples at which further ones are dropped")
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchLimits:
     """Bounds of one call to an upstream."""
 
@@ -251,6 +259,7 @@ class Config:
     tables: TableLimits = field(default_factory=TableLimits)
     claim: ClaimLimits = field(default_factory=ClaimLimits)
     settle: SettleLimits = field(default_factory=SettleLimits)
+    samples: SampleLimits = field(default_factory=SampleLimits)
     dispatch: DispatchLimits = field(default_factory=DispatchLimits)
     retry: RetryLimits = field(default_factory=RetryLimits)
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
@@ -304,6 +313,7 @@ GROUPS: dict[str, type[Any]] = {
     "tables": TableLimits,
     "claim": ClaimLimits,
     "settle": SettleLimits,
+    "samples": SampleLimits,
     "dispatch": DispatchLimits,
     "retry": RetryLimits,
     "liveness": LivenessLimits,

@@ -31,7 +31,7 @@ LEASED = 100
 
 TABLES = (
     *("files", "file_lanes", "templates", "batches", "lanes", "leases"),
-    *("deferrals", "outcomes", "attempts", "reclaims", "progress", "journal", "workers", "gates"),
+    *("deferrals", "outcomes", "attempts", "reclaims", "progress", "journal", "samples", "workers", "gates"),
     *("sessions", "session_requests", "operations", "row_keys"),
     *("file_chunks", "erasures", "erasure_pieces", "webhook_endpoints", "webhook_deliveries"),
     *("jobs", "job_columns", "job_errors", "blobs", "blob_bytes", "blob_uses"),

@@ -10,5 +10,6 @@ PAYLOAD = {
     "attempts": "lane_id",
     "reclaims": "lane_id",
     "journal": "batch_id",
+    "samples": "batch_id",
     "blob_bytes": "blob_id",
 }

@@ -208,7 +208,7 @@ SELECT %(erasure_id)s, 'reclaims', l.id, batch.id, 0, %(beyond)s
   FROM batch JOIN penstock.lanes l ON l.batch_id = batch.id AND l.next > 0
 UNION ALL
 SELECT %(erasure_id)s, part.what, NULL, batch.id, 0, %(beyond)s
-  FROM batch, (VALUES ('journal'), ('deferrals')) AS part (what)
+  FROM batch, (VALUES ('journal'), ('deferrals'), ('samples')) AS part (what)
 
 -- name: hold_session_if_there
 -- Locks a session against other deletions and changes of its settings.
@@ -490,6 +490,17 @@ gone AS (
 )
 SELECT coalesce((SELECT xact FROM edge), %(total)s), (SELECT count(*) FROM gone)
 
+-- name: erase_samples
+-- Deletes some of a batch's samples. Maintenance may be summing them up: the stretch is done when none was seen.
+WITH seen AS MATERIALIZED (
+  SELECT id FROM penstock.samples WHERE batch_id = %(batch_id)s LIMIT %(rows)s
+),
+gone AS (
+  DELETE FROM penstock.samples WHERE batch_id = %(batch_id)s AND id = ANY (ARRAY(SELECT id FROM seen))
+  RETURNING id
+)
+SELECT CASE WHEN (SELECT count(*) FROM seen) > 0 THEN %(next)s ELSE %(total)s END, (SELECT count(*) FROM gone)
+
 -- name: erase_deferrals
 -- Deletes some of a batch's deferrals. Claims and maintenance lock the rows they look at, and this waits for none of
 -- them: the stretch is done when no row was locked.
@@ -627,7 +638,7 @@ UPDATE penstock.erasures
        attempts = (SELECT coalesce(sum(erased), 0) FROM piece WHERE what = 'attempts'),
        others = (
          SELECT coalesce(sum(erased), 0) FROM piece
-          WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs'))
+          WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs', 'samples'))
  WHERE id = (SELECT id FROM free)
 RETURNING id
 
@@ -646,6 +657,7 @@ SELECT e.id, e.owner, e.kind, e.object_id, e.requested_at, e.finished_at,
           coalesce(sum(erased) FILTER (WHERE what = 'chunks'), 0)::int8 AS chunks,
           coalesce(sum(erased) FILTER (WHERE what IN ('outcomes', 'completed', 'not_completed')), 0)::int8 AS outcomes,
           coalesce(sum(erased) FILTER (WHERE what = 'attempts'), 0)::int8 AS attempts,
-          coalesce(sum(erased) FILTER (WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs')), 0)::int8 AS others
+          coalesce(sum(erased) FILTER (
+            WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs', 'samples')), 0)::int8 AS others
      FROM penstock.erasure_pieces WHERE erasure_id = e.id) AS p
  ORDER BY e.id DESC

@@ -1,4 +1,5 @@
-"""Leftovers of jobs: what servers that know nothing of jobs leave when they finish the erasure of one.
+"""Leftovers of jobs and samples: what servers that know nothing of them leave when they finish a batch's erasure. A
+worker may also have appended samples while their batch was being erased.
 
 There is no list of them. A walk looks at everything that may be one, a page at a time, and begins anew at its end.
 """
@@ -17,15 +18,15 @@ _SQL = sql.load("penstock.erase", "leftovers.sql")
 _PAGE = 200
 _FIRST = UUID(int=0)
 _BEYOND = 2**31 - 1
-_KEYED_SOURCES = 20
+_PROBES = 20
 _IMAGES_PER_STEP = 10
 
 
 class LeftoverWalk:
-    """Walk over jobs and uploads, with the places that it has reached."""
+    """Walk over jobs, uploads and samples, with the places that it has reached."""
 
     def __init__(self) -> None:
-        self._jobs = self._uploads = _FIRST
+        self._jobs = self._uploads = self._sampled = _FIRST
         self._keyed = self._images = 0
 
     async def step(self, connection: Connection, rows: int) -> int:
@@ -38,12 +39,17 @@ class LeftoverWalk:
         uploads, self._uploads = await _check(connection, "list_uploads_to_check", self._uploads, _FIRST)
         for file_id, *_ in uploads:
             await connection.execute(_SQL["erase_upload_if_deleted"], {"id": file_id})
-        keyed, self._keyed = await _check_keys(connection, self._keyed)
+        names = ("find_next_sampled_batch", "list_batches_there", "batches")
+        sampled, self._sampled = await _check_apart(connection, *names, self._sampled, _FIRST)
+        for batch_id in sampled:
+            await _repeat(connection, "erase_samples_of_batch", {"batch_id": batch_id, "limit": rows})
+        names = ("find_next_keyed_source", "list_files_of_sources", "sources")
+        keyed, self._keyed = await _check_apart(connection, *names, self._keyed, 0)
         for source_id in keyed:
             await _repeat(connection, "erase_row_keys", {"source_id": source_id, "limit": rows})
         images, self._images = await _check(connection, "list_image_sources_to_check", self._images, 0)
         freed = [await _erase_images(connection, Place(source_id, lane)) for source_id, _, lane in images]
-        return len(jobs) + len(uploads) + len(keyed) + sum(freed)
+        return len(jobs) + len(uploads) + len(sampled) + len(keyed) + sum(freed)
 
 
 async def _check(connection: Connection, name: str, after: Any, first: Any) -> tuple[list[tuple[Any, ...]], Any]:
@@ -52,18 +58,20 @@ async def _check(connection: Connection, name: str, after: Any, first: Any) -> t
     return [row for row in page if row[1]], page[-1][0] if len(page) == _PAGE else first
 
 
-async def _check_keys(connection: Connection, after: int) -> tuple[list[int], int]:
-    """The same for sources that have keys of rows. Keys may lie on other nodes than files: they are read apart."""
-    sources: list[int] = []
-    while len(sources) < _KEYED_SOURCES:
-        found = await fetch_one(connection, _SQL["find_next_keyed_source"], {"after": after})
-        after = 0 if found is None else found[0]
-        if found is None:
+async def _check_apart(
+    connection: Connection, find_next: str, list_there: str, keys: str, after: Any, first: Any
+) -> tuple[list[Any], Any]:
+    """The same for keys of rows that may lie on other nodes than what they belong to: the two are read apart."""
+    found: list[Any] = []
+    while len(found) < _PROBES:
+        row = await fetch_one(connection, _SQL[find_next], {"after": after})
+        after = first if row is None else row[0]
+        if row is None:
             break
-        sources.append(after)
-    cursor = await connection.execute(_SQL["list_files_of_sources"], {"sources": sources})
-    there = {source_id for (source_id,) in await cursor.fetchall()}
-    return [source_id for source_id in sources if source_id not in there], after
+        found.append(after)
+    cursor = await connection.execute(_SQL[list_there], {keys: found})
+    there = {key for (key,) in await cursor.fetchall()}
+    return [key for key in found if key not in there], after
 
 
 async def _repeat(connection: Connection, name: str, parameters: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
--- Servers that know nothing of jobs finish erasures of them, and leave what only jobs have. Each statement looks at a page
+-- Servers that know nothing of jobs or samples finish erasures of batches, and leave these. Each statement looks at a page
 -- of keys, whatever else there is, and says which of them nothing belongs to any more.
 
 -- name: list_jobs_to_check
@@ -23,6 +23,20 @@ no_column AS (
   DELETE FROM penstock.job_columns WHERE batch_id = (SELECT batch_id FROM job)
 )
 DELETE FROM penstock.operations WHERE batch_id = (SELECT batch_id FROM job)
+
+-- name: find_next_sampled_batch
+-- Finds the next batch that has samples.
+SELECT batch_id FROM penstock.samples WHERE batch_id > %(after)s ORDER BY batch_id, resolution_s, at, id LIMIT 1
+
+-- name: list_batches_there
+-- Lists those of some batches that are there.
+SELECT id FROM penstock.batches WHERE id = ANY (%(batches)s::uuid[])
+
+-- name: erase_samples_of_batch
+-- Deletes some samples of a batch that is gone.
+DELETE FROM penstock.samples
+ WHERE batch_id = %(batch_id)s
+   AND id = ANY (ARRAY(SELECT id FROM penstock.samples WHERE batch_id = %(batch_id)s LIMIT %(limit)s))
 
 -- name: list_uploads_to_check
 -- Lists the next files, and whether each is a job's upload whose erasure is finished.

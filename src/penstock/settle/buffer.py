@@ -17,6 +17,7 @@ from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
 from penstock.model import ROWS, Again, Item, Lease, Outcome, OutcomeState
 from penstock.settle.columns import ResultColumns
+from penstock.settle.samples import Samples
 from penstock.settle.write import Changes, Settled, count_applied, pass_over, settle
 
 _log = logging.getLogger("penstock.settle")
@@ -89,8 +90,10 @@ class SettleWrite:
         on_answers: Callable[[Answers], None] | None,
         settle_growing: Settle | None,
         tables: TableLimits,
+        samples: Samples | None,
     ) -> None:
         self._worker_id = worker_id
+        self._samples = samples
         self._settle_growing = settle_growing
         self._on_more = on_more
         self._on_answers = on_answers
@@ -142,6 +145,8 @@ class SettleWrite:
             known = await count_applied(connection, items)
         if self.suspects:
             self.suspects.difference_update(map(self.key, entries))
+        if self._samples is not None and (settled.outcomes or settled.retries):
+            self._samples.count_settled(changes, settled.at)
         self._count(settled.outcomes, settled.retries, settled.given_back, settled.fenced - known, known)
 
     async def _record_columns(self, connection: Connection, changes: Changes) -> None:
@@ -211,11 +216,13 @@ class SettleBuffer(Coalescer[SettleEntry]):
         on_answers: Callable[[Answers], None] | None = None,
         settle_growing: Settle | None = None,
         tables: TableLimits = _TABLES,
+        samples: Samples | None = None,
     ) -> None:
         """`on_written` is called after each flush; `on_more` when sessions are ready for their next request, or items
         are to be tried again; `on_answers` when answers that callers wait for have been written. With `on_answers`, to
-        notify callers at other processes is left to it. `settle_growing` settles results that add rows to their job."""
-        self._write_kind = SettleWrite(worker_id, on_more, on_answers, settle_growing, tables)
+        notify callers at other processes is left to it. `settle_growing` settles results that add rows to their job.
+        `samples` counts what was written."""
+        self._write_kind = SettleWrite(worker_id, on_more, on_answers, settle_growing, tables, samples)
         bounds = CoalesceLimits(
             limits.settle_max_rows,
             limits.settle_max_bytes,

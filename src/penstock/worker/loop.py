@@ -29,6 +29,7 @@ from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdi
 from penstock.observe.machine import read_figures
 from penstock.pools import is_session_pool
 from penstock.settle.buffer import Answers, SettleBuffer
+from penstock.settle.samples import Samples
 from penstock.tasks import cancel_and_wait, ignore_result
 from penstock.worker.body_loader import BodyLoader
 from penstock.worker.discoveries import Discoveries
@@ -67,9 +68,10 @@ class WorkerLoop:
         on_answers: Callable[[Answers], None] | None = None,
         has_notices: Callable[[], bool] = lambda: False,
         only_job: UUID | None = None,
+        samples: Samples | None = None,
     ) -> None:
         """`has_notices` says whether notices of new work arrive: then there is no need to poll often. With `only_job`,
-        nothing but rows of that job is claimed."""
+        nothing but rows of that job is claimed. `samples` counts results for charts."""
         self._identity = Identity(database, pool, config.liveness, on_beat=self._note_beat)
         self.id = self._identity.id
         self.trouble = ""
@@ -83,6 +85,7 @@ class WorkerLoop:
             on_answers=on_answers,
             settle_growing=Discoveries(config.tables).settle,
             tables=config.tables,
+            samples=None if is_session_pool(pool) else samples,
         )
         self._config = config
         self._database = database

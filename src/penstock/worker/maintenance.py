@@ -1,4 +1,5 @@
-"""Maintenance that one worker does for all, once a round: reclaim from lost workers, finish batches, fold counters."""
+"""Maintenance that one worker does for all, once a round: reclaim from lost workers, finish batches, fold counters, sum
+up samples."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from penstock.batches.finish import finish_batches
+from penstock.batches.samples import roll_up_samples
 from penstock.batches.upkeep import (
     fold_progress,
     hold_strays,
@@ -21,13 +23,14 @@ from penstock.batches.upkeep import (
 from penstock.claim import liveness
 from penstock.config import Config
 from penstock.db.duties import take_turn
-from penstock.db.pool import Pool, borrowed
+from penstock.db.pool import Connection, Pool, borrowed
 from penstock.model import Lease
 
 _log = logging.getLogger("penstock.maintenance")
 
 # Finding stuck leases reads every lease, and a lease counts as stuck only after minutes.
 _STUCK_EVERY_S = 10.0
+_ROLL_UP_EVERY_S = 10.0
 _BATCHES_AT_ONCE = 500
 _WALK_AT_ONCE = 50
 # A retry that misses a pause was being written during the pause: no statement takes longer than its time limit.
@@ -82,6 +85,8 @@ class BatchMaintenance:
     def __init__(self, database: Pool) -> None:
         self._database = database
         self._walked_to: UUID | None = None
+        self._rolled_up_at = monotonic()
+        self._samples_left = False
 
     async def round(self) -> None:
         async with borrowed(self._database) as connection:
@@ -96,3 +101,14 @@ class BatchMaintenance:
             self._walked_to = walked[-1] if len(walked) == _WALK_AT_ONCE else None
             if some := {*changed, *closing, *walked}:
                 await finish_batches(connection, some)
+            await self._roll_up(connection)
+
+    async def _roll_up(self, connection: Connection) -> None:
+        """Sum up samples, some at a time: with more to do, again in the next round."""
+        if not self._samples_left:
+            if monotonic() < self._rolled_up_at + _ROLL_UP_EVERY_S:
+                return
+            self._rolled_up_at = monotonic()
+            if not await take_turn(connection, "samples", _ROLL_UP_EVERY_S):
+                return
+        self._samples_left = await roll_up_samples(connection)

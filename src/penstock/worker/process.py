@@ -30,6 +30,7 @@ from penstock.errors import PenstockError, report
 from penstock.limits.sharing import ProviderLimits
 from penstock.observe.logs import log_to_stderr
 from penstock.sessions.streams import StreamWriter
+from penstock.settle.samples import Samples
 from penstock.tasks import cancel_and_wait
 from penstock.worker.processes import AnyOrder, ProcessorOrder, RunOrder, ServeOrder, read_order
 from penstock.worker.worker import CONNECTIONS_PER_WORKER, Worker
@@ -62,11 +63,11 @@ async def _open_pool(config: Config, conninfo: str, connections: int) -> Pool:
 
 @contextlib.asynccontextmanager
 async def _run_workers(order: RunOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
-    async with await _open_pool(config, conninfo, 1) as database:
+    async with await _open_pool(config, conninfo, 1) as database, Samples(database, config.samples) as samples:
         limits = ProviderLimits(config, database)
         throttle = limits.of_run(order.target, order.pool)
         async with limits.running(), order.target.dispatcher(config, throttle) as dispatcher:
-            yield _WorkerGroup([Worker(config, database, order.pool, dispatcher)])
+            yield _WorkerGroup([Worker(config, database, order.pool, dispatcher, samples=samples)])
 
 
 @contextlib.asynccontextmanager
@@ -75,6 +76,7 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
     judging = with_longest_timeout(config, order.longest_attempt_s)
     async with (
         await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (2 * len(providers) + 1)) as database,
+        Samples(database, config.samples) as samples,
         contextlib.AsyncExitStack() as stack,
     ):
         notices, streams = NoticeListener(conninfo), StreamWriter(database)
@@ -85,7 +87,7 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
             processor = provider.processor(config.dispatch, config.retry, throttle=throttle, streams=streams)
             await stack.enter_async_context(processor)
             workers += [
-                Worker(judging, database, pool, provider_dispatcher(processor), notices)
+                Worker(judging, database, pool, provider_dispatcher(processor), notices, samples=samples)
                 for pool in (provider.session_pool, provider.pool)
             ]
         await stack.enter_async_context(limits.running())
@@ -106,6 +108,7 @@ async def _processor_workers(order: ProcessorOrder, config: Config, conninfo: st
     judging = with_longest_timeout(config, order.longest_attempt_s)
     async with (
         await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (len(known) + 1)) as database,
+        Samples(database, config.samples) as samples,
         contextlib.AsyncExitStack() as stack,
     ):
         notices = NoticeListener(conninfo)
@@ -113,7 +116,7 @@ async def _processor_workers(order: ProcessorOrder, config: Config, conninfo: st
         for one in known:
             processor = await stack.enter_async_context(one.processor(config.dispatch, config.retry))
             stage = (judging, database, one.pool, processor.dispatcher())
-            workers.append(Worker(*stage, notices, only_job=order.only_job))
+            workers.append(Worker(*stage, notices, only_job=order.only_job, samples=samples))
         task = asyncio.create_task(notices.run(), name="notices")
         try:
             yield _WorkerGroup(workers)

@@ -19,6 +19,7 @@ from penstock.db.pool import Pool
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError
+from penstock.settle.samples import Samples
 from penstock.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -121,12 +122,17 @@ class InProcessWorker:
     def __init__(
         self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher, only_job: UUID | None = None
     ) -> None:
-        self._worker = Worker(config, database, pool, dispatcher, only_job=only_job)
+        self._samples = Samples(database, config.samples)
+        self._worker = Worker(config, database, pool, dispatcher, only_job=only_job, samples=self._samples)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._worker.run(), name="worker")
+        self._task = asyncio.create_task(self._run(), name="worker")
         return self
+
+    async def _run(self) -> None:
+        async with self._samples:
+            await self._worker.run()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -21,6 +21,7 @@ from penstock.db.pool import Pool
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.model import ClaimPermit, Halt, Item, Verdict
 from penstock.settle.buffer import Answers, SettleBuffer
+from penstock.settle.samples import Samples
 from penstock.worker.loop import LostIdentityError, WorkerLoop
 
 _log = logging.getLogger("penstock.worker")
@@ -44,10 +45,11 @@ class Worker:
         notices: NoticeListener | None = None,
         on_answers: Callable[[Answers], None] | None = None,
         only_job: UUID | None = None,
+        samples: Samples | None = None,
     ) -> None:
         """With `notices`, new work is begun at once; without, at the next poll. `on_answers` is called when answers
         that callers of sessions wait for have been written; it notifies callers at other processes. With `only_job`, it
-        works for that job alone."""
+        works for that job alone. `samples` are the process's: it counts the results of all its workers for charts."""
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
         self.lost_identities = 0
@@ -58,12 +60,13 @@ class Worker:
         self._dispatcher = dispatcher
         self._notices = notices
         self._only_job = only_job
+        self._samples = samples
         self._stopping = asyncio.Event()
         self._loop = self._next_loop()
 
     def _next_loop(self) -> WorkerLoop:
         stage = (self._config, self._database, self._pool, self._dispatcher)
-        return WorkerLoop(*stage, self.halts, self._on_answers, self._has_notices, self._only_job)
+        return WorkerLoop(*stage, self.halts, self._on_answers, self._has_notices, self._only_job, self._samples)
 
     def _has_notices(self) -> bool:
         return self._notices is not None and self._notices.listening.is_set()

@@ -53,7 +53,7 @@ async def add_chunks(connection: Connection, file_id: UUID, count: int, content:
 async def count_rows(connection: Connection) -> dict[str, int]:
     tables = (
         *("files", "file_lanes", "file_chunks", "templates", "batches", "lanes", "leases", "deferrals"),
-        *("outcomes", "attempts", "reclaims", "progress", "journal", "erasure_pieces"),
+        *("outcomes", "attempts", "reclaims", "progress", "journal", "samples", "erasure_pieces"),
     )
     counts = {name: (await one(connection, f"SELECT count(*) FROM penstock.{name}"))[0] for name in tables}
     return {name: count for name, count in counts.items() if count}

@@ -13,7 +13,7 @@ from tests.support.row_jobs import claim_rows, make_job, make_worker, settle_row
 FAILED = Outcome(OutcomeState.FAILED, error_code="sold_out", error_message="sold out")
 TABLES = (
     *("files", "file_lanes", "file_chunks", "templates", "row_keys", "batches", "lanes", "leases", "deferrals"),
-    *("outcomes", "attempts", "reclaims", "progress", "journal", "erasure_pieces"),
+    *("outcomes", "attempts", "reclaims", "progress", "journal", "samples", "erasure_pieces"),
     *("jobs", "job_columns", "job_errors", "operations"),
 )
 
@@ -36,6 +36,11 @@ async def make_worked_job(connection: Connection) -> None:
     worker = await make_worker(connection)
     await settle_rows(connection, worker, await claim_rows(connection, worker, 4), lambda _: FAILED)
     await claim_rows(connection, worker, 2)
+    await connection.execute(
+        "INSERT INTO penstock.samples (batch_id, resolution_s, at, completed, failed, not_found, skipped, retried,"
+        "  refused, input_tokens, output_tokens, latency)"
+        " SELECT id, 1, to_timestamp(n), 1, 0, 0, 0, 0, 0, 0, 0, '{}' FROM penstock.batches, generate_series(1, 9) AS n"
+    )
 
 
 def test_the_deletion_of_a_job_takes_its_upload_along(database: str) -> None:

@@ -16,7 +16,7 @@ from tests.support.row_jobs import make_job
 
 OF_JOBS = (
     *("jobs", "job_columns", "job_errors", "operations", "row_keys", "blobs", "blob_bytes", "blob_uses"),
-    *("files", "file_lanes"),
+    *("files", "file_lanes", "samples"),
 )
 _FILL = (
     "INSERT INTO penstock.job_columns (batch_id, name) SELECT %(batch)s, n FROM generate_series(1, 3) AS n",
@@ -24,6 +24,9 @@ _FILL = (
     " SELECT %(batch)s, n, 1 FROM generate_series(1, 9) AS n",
     "INSERT INTO penstock.operations (id, batch_id, kind, wish, created_at)"
     " VALUES (gen_random_uuid(), %(batch)s, 'reprocess', '{}', now())",
+    "INSERT INTO penstock.samples (batch_id, resolution_s, at, completed, failed, not_found, skipped, retried, refused,"
+    "  input_tokens, output_tokens, latency)"
+    " SELECT %(batch)s, 60, to_timestamp(60 * n), 1, 0, 0, 0, 0, 0, 0, 0, '{}' FROM generate_series(1, 5) AS n",
     "INSERT INTO penstock.row_keys SELECT %(source)s, n, n FROM generate_series(1, 9) AS n",
 )
 _GONE = (
