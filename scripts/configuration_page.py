@@ -42,6 +42,7 @@ TITLES = {
     "sessions": "Sessions",
     "scan": "Adapters",
     "erase": "Erasure",
+    "observe": "Logs and readiness",
     "webhooks": "Webhooks",
 }
 

@@ -234,6 +234,16 @@ class EraseLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ObserveLimits:
+    """Logs, and when a server calls itself ready."""
+
+    log_format: str = _choice("text", ("text", "json"), "lines of the log: for people, or a JSON object each")
+    min_free_bytes: int = _knob(
+        64 * MIB, 0, 1024 * GIB, "free space on the data directory's disk below which a server is not ready"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     tables: TableLimits = field(default_factory=TableLimits)
@@ -248,6 +258,7 @@ class Config:
     sessions: SessionLimits = field(default_factory=SessionLimits)
     scan: ScanLimits = field(default_factory=ScanLimits)
     erase: EraseLimits = field(default_factory=EraseLimits)
+    observe: ObserveLimits = field(default_factory=ObserveLimits)
     providers: tuple[Provider, ...] = ()
     processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
@@ -300,6 +311,7 @@ GROUPS: dict[str, type[Any]] = {
     "sessions": SessionLimits,
     "scan": ScanLimits,
     "erase": EraseLimits,
+    "observe": ObserveLimits,
 }
 
 

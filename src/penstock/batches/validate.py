@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from penstock.batches.finish import fail_batch
+from penstock.batches.lifecycle import log_created
 from penstock.batches.read import Batch, get_batch
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
@@ -77,6 +78,8 @@ async def request_batch(
         if row is None:
             return None
         (batch_id,) = row
+    else:
+        log_created(batch_id, owner, dialect)
     batch = await get_batch(connection, batch_id, owner, now=now)
     return Requested(batch, existed) if batch else None
 

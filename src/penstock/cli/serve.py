@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.options import DatabaseOptions, database_options, gather, load_config
+from penstock.cli.options import DatabaseOptions, database_options, gather, load_config, log_format_option
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[s
 )
 @click.option("--forwarded-prefix", is_flag=True, help="Trust the proxy's X-Forwarded-Prefix.")
 @click.option("--quiet", is_flag=True, help="Log warnings only, no requests.")
+@log_format_option
 @database_options
 def serve(
     provider: ProviderOptions,
@@ -115,6 +116,7 @@ def serve(
     public_url: str | None,
     forwarded_prefix: bool,
     quiet: bool,
+    log_format: str | None,
     database: DatabaseOptions,
 ) -> None:
     """Serve the batch API for OpenAI and Anthropic clients, and work off their batches.
@@ -124,7 +126,7 @@ def serve(
     from penstock.server.serve import ServePlan
     from penstock.server.serve import serve as run
 
-    config = load_config(database, root_path=root_path, public_url=public_url)
+    config = load_config(database, root_path=root_path, public_url=public_url, log_format=log_format)
     providers = choose_providers(config, provider, rows_paths)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer

@@ -49,7 +49,7 @@ class ServePlan:
 
 def serve(plan: ServePlan) -> None:
     """Serve until a signal."""
-    log_to_stderr(plan.log_level)
+    log_to_stderr(plan.log_level, plan.config.observe.log_format)
     _raise_file_limit()
     with start_database(plan.config) as conninfo, explain_database_errors(_START_AGAIN):
         migrate_database(conninfo)
@@ -59,7 +59,7 @@ def serve(plan: ServePlan) -> None:
 
 def work(config: Config, providers: tuple[Provider, ...], workers: int, *, log_level: int) -> None:
     """Run workers alone until a signal."""
-    log_to_stderr(log_level)
+    log_to_stderr(log_level, config.observe.log_format)
     with start_database(config) as conninfo, explain_database_errors(_START_AGAIN):
         migrate_database(conninfo)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

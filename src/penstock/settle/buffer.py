@@ -16,6 +16,7 @@ from penstock.config import SettleLimits, TableLimits
 from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
 from penstock.model import ROWS, Again, Item, Lease, Outcome, OutcomeState
+from penstock.observe.logs import event
 from penstock.settle.columns import ResultColumns
 from penstock.settle.write import Changes, Settled, count_applied, pass_over, settle
 
@@ -174,7 +175,8 @@ class SettleWrite:
             _log.warning("%d results were already applied: only the answer had been lost", known)
         if fenced > 0:
             tally.fenced += fenced
-            _log.warning("refused %d results: their lease was taken back", fenced)
+            fields = event("results_fenced", count=fenced, worker=self._worker_id)
+            _log.warning("refused %d results: their lease was taken back", fenced, extra=fields)
 
     def replace_rejected(self, entry: SettleEntry, error: Exception) -> SettleEntry:
         if isinstance(entry, GivenBack):

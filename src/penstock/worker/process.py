@@ -181,7 +181,7 @@ class _WorkerGroup:
 
 def main() -> None:
     order = read_order()
-    log_to_stderr(order.log_level)
+    log_to_stderr(order.log_level, order.settings["log_format"])
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_work(order))
