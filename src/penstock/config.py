@@ -241,6 +241,7 @@ class ObserveLimits:
     min_free_bytes: int = _knob(
         64 * MIB, 0, 1024 * GIB, "free space on the data directory's disk below which a server is not ready"
     )
+    old_snapshot_s: float = _knob(300, 0, 86_400, "age from which `penstock doctor` names a transaction as held")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,14 @@ def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[str, ...] = ()) -> tuple[Provider, ...]:
     """Choose the providers of the file or of the command line. Raises if a key or a certificate cannot be read."""
+    providers = name_providers(config, named, rows_paths)
+    for provider in providers:
+        provider.check()
+    return providers
+
+
+def name_providers(config: Config, named: ProviderOptions, rows_paths: tuple[str, ...] = ()) -> tuple[Provider, ...]:
+    """The same, with keys and certificates not looked at yet."""
     from penstock.dispatch.http.connect import ConnectOptions
     from penstock.dispatch.providers import single
     from penstock.dispatch.target import check_connect_flags
@@ -69,21 +77,17 @@ def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[s
                 "no provider is configured: no model would be served",
                 hint="Give --base-url URL, or [[providers]] or [[processors]] in penstock.toml (docs/serve.md).",
             )
-        providers = config.providers
-    elif config.providers:
+        return config.providers
+    if config.providers:
         raise UsageError(
             "--base-url, and providers in the configuration", hint="Add the endpoint to the file, or use no file."
         )
-    else:
-        if named.api_key_env and named.api_key_file:
-            raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
-        options = ConnectOptions(ca_file=named.ca_file, proxy=named.proxy)
-        one = single(named.base_url, named.api_key_env, named.api_key_file, options, rows_paths)
-        limits = {name: getattr(named, name) for name in ("max_concurrency", "max_rpm", "max_tpm")}
-        providers = (replace(one, **limits),)
-    for provider in providers:
-        provider.check()
-    return providers
+    if named.api_key_env and named.api_key_file:
+        raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
+    options = ConnectOptions(ca_file=named.ca_file, proxy=named.proxy)
+    one = single(named.base_url, named.api_key_env, named.api_key_file, options, rows_paths)
+    limits = {name: getattr(named, name) for name in ("max_concurrency", "max_rpm", "max_tpm")}
+    return (replace(one, **limits),)
 
 
 @click.command(short_help="Serve the batch API, with workers.")

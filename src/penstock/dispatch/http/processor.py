@@ -200,10 +200,10 @@ class HttpProcessor:
             raise ValueError(f"{path} is not a path")
         return url
 
-    async def probe(self) -> None:
-        """Make sure that something answers at the base URL; what it answers does not matter."""
+    async def probe(self) -> int | None:
+        """Make sure that something answers at the base URL; returns the answer's status, None if it took too long."""
         try:
-            await self._client.request("GET", f"{self.base_url}/models", {}, None)
+            return (await self._client.request("GET", f"{self.base_url}/models", {}, None)).status
         except TransportError as error:
             if error.code in ("connect_failed", "connect_timeout"):
                 raise PenstockError(
@@ -218,6 +218,7 @@ class HttpProcessor:
                     f"what answers at {self.base_url} does not speak HTTP: {error.message}",
                     hint="Check the port, and whether it should be http:// or https://.",
                 ) from error
+        return None
 
     def _refusing_s(self, item: Item, code_or_status: str | int) -> float:
         if refuses(code_or_status):
