@@ -42,6 +42,7 @@ from penstock.intake import ingest, refusal, source, sweep
 from penstock.limits.sharing import ProviderLimits
 from penstock.model import BatchState, batch_public_id
 from penstock.observe.logs import log_to
+from penstock.observe.traces import start_traces
 from penstock.tasks import handle_signals
 from penstock.worker.identity import register_identity
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
@@ -113,6 +114,7 @@ class _Run:
             display.stage("starting")
             conninfo = await asyncio.to_thread(held.enter_context, start_database(self._config))
             _log_to(self._config, verbose=self._plan.verbose)
+            start_traces("penstock run")
             await asyncio.to_thread(migrate_database, conninfo)
             async with await open_pool(conninfo, self._config.database, name="penstock run") as database:
                 return await self._stages(conninfo, database)

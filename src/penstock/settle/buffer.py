@@ -17,6 +17,7 @@ from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
 from penstock.model import ROWS, Again, Item, Lease, Outcome, OutcomeState
 from penstock.observe.logs import event
+from penstock.observe.traces import span
 from penstock.settle.columns import ResultColumns
 from penstock.settle.write import Changes, Settled, count_applied, pass_over, settle
 
@@ -124,9 +125,8 @@ class SettleWrite:
                 changes.decide(entry.item, entry.verdict)
             else:
                 changes.give_back(entry.lease, entry.ranges)
-        await self._record_columns(connection, changes)
-        write = self._settle_growing if self._settle_growing is not None and changes.discoverers else settle
-        settled = await write(connection, self._worker_id, changes, notify=self._on_answers is None)
+        with span("settle", "INTERNAL", results=len(entries)):
+            settled = await self._write(connection, changes)
         if changes.waited and self._on_answers is not None:
             # Where some were refused, it is not known here which.
             decided = [] if settled.fenced else [entry for entry in entries if isinstance(entry, Decided)]
@@ -144,6 +144,11 @@ class SettleWrite:
         if self.suspects:
             self.suspects.difference_update(map(self.key, entries))
         self._count(settled.outcomes, settled.retries, settled.given_back, settled.fenced - known, known)
+
+    async def _write(self, connection: Connection, changes: Changes) -> Settled:
+        await self._record_columns(connection, changes)
+        write = self._settle_growing if self._settle_growing is not None and changes.discoverers else settle
+        return await write(connection, self._worker_id, changes, notify=self._on_answers is None)
 
     async def _record_columns(self, connection: Connection, changes: Changes) -> None:
         """Record the columns of jobs' results before the results; those that have too many fail."""

@@ -29,6 +29,7 @@ from penstock.dispatch.rows.call import provider_dispatcher
 from penstock.errors import PenstockError, report
 from penstock.limits.sharing import ProviderLimits
 from penstock.observe.logs import log_to_stderr
+from penstock.observe.traces import start_traces
 from penstock.sessions.streams import StreamWriter
 from penstock.tasks import cancel_and_wait
 from penstock.worker.processes import AnyOrder, ProcessorOrder, RunOrder, ServeOrder, read_order
@@ -182,6 +183,7 @@ class _WorkerGroup:
 def main() -> None:
     order = read_order()
     log_to_stderr(order.log_level, order.settings["log_format"])
+    start_traces("penstock worker")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_work(order))
