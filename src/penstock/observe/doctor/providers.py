@@ -29,7 +29,7 @@ async def _check(installation: Installation, provider: Provider) -> Finding:
     try:
         provider.check()
         async with (
-            provider.processor(limits, installation.config.retry, 1) as processor,
+            provider.processor(limits, installation.config.retry) as processor,
             asyncio.timeout(_ANSWER_WITHIN_S),
         ):
             status = await processor.probe()
