@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from penstock.db.migrate import list_migrations
 from tests.support.batch_api import ENDPOINT
-from tests.support.cli import request_line, run_cli
+from tests.support.cli import request_line, run_cli, write_requests
 from tests.support.mock_process import start_mock_process
 from tests.support.server import ServerProcess, served
 from tests.support.tenants import form
@@ -95,3 +95,19 @@ def test_the_life_of_batches_is_in_the_log(server: ServerProcess, tmp_path: Path
     assert [times[f"batch_{name}"] for name in wanted] == [2, 2, 1, 1, 1]
     assert times["gate_reopened"] == 1
     assert "CANARY" not in server.log
+
+
+def test_the_log_of_a_run_holds_no_secrets(tmp_path: Path) -> None:
+    (tmp_path / "talking.py").write_text(
+        "def work(item):\n    item.log.warning('key sk-CANARY-0123456789, password=CANARY')\n    return {}\n"
+    )
+    write_requests(tmp_path / "in.jsonl", 1)
+    told = ("--processor", "talking:work", "-o", "out.jsonl", "--data-dir", "data")
+    done = run_cli("run", "in.jsonl", *told, "--set", "log_format=json", cwd=tmp_path).expect(0)
+    (line,) = (tmp_path / "data" / "penstock.log").read_text().splitlines()
+    assert json.loads(line)["message"].endswith("key sk-[hidden], password=[hidden]")
+    again = run_cli("run", "in.jsonl", *told, "--new", "-v", cwd=tmp_path).expect(0)
+    assert "key sk-[hidden], password=[hidden]" in again.stderr
+    assert "batch_completed" not in again.stderr  # a name for programs, in the text format there are words
+    assert " completed after " in again.stderr
+    assert "CANARY" not in done.stderr + again.stderr
