@@ -56,12 +56,6 @@ class LostIdentityError(Exception):
     """The worker could not check in within the grace: other workers may have its leases by now."""
 
 
-def _begins_lane(lease: Lease) -> bool:
-    """Whether a batch's first input is called for the first time."""
-    again = lease.session or lease.generation or lease.reclaims or lease.attempt > 1
-    return not again and lease.ranges[0][0] == 0
-
-
 class WorkerLoop:
     """One worker id, from its registration until it leaves or is lost."""
 
@@ -310,7 +304,7 @@ class WorkerLoop:
             )
         for lease in leases:
             self._inventory.take(lease)
-            if _begins_lane(lease):
+            if lease.begins_lane:
                 log_started(lease.batch_id, lease.route)
         return leases
 

@@ -135,8 +135,8 @@ def refusing_upstream() -> Iterator[str]:
 async def plant_work(conninfo: str) -> None:
     """A halted route, one that waits, work that none has, and a worker that was lost with a lease."""
     async with connected(conninfo) as connection:
-        await gates.halt(connection, ["serve:main"], "small", "invalid_api_key", f"said {CANARY}")
-        await gates.close(connection, ["serve:main"], "large", 600, "rate_limit_exceeded", "later")
+        await gates.halt(connection, "serve:main", "small", "invalid_api_key", f"said {CANARY}")
+        await gates.close(connection, "serve:main", "large", 600, "rate_limit_exceeded", "later")
         await make_batch(connection, [3], pool="serve:gone")
         lost, then = UUID(int=7), datetime.now(UTC) - timedelta(hours=1)
         await liveness.register(connection, lost, "test", now=then)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 from penstock.batches.unserved import list_unserved
 from penstock.db.pool import fetch_one
-from penstock.dispatch.providers import name_in
 from penstock.observe.doctor.database import SQL
 from penstock.observe.doctor.finding import Database, Finding, Installation, plural
 from penstock.observe.logs import plain_code
+from penstock.pools import provider_in
 
 
 async def check_gates(_: Installation, database: Database) -> AsyncIterator[Finding]:
@@ -17,7 +17,7 @@ async def check_gates(_: Installation, database: Database) -> AsyncIterator[Find
     for pool, route, halted, code, wait_s in gates:
         # The upstream's message is left out: it may quote a request.
         if halted:
-            name = name_in(pool)
+            name = provider_in(pool)
             again = "run the same command again" if name is None else f"penstock providers resume {name}"
             seen = f"route {route} of {pool} is halted: {plain_code(code)}"
             yield Finding("routes", "problem", seen, f"Mend the key or the quota, then: {again}")
@@ -55,7 +55,7 @@ async def check_unserved(installation: Installation, database: Database) -> Asyn
     unserved = await list_unserved(database.connection, [], installation.config.liveness.heartbeat_grace_s)
     for pool, routes in unserved.items():
         named = " ".join(routes[:5])
-        remedy = f"Start `penstock serve` or `penstock worker` with the provider '{name_in(pool)}'."
+        remedy = f"Start `penstock serve` or `penstock worker` with the provider '{provider_in(pool)}'."
         yield Finding("pending work", "problem", f"work of {pool} waits and no worker is alive: {named}", remedy)
     if not unserved:
         yield Finding("pending work", "ok", "none without a worker")
