@@ -23,7 +23,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 lock: ## refresh requirements.lock from pyproject.toml
-	@$(BIN)/uv pip compile --quiet --system-certs --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev --extra folder --extra s3 --extra ftp pyproject.toml -o requirements.lock --python-version 3.11
+	@$(BIN)/uv pip compile --quiet --system-certs --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev --extra folder --extra s3 --extra ftp --extra otel pyproject.toml -o requirements.lock --python-version 3.11
 
 demo: setup ## run 2,000 requests and a table's rows against a mock upstream, and look at the results
 	@$(BIN)/python examples/demo.py

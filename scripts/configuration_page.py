@@ -44,6 +44,7 @@ TITLES = {
     "scan": "Adapters",
     "erase": "Erasure",
     "quotas": "Limits per owner",
+    "observe": "Logs and readiness",
     "webhooks": "Webhooks",
 }
 

@@ -254,6 +254,17 @@ class QuotaLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ObserveLimits:
+    """Logs, and when a server calls itself ready."""
+
+    log_format: str = _choice("text", ("text", "json"), "lines of the log: for people, or a JSON object each")
+    min_free_bytes: int = _knob(
+        64 * MIB, 0, 1024 * GIB, "free space on the data directory's disk below which a server is not ready"
+    )
+    old_snapshot_s: float = _knob(300, 0, 86_400, "age from which `penstock doctor` names a transaction as held")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     tables: TableLimits = field(default_factory=TableLimits)
@@ -270,6 +281,7 @@ class Config:
     scan: ScanLimits = field(default_factory=ScanLimits)
     erase: EraseLimits = field(default_factory=EraseLimits)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
+    observe: ObserveLimits = field(default_factory=ObserveLimits)
     providers: tuple[Provider, ...] = ()
     processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
@@ -324,6 +336,7 @@ GROUPS: dict[str, type[Any]] = {
     "scan": ScanLimits,
     "erase": EraseLimits,
     "quotas": QuotaLimits,
+    "observe": ObserveLimits,
 }
 
 

@@ -23,7 +23,7 @@ def load(
     toml_path: Path | None = None,
     environ: Mapping[str, str] | None = None,
     overrides: Iterable[tuple[str, str]] = (),
-    flags: Mapping[str, float | None] | None = None,
+    flags: Mapping[str, float | str | None] | None = None,
     database_url: str | None = None,
     data_dir: Path | None = None,
     root_path: str | None = None,

@@ -84,6 +84,12 @@ class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Lost twice: the worker takes no second suspect while it holds this one."""
         return self.reclaims > 1
 
+    @property
+    def begins_lane(self) -> bool:
+        """Whether a batch's first input is called for the first time."""
+        again = self.session or self.generation or self.reclaims or self.attempt > 1
+        return not again and self.ranges[0][0] == 0
+
 
 def session_source(lane_id: int) -> int:
     """The source id under which a session's inputs are stored. Sources of files are positive, so none is shared."""

@@ -67,6 +67,7 @@ from penstock.intake.parts import UploadMissing, UploadNotPending
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.writer import IdempotencyConflict
 from penstock.limits.sharing import ProviderLimits
+from penstock.observe.traces import span
 from penstock.pools import POOL
 from penstock.quotas.quotas import QuotaExceeded
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
@@ -243,7 +244,8 @@ class Api:
         if reader.body is not None:
             content = await read_body(request, self._server.config.serve.max_json_bytes)
             body = reader.body.read(content, request.headers.get("content-type"))
-        answer = await endpoint.handle(Call(self._server, who, request, request_id, query, body))
+        with span(f"{endpoint.method} {endpoint.path}", "SERVER", caller=request.headers):
+            answer = await endpoint.handle(Call(self._server, who, request, request_id, query, body))
         if isinstance(answer, Response):
             return answer
         return _Encoded(msgspec.json.encode(answer), endpoint.status, endpoint.media)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from penstock.batches.lifecycle import log_created
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 from penstock.errors import PenstockError
@@ -66,6 +67,7 @@ async def create_batch(
             f"no file {file_id} to run",
             hint="It may have been deleted, or its intake has not finished.",
         )
+    log_created(batch_id, owner, "run")
     return batch_id
 
 

@@ -11,12 +11,14 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from penstock.batches.lifecycle import log_ended, log_failed
 from penstock.batches.run_again import give_up_reruns
 from penstock.db import sql
 from penstock.db.pool import Connection, Now
 
 _log = logging.getLogger("penstock.batches")
 _SQL = sql.load("penstock.batches", "finish.sql")
+_COUNTS = ("completed", "failed", "not_found", "skipped", "retried")
 
 
 async def finish_batch(connection: Connection, batch_id: UUID, *, now: Now = None) -> bool:
@@ -47,7 +49,10 @@ async def end_if_over(connection: Connection, batches: Iterable[UUID], *, now: N
             return set()
         half = len(ids) // 2
         return await end_if_over(connection, ids[:half], now=now) | await end_if_over(connection, ids[half:], now=now)
-    return {batch_id for (batch_id,) in await cursor.fetchall()}
+    ended = await cursor.fetchall()
+    for batch_id, state, total, *counts, duration_s in ended:
+        log_ended(batch_id, state, total, dict(zip(_COUNTS, counts, strict=True)), duration_s)
+    return {row[0] for row in ended}
 
 
 async def fail_batch(
@@ -55,4 +60,7 @@ async def fail_batch(
 ) -> bool:
     """End a batch that cannot run, and record why."""
     parameters = {"id": batch_id, "problems": json.dumps(problems), "now": now}
-    return await (await connection.execute(_SQL["fail_if_validating"], parameters)).fetchone() is not None
+    failed = await (await connection.execute(_SQL["fail_if_validating"], parameters)).fetchone() is not None
+    if failed:
+        log_failed(batch_id, {str(problem["code"]) for problem in problems}, len(problems))
+    return failed

@@ -126,7 +126,9 @@ told AS (
     FROM event
     JOIN penstock.webhook_endpoints w ON w.owner = event.owner AND event.type = ANY (w.event_types)
 )
-SELECT id FROM ended
+SELECT id, state, total, completed, failed, not_found, skipped, retried,
+       extract(epoch FROM @now - created_at)::float8
+  FROM ended
 
 -- name: fail_if_validating
 -- Ends a batch that cannot run, saying why, unless its validation is decided already.

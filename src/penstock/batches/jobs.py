@@ -11,6 +11,7 @@ from uuid import UUID
 
 import psycopg
 
+from penstock.batches.lifecycle import log_created
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
 from penstock.errors import PenstockError
@@ -122,6 +123,7 @@ def create_job(
         connection.execute(_SQL["create_job"], told)
     except psycopg.errors.UniqueViolation:
         raise KeyTaken("the idempotency key was used before", hint="Use a new key for every job.") from None
+    log_created(batch_id, owner, "job")
 
 
 async def find_job_by_key(connection: Connection, owner: str, key: str) -> tuple[UUID, bytes] | None:

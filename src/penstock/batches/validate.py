@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from penstock.batches.finish import fail_batch
+from penstock.batches.lifecycle import log_created
 from penstock.batches.read import Batch, get_batch
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
@@ -85,9 +86,10 @@ async def request_batch(
         if earlier is None:
             return None
         batch_id = earlier
-    existed = recorded is None
+    else:
+        log_created(batch_id, owner, dialect)
     batch = await get_batch(connection, batch_id, owner, now=now)
-    return Requested(batch, existed) if batch else None
+    return Requested(batch, recorded is None) if batch else None
 
 
 async def _find_by_key(connection: Connection, owner: str, key: str | None) -> UUID | None:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from starlette.types import ASGIApp
 
@@ -47,7 +46,7 @@ class LocalTransport(AsgiTransport):
 @contextlib.asynccontextmanager
 async def open_local_transport(config: Config, *, uploads: bool) -> AsyncIterator[LocalTransport]:
     """Open the application on the configured database; an embedded one is started if needed."""
-    _log_into(config.data_dir if config.database_url is None else None)
+    _log_into(config)
     with contextlib.ExitStack() as held, explain_database_errors(_RUN_AGAIN):
         conninfo = await asyncio.to_thread(held.enter_context, start_database(config))
         await asyncio.to_thread(migrate_database, conninfo)
@@ -70,10 +69,10 @@ async def open_local_transport(config: Config, *, uploads: bool) -> AsyncIterato
                 await server.close()
 
 
-def _log_into(data_dir: Path | None) -> None:
+def _log_into(config: Config) -> None:
     """Send the application's log to a file, or nowhere: a command's output is for its results."""
     handler: logging.Handler = logging.NullHandler()
-    if data_dir is not None:
+    if config.database_url is None:
         with contextlib.suppress(OSError):
-            handler = logging.FileHandler(data_dir / "penstock.log", delay=True)
-    log_to(handler, logging.WARNING)
+            handler = logging.FileHandler(config.data_dir / "penstock.log", delay=True)
+    log_to(handler, logging.WARNING, config.observe.log_format)

@@ -30,6 +30,7 @@ _COMMANDS = {
     "keys": ("penstock.cli.keys:keys", "Create, list and revoke API keys."),
     "providers": ("penstock.cli.providers:providers", "List providers, and let halted ones go on."),
     "db": ("penstock.cli.database:db", "Migrate or inspect the database, share out its work."),
+    "doctor": ("penstock.cli.doctor:doctor", "Examine an installation: what is wrong, and what to do."),
     "mock": ("penstock.cli.mock:mock", "Serve a fake OpenAI-compatible upstream."),
 }
 

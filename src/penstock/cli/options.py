@@ -55,6 +55,11 @@ def database_options(command: _Command) -> _Command:
     )
 
 
+log_format_option = click.option(
+    "--log-format", type=click.Choice(["text", "json"]), help="Lines of the log: for people, or a JSON object each."
+)
+
+
 def gather(
     command: _Command, name: str, kind: type[Any], options: Sequence[Callable[[_Command], _Command]]
 ) -> _Command:
@@ -76,7 +81,7 @@ def load_config(
     *,
     root_path: str | None = None,
     public_url: str | None = None,
-    **flags: float | None,
+    **flags: float | str | None,
 ) -> Config:
     """Load the configuration from file, environment and command line; `flags` are options that name a setting."""
     from penstock import config_sources

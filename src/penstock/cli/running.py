@@ -42,6 +42,7 @@ from penstock.intake import ingest, refusal, source, sweep
 from penstock.limits.sharing import ProviderLimits
 from penstock.model import BatchState, batch_public_id
 from penstock.observe.logs import log_to
+from penstock.observe.traces import start_traces
 from penstock.tasks import handle_signals
 from penstock.worker.identity import register_identity
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
@@ -112,7 +113,8 @@ class _Run:
         with handle_signals(self._on_signal), self._display as display, contextlib.ExitStack() as held:
             display.stage("starting")
             conninfo = await asyncio.to_thread(held.enter_context, start_database(self._config))
-            _log_to(self._config.data_dir, verbose=self._plan.verbose)
+            _log_to(self._config, verbose=self._plan.verbose)
+            start_traces("penstock run")
             await asyncio.to_thread(migrate_database, conninfo)
             async with await open_pool(conninfo, self._config.database, name="penstock run") as database:
                 return await self._stages(conninfo, database)
@@ -428,12 +430,12 @@ def _sweep(conninfo: str, grace_s: float, gone: list[UUID]) -> None:
             sweep.purge_failed(connection)
 
 
-def _log_to(data_dir: Path, *, verbose: bool) -> None:
+def _log_to(config: Config, *, verbose: bool) -> None:
     handler: logging.Handler = logging.NullHandler()
     if verbose:
         handler = logging.StreamHandler(sys.stderr)
     else:
         # Opened now: a log that cannot be written must neither end the run nor disturb the display later.
         with contextlib.suppress(OSError):
-            handler = logging.FileHandler(data_dir / "penstock.log")
-    log_to(handler, logging.INFO if verbose else logging.WARNING)
+            handler = logging.FileHandler(config.data_dir / "penstock.log")
+    log_to(handler, logging.INFO if verbose else logging.WARNING, config.observe.log_format)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.options import DatabaseOptions, database_options, gather, load_config
+from penstock.cli.options import DatabaseOptions, database_options, gather, load_config, log_format_option
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ def provider_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[str, ...] = ()) -> tuple[Provider, ...]:
     """Choose the providers of the file or of the command line. Raises if a key or a certificate cannot be read."""
+    providers = name_providers(config, named, rows_paths)
+    for provider in providers:
+        provider.check()
+    return providers
+
+
+def name_providers(config: Config, named: ProviderOptions, rows_paths: tuple[str, ...] = ()) -> tuple[Provider, ...]:
+    """The same, with keys and certificates not looked at yet."""
     from penstock.dispatch.http.connect import ConnectOptions
     from penstock.dispatch.providers import single
     from penstock.dispatch.target import check_connect_flags
@@ -69,21 +77,17 @@ def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[s
                 "no provider is configured: no model would be served",
                 hint="Give --base-url URL, or [[providers]] or [[processors]] in penstock.toml (docs/serve.md).",
             )
-        providers = config.providers
-    elif config.providers:
+        return config.providers
+    if config.providers:
         raise UsageError(
             "--base-url, and providers in the configuration", hint="Add the endpoint to the file, or use no file."
         )
-    else:
-        if named.api_key_env and named.api_key_file:
-            raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
-        options = ConnectOptions(ca_file=named.ca_file, proxy=named.proxy)
-        one = single(named.base_url, named.api_key_env, named.api_key_file, options, rows_paths)
-        limits = {name: getattr(named, name) for name in ("max_concurrency", "max_rpm", "max_tpm")}
-        providers = (replace(one, **limits),)
-    for provider in providers:
-        provider.check()
-    return providers
+    if named.api_key_env and named.api_key_file:
+        raise UsageError("--api-key-env and --api-key-file", hint="Give one of them.")
+    options = ConnectOptions(ca_file=named.ca_file, proxy=named.proxy)
+    one = single(named.base_url, named.api_key_env, named.api_key_file, options, rows_paths)
+    limits = {name: getattr(named, name) for name in ("max_concurrency", "max_rpm", "max_tpm")}
+    return (replace(one, **limits),)
 
 
 @click.command(short_help="Serve the batch API, with workers.")
@@ -104,6 +108,7 @@ def choose_providers(config: Config, named: ProviderOptions, rows_paths: tuple[s
 )
 @click.option("--forwarded-prefix", is_flag=True, help="Trust the proxy's X-Forwarded-Prefix.")
 @click.option("--quiet", is_flag=True, help="Log warnings only, no requests.")
+@log_format_option
 @database_options
 def serve(
     provider: ProviderOptions,
@@ -115,6 +120,7 @@ def serve(
     public_url: str | None,
     forwarded_prefix: bool,
     quiet: bool,
+    log_format: str | None,
     database: DatabaseOptions,
 ) -> None:
     """Serve the batch API for OpenAI and Anthropic clients, and work off their batches.
@@ -124,7 +130,7 @@ def serve(
     from penstock.server.serve import ServePlan
     from penstock.server.serve import serve as run
 
-    config = load_config(database, root_path=root_path, public_url=public_url)
+    config = load_config(database, root_path=root_path, public_url=public_url, log_format=log_format)
     providers = choose_providers(config, provider, rows_paths)
     for sink in config.sinks:
         sink.secret()  # fail now rather than at the first answer

@@ -6,7 +6,7 @@ import logging
 
 import click
 
-from penstock.cli.options import DatabaseOptions, database_options, load_config
+from penstock.cli.options import DatabaseOptions, database_options, load_config, log_format_option
 from penstock.cli.serve import ProviderOptions, choose_providers, provider_options
 
 
@@ -14,11 +14,14 @@ from penstock.cli.serve import ProviderOptions, choose_providers, provider_optio
 @provider_options
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
 @click.option("--quiet", is_flag=True, help="Log warnings only.")
+@log_format_option
 @database_options
-def worker(provider: ProviderOptions, workers: int, quiet: bool, database: DatabaseOptions) -> None:
+def worker(
+    provider: ProviderOptions, workers: int, quiet: bool, log_format: str | None, database: DatabaseOptions
+) -> None:
     """Work off the batches that servers on the same database accept. Configure the same providers as theirs."""
     from penstock.server.serve import work
 
-    config = load_config(database)
+    config = load_config(database, log_format=log_format)
     providers = choose_providers(config, provider)
     work(config, providers, workers, log_level=logging.WARNING if quiet else logging.INFO)

@@ -15,6 +15,7 @@ tries again.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ import psycopg
 from psycopg import sql
 
 from penstock.errors import PenstockError
+from penstock.observe.logs import event
+
+_log = logging.getLogger("penstock.migrations")
 
 # One number for all of Penstock: two migrators of one database wait for each other.
 _LOCK_KEY = 0x50454E53544F434B
@@ -141,6 +145,8 @@ def migrate(
         for migration in steps:
             on_step(migration)
             _apply_patiently(connection, migration, wait_s, on_wait)
+            fields = event("migration_applied", migration=migration.name)
+            _log.info("applied migration %s", migration.name, extra=fields)
         return steps
 
 

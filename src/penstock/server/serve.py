@@ -24,6 +24,7 @@ from penstock.db.start import explain_database_errors, migrate_database, start_d
 from penstock.dispatch.providers import Provider, Providers
 from penstock.errors import ExitCode
 from penstock.observe.logs import log_to_stderr
+from penstock.observe.traces import start_traces
 from penstock.server.listener import Listener, bind
 from penstock.server.session_workers import SessionWorkers
 from penstock.tasks import handle_signals
@@ -49,7 +50,8 @@ class ServePlan:
 
 def serve(plan: ServePlan) -> None:
     """Serve until a signal."""
-    log_to_stderr(plan.log_level)
+    log_to_stderr(plan.log_level, plan.config.observe.log_format)
+    start_traces("penstock serve")
     _raise_file_limit()
     with start_database(plan.config) as conninfo, explain_database_errors(_START_AGAIN):
         migrate_database(conninfo)
@@ -59,7 +61,7 @@ def serve(plan: ServePlan) -> None:
 
 def work(config: Config, providers: tuple[Provider, ...], workers: int, *, log_level: int) -> None:
     """Run workers alone until a signal."""
-    log_to_stderr(log_level)
+    log_to_stderr(log_level, config.observe.log_format)
     with start_database(config) as conninfo, explain_database_errors(_START_AGAIN):
         migrate_database(conninfo)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -16,6 +16,8 @@ from penstock.config import SettleLimits, TableLimits
 from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
 from penstock.model import ROWS, Again, Item, Lease, Outcome, OutcomeState
+from penstock.observe.logs import event
+from penstock.observe.traces import span
 from penstock.settle.columns import ResultColumns
 from penstock.settle.samples import Samples
 from penstock.settle.write import Changes, Settled, count_applied, pass_over, settle
@@ -126,9 +128,8 @@ class SettleWrite:
                 changes.decide(entry.item, entry.verdict)
             else:
                 changes.give_back(entry.lease, entry.ranges)
-        await self._record_columns(connection, changes)
-        write = self._settle_growing if self._settle_growing is not None and changes.discoverers else settle
-        settled = await write(connection, self._worker_id, changes, notify=self._on_answers is None)
+        with span("settle", "INTERNAL", results=len(entries)):
+            settled = await self._write(connection, changes)
         if changes.waited and self._on_answers is not None:
             # Where some were refused, it is not known here which.
             decided = [] if settled.fenced else [entry for entry in entries if isinstance(entry, Decided)]
@@ -148,6 +149,11 @@ class SettleWrite:
         if self._samples is not None and (settled.outcomes or settled.retries):
             self._samples.count_settled(changes, settled.at)
         self._count(settled.outcomes, settled.retries, settled.given_back, settled.fenced - known, known)
+
+    async def _write(self, connection: Connection, changes: Changes) -> Settled:
+        await self._record_columns(connection, changes)
+        write = self._settle_growing if self._settle_growing is not None and changes.discoverers else settle
+        return await write(connection, self._worker_id, changes, notify=self._on_answers is None)
 
     async def _record_columns(self, connection: Connection, changes: Changes) -> None:
         """Record the columns of jobs' results before the results; those that have too many fail."""
@@ -179,7 +185,8 @@ class SettleWrite:
             _log.warning("%d results were already applied: only the answer had been lost", known)
         if fenced > 0:
             tally.fenced += fenced
-            _log.warning("refused %d results: their lease was taken back", fenced)
+            fields = event("results_fenced", count=fenced, worker=self._worker_id)
+            _log.warning("refused %d results: their lease was taken back", fenced, extra=fields)
 
     def replace_rejected(self, entry: SettleEntry, error: Exception) -> SettleEntry:
         if isinstance(entry, GivenBack):

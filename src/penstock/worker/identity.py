@@ -16,6 +16,7 @@ from psycopg_pool import PoolTimeout
 from penstock.claim import liveness
 from penstock.config import LivenessLimits
 from penstock.db.pool import Pool, borrowed
+from penstock.observe.logs import event
 from penstock.worker.heartbeat import Heartbeat
 
 _log = logging.getLogger("penstock.worker")
@@ -105,7 +106,8 @@ class LastingIdentity:
             await self._beat.wait()
             self._beat.clear()
             if self._identity.heartbeat.declared_dead:
-                _log.warning("server %s was declared dead: going on under a new identity", self.id)
+                fields = event("worker_identity_lost", worker=self.id, reason="it was declared dead")
+                _log.warning("server %s was declared dead: going on under a new identity", self.id, extra=fields)
                 await self._replace()
 
     async def _replace(self) -> None:

@@ -21,11 +21,13 @@ import psycopg
 from penstock.adapt.pace import Pace
 from penstock.adapt.pressure import claim_factor
 from penstock.backoff import Backoff, jittered
+from penstock.batches.lifecycle import log_started
 from penstock.claim import claim as claims
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdict
+from penstock.observe.logs import RepeatedEvents, event, plain_code
 from penstock.observe.machine import read_figures
 from penstock.pools import is_session_pool
 from penstock.settle.buffer import Answers, SettleBuffer
@@ -113,6 +115,8 @@ class WorkerLoop:
         self._reclaimed: list[str] = []
         """Routes that have items reclaimed from lost workers."""
         self._batch_maintenance = BatchMaintenance(database)
+        said = "route %(route)s: %(count)d calls to be tried again: %(code)s"
+        self._retries = RepeatedEvents(_log, logging.INFO, "retry", said)
         self._heartbeat = self._identity.heartbeat
 
     # -- life
@@ -172,6 +176,7 @@ class WorkerLoop:
         for task in done:
             task.result()
         await cancel_and_wait([guard, *self._gates.tasks])
+        self._retries.flush()
         _log.info("%s", self.buffer.report())
         await self._identity.leave()
 
@@ -187,7 +192,8 @@ class WorkerLoop:
         self._ended = True
         dropped = len(self._dispatcher.take_back()) + len(self._dispatcher.abort()) + len(self.buffer)
         if dropped:
-            _log.warning("dropped %d items and results of worker %s", dropped, self.id)
+            fields = event("results_dropped", worker=self.id, count=dropped)
+            _log.warning("dropped %d items and results of worker %s", dropped, self.id, extra=fields)
         await cancel_and_wait([*loops, settling, *self._gates.tasks])
         # The buffer was dropped with this identity: the next loop begins with an empty one.
         self._dispatcher.resume_starting()
@@ -301,6 +307,8 @@ class WorkerLoop:
             )
         for lease in leases:
             self._inventory.take(lease)
+            if lease.begins_lane:
+                log_started(lease.batch_id, lease.route)
         return leases
 
     async def _recover(self) -> None:
@@ -371,6 +379,7 @@ class WorkerLoop:
             self.buffer.decide(item, verdict)
         elif isinstance(verdict, Again):
             self.trouble = verdict.error_message
+            self._retries.note(route=item.route, code=plain_code(verdict.error_code), charged=verdict.counts)
             self.buffer.decide(item, verdict)
             if verdict.gate_s > 0 and self._gates.hold(item.route, verdict):
                 self._give_back_unstarted(item.route)
@@ -417,6 +426,7 @@ class WorkerLoop:
                     await self._give_back_forgotten()
                 await self._bodies.give_back_closed()
                 await self._gates.refresh()
+                self._retries.flush()
                 if monotonic() >= report_at:
                     report_at = monotonic() + report_every_s
                     await self._bodies.report_progress(self.id)

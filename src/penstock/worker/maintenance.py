@@ -25,6 +25,7 @@ from penstock.config import Config
 from penstock.db.duties import take_turn
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.model import Lease
+from penstock.observe.logs import event
 
 _log = logging.getLogger("penstock.maintenance")
 
@@ -71,7 +72,10 @@ async def reclaim_lost(database: Pool, worker_id: UUID, config: Config, *, every
             connection, worker_id, config.liveness, stuck_s=stuck_s, gone=gone, look_for_stuck=look
         )
     if lost.leases:
-        _log.warning("took back %d items on %d leases of lost workers", lost.ordinals, lost.leases)
+        fields = event(
+            "leases_reclaimed", items=lost.ordinals, leases=lost.leases, given_up=len(lost.given_up), worker=worker_id
+        )
+        _log.warning("took back %d items on %d leases of lost workers", lost.ordinals, lost.leases, extra=fields)
     return lost.given_up
 
 

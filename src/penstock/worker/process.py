@@ -29,6 +29,7 @@ from penstock.dispatch.rows.call import provider_dispatcher
 from penstock.errors import PenstockError, report
 from penstock.limits.sharing import ProviderLimits
 from penstock.observe.logs import log_to_stderr
+from penstock.observe.traces import start_traces
 from penstock.sessions.streams import StreamWriter
 from penstock.settle.samples import Samples
 from penstock.tasks import cancel_and_wait
@@ -184,7 +185,8 @@ class _WorkerGroup:
 
 def main() -> None:
     order = read_order()
-    log_to_stderr(order.log_level)
+    log_to_stderr(order.log_level, order.settings["log_format"])
+    start_traces("penstock worker")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_work(order))

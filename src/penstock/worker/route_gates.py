@@ -14,6 +14,7 @@ from penstock.claim import gates
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.model import Again, Halt
+from penstock.observe.logs import RepeatedEvents, event, plain_code
 from penstock.pools import provider_in
 
 _log = logging.getLogger("penstock.worker")
@@ -36,6 +37,8 @@ class RouteGates:
         """Halted routes whose halt is in the database."""
         self._gated_until: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        said = "route %(route)s has to wait (%(count)d times): %(code)s"
+        self._closed = RepeatedEvents(_log, logging.INFO, "gate_closed", said)
 
     def may_claim(self, route: str) -> bool:
         return route not in self._halts and self._gated_until.get(route, 0) <= monotonic()
@@ -56,6 +59,7 @@ class RouteGates:
         if until <= self._gated_until.get(route, 0) + _GATE_STEP_S:
             return False
         self._gated_until[route] = until
+        self._closed.note(route=route, code=plain_code(again.error_code), pool=self._pool)
         self._in_background(
             lambda connection: gates.close(
                 connection, self._pool, route, again.gate_s, again.error_code, again.error_message
@@ -69,20 +73,24 @@ class RouteGates:
             return False
         self._halts[route] = halt
         # The upstream's message is not logged: it may quote the request. It is kept with the gate, for the operator.
-        what = f"route {route} is halted: HTTP {halt.status_code} {halt.error_code}"
+        code = plain_code(halt.error_code)
+        what = f"route {route} is halted: HTTP {halt.status_code} {code}"
+        fields = event("gate_halted", route=route, pool=self._pool, code=code, status_code=halt.status_code)
         if (provider := provider_in(self._pool)) is not None:
             _log.error(
                 "provider %s (%s): %s; once that is fixed: `penstock providers resume %s`"
                 " or POST /v1/providers/%s/resume",
                 *(provider, self._pool, what, provider, provider),
+                extra=fields,
             )
         else:
-            _log.error("%s", what)
+            _log.error("%s", what, extra=fields)
         self._in_background(lambda connection: self._record(connection, route, halt))
         return True
 
     async def refresh(self) -> None:
         """Open routes that a person has opened since, and record halts that could not be recorded before."""
+        self._closed.flush()
         if not self._halts:
             return
         async with borrowed(self._database) as connection:
@@ -90,7 +98,8 @@ class RouteGates:
             closed = {gate.route for gate in found if gate.halted_at is not None}
             for route, halt in list(self._halts.items()):
                 if route in self._recorded and route not in closed:
-                    _log.warning("route %s is open again", route)
+                    fields = event("gate_reopened", route=route, pool=self._pool)
+                    _log.warning("route %s is open again", route, extra=fields)
                     self._recorded.discard(route)
                     del self._halts[route]
                 elif route not in closed:

@@ -20,6 +20,7 @@ from penstock.db.notify import WORK, NoticeListener
 from penstock.db.pool import Pool
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.model import ClaimPermit, Halt, Item, Verdict
+from penstock.observe.logs import event
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.settle.samples import Samples
 from penstock.worker.loop import LostIdentityError, WorkerLoop
@@ -87,7 +88,8 @@ class Worker:
                 await self._loop.run()
             except LostIdentityError as error:
                 self.lost_identities += 1
-                _log.warning("worker %s is lost: %s; going on under a new identity", self._loop.id, error)
+                fields = event("worker_identity_lost", worker=self._loop.id, reason=error)
+                _log.warning("worker %s is lost: %s; going on under a new identity", self._loop.id, error, extra=fields)
             except psycopg.OperationalError as error:
                 # The first loop has to begin; later ones wait for the database as long as it takes.
                 if not self.lost_identities:

@@ -26,6 +26,7 @@ from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failu
 from penstock.dispatch.throttle import Throttle
 from penstock.errors import PenstockError
 from penstock.model import Item, Verdict
+from penstock.observe.traces import span, with_traceparent
 from penstock.validators import checked_base, checked_headers, checked_value
 
 _log = logging.getLogger("penstock.dispatch")
@@ -132,12 +133,15 @@ class HttpProcessor:
             message = f"'{path[:200]}' is not a path below {self.base_url}"
             return judge_failure(Failure("invalid_request", message), attempt, limits, self._rng)
         own = {name: value for name, value in headers.items() if name.lower() not in self._operators_names}
-        headers = self._headers(path, {"Idempotency-Key": item.idempotency_key, **own})
+        own = {"Idempotency-Key": item.idempotency_key, **own}
         try:
-            if item.stream and self._streams is not None:
-                answer = await streamed(self._client, url, headers, item, self._streams)
-            else:
-                answer = await self._client.request(method, url, headers, body)
+            with span(method, "CLIENT", route=item.route, attempt=attempt) as called:
+                headers = self._headers(path, own)
+                if item.stream and self._streams is not None:
+                    answer = await streamed(self._client, url, headers, item, self._streams)
+                else:
+                    answer = await self._client.request(method, url, headers, body)
+                called.set_attribute("http.response.status_code", answer.status)
         except TransportError as error:
             self._warn_if_unreached(error)
             duration_ms = int((monotonic() - started) * 1000)
@@ -176,6 +180,7 @@ class HttpProcessor:
     def _headers(self, path: str, headers: Mapping[str, str]) -> Mapping[str, str]:
         if self._current_key is not None and (key := self._current_key()) != self._key:
             self._change_key(key)
+        headers = with_traceparent(headers)
         if self._own_headers:
             headers = {**headers, **self._own_headers}
         return {**headers, **self._message_headers} if path.endswith(_MESSAGES) else headers
@@ -200,10 +205,10 @@ class HttpProcessor:
             raise ValueError(f"{path} is not a path")
         return url
 
-    async def probe(self) -> None:
-        """Make sure that something answers at the base URL; what it answers does not matter."""
+    async def probe(self) -> int | None:
+        """Make sure that something answers at the base URL; returns the answer's status, None if it took too long."""
         try:
-            await self._client.request("GET", f"{self.base_url}/models", {}, None)
+            return (await self._client.request("GET", f"{self.base_url}/models", {}, None)).status
         except TransportError as error:
             if error.code in ("connect_failed", "connect_timeout"):
                 raise PenstockError(
@@ -218,6 +223,7 @@ class HttpProcessor:
                     f"what answers at {self.base_url} does not speak HTTP: {error.message}",
                     hint="Check the port, and whether it should be http:// or https://.",
                 ) from error
+        return None
 
     def _refusing_s(self, item: Item, code_or_status: str | int) -> float:
         if refuses(code_or_status):

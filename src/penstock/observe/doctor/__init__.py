@@ -1,0 +1,1 @@
+"""Examination of an installation: its configuration, machine, database, providers and work."""
