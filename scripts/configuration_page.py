@@ -43,6 +43,7 @@ TITLES = {
     "scan": "Adapters",
     "erase": "Erasure",
     "webhooks": "Webhooks",
+    "metrics": "Metrics",
 }
 
 

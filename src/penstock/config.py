@@ -234,6 +234,15 @@ class EraseLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsLimits:
+    """Metrics for Prometheus."""
+
+    metrics_public: bool = _switch("whether GET /metrics answers without a key; otherwise an admin's key is needed")
+    metrics_cache_s: float = _knob(30, 0.1, 600, "how long the figures that /metrics reads from the database are kept")
+    metrics_max_models: int = _knob(50, 0, 1_000, "models that have figures of their own; the others are one, `other`")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     tables: TableLimits = field(default_factory=TableLimits)
@@ -248,6 +257,7 @@ class Config:
     sessions: SessionLimits = field(default_factory=SessionLimits)
     scan: ScanLimits = field(default_factory=ScanLimits)
     erase: EraseLimits = field(default_factory=EraseLimits)
+    metrics: MetricsLimits = field(default_factory=MetricsLimits)
     providers: tuple[Provider, ...] = ()
     processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
@@ -300,6 +310,7 @@ GROUPS: dict[str, type[Any]] = {
     "sessions": SessionLimits,
     "scan": ScanLimits,
     "erase": EraseLimits,
+    "metrics": MetricsLimits,
 }
 
 

@@ -26,6 +26,7 @@ from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdict
+from penstock.observe import catalogue
 from penstock.observe.machine import read_figures
 from penstock.pools import is_session_pool
 from penstock.settle.buffer import Answers, SettleBuffer
@@ -83,7 +84,10 @@ class WorkerLoop:
             on_answers=on_answers,
             settle_growing=Discoveries(config.tables).settle,
             tables=config.tables,
+            work_pool=pool,
         )
+        self._labels = catalogue.pool_labels(pool)
+        self._calls = catalogue.CallCounts(pool)
         self._config = config
         self._database = database
         self._pool = pool
@@ -288,6 +292,7 @@ class WorkerLoop:
             if not routes or not self._heartbeat.alive:
                 return []
             share = max(1, size // len(routes))
+            began = monotonic()
             leases = await self._turns.claim(
                 connection,
                 wants,
@@ -296,9 +301,16 @@ class WorkerLoop:
                 taper_floor=min(share, max(self._config.claim.claim_min, self._dispatcher.concurrency)),
                 suspect_ok=not (self._inventory.holds_suspect or self.buffer.holds_suspect),
             )
+        self._note_claim(leases, monotonic() - began)
         for lease in leases:
             self._inventory.take(lease)
         return leases
+
+    def _note_claim(self, leases: Sequence[Lease], seconds: float) -> None:
+        size = sum(stop - start for lease in leases for start, stop in lease.ranges)
+        catalogue.CLAIM_ITEMS.observe(self._labels, size)
+        catalogue.CLAIM_DURATION.observe(self._labels, seconds)
+        catalogue.note_latency(seconds)
 
     async def _recover(self) -> None:
         """Give back, after a failed claim or read, what could not be read, and leases whose claim was not answered."""
@@ -363,6 +375,7 @@ class WorkerLoop:
         # A refusal comes back at once: it says nothing of the time that an item takes.
         if not isinstance(verdict, Again) or verdict.counts:
             self._pace.observe(verdict.duration_ms / 1000, item.route)
+        self._calls.note(item.lease.route, verdict)
         if isinstance(verdict, Outcome):
             self.trouble = ""
             self.buffer.decide(item, verdict)

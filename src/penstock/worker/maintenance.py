@@ -23,6 +23,7 @@ from penstock.config import Config
 from penstock.db.duties import take_turn
 from penstock.db.pool import Pool, borrowed
 from penstock.model import Lease
+from penstock.observe import catalogue
 
 _log = logging.getLogger("penstock.maintenance")
 
@@ -68,6 +69,8 @@ async def reclaim_lost(database: Pool, worker_id: UUID, config: Config, *, every
             connection, worker_id, config.liveness, stuck_s=stuck_s, gone=gone, look_for_stuck=look
         )
     if lost.leases:
+        catalogue.RECLAIMED_LEASES.add((), lost.leases)
+        catalogue.RECLAIMED_ITEMS.add((), lost.ordinals)
         _log.warning("took back %d items on %d leases of lost workers", lost.ordinals, lost.leases)
     return lost.given_up
 
