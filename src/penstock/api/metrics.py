@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.responses import Response
 
 from penstock.api.endpoint import Call, Endpoint
@@ -12,7 +14,8 @@ PATH = "/metrics"
 
 async def _metrics(call: Call[None, None]) -> Response:
     server = call.server
-    page = write_page(server.metrics.total(await server.queue_figures.samples()))
+    total = server.metrics.total(await server.queue_figures.samples())
+    page = await asyncio.to_thread(write_page, total)  # milliseconds in which requests would wait
     return Response(page, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
 
 

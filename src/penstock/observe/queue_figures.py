@@ -72,7 +72,7 @@ class QueueFigures:
         self._due_at = 0.0
 
     async def samples(self) -> list[Sample]:
-        """The figures; those of the last time are left out if the database cannot be asked now."""
+        """The figures; only that they could not be read, if the database is away."""
         if self._reading is None or (self._reading.done() and monotonic() >= self._due_at):
             self._due_at = monotonic() + self._config.metrics.metrics_cache_s
             self._reading = asyncio.create_task(self._read(), name="queue figures")
