@@ -6,7 +6,7 @@ from penstock.observe.queue_figures import read_figures
 from tests.plan.crowd import Worlds
 from tests.support.plans import Mode
 
-_CONTROL_TABLES = {"lanes", "leases", "deferrals", "workers", "gates"}
+_CONTROL_TABLES = {"lanes", "leases", "deferrals", "workers", "gates", "limits"}
 
 
 def test_the_figures_of_the_queue_are_read_from_control_tables(worlds: Worlds) -> None:

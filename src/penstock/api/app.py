@@ -68,9 +68,9 @@ from penstock.intake.parts import UploadMissing, UploadNotPending
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.writer import IdempotencyConflict
 from penstock.limits.sharing import ProviderLimits
-from penstock.pools import POOL
 from penstock.observe.metrics import ProcessMetrics
 from penstock.observe.queue_figures import QueueFigures
+from penstock.pools import POOL
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties

@@ -128,6 +128,14 @@ GATES = gauge(
     "Routes closed for a while (waiting) or until a person acts (halted).",
     *("provider", "pool", "state"),
 )
+# Of several models that are `other`, the highest.
+LIMIT = gauge(
+    "penstock_limit",
+    "Calls at a time that all processes together may have now, and the bounds between which that moves.",
+    *("provider", "model", "bound"),
+    merge="max",
+)
+RATE_LIMIT = gauge("penstock_rate_limit", "Calls per second that may begin now.", "provider", "model", merge="max")
 
 # -- values of labels
 

@@ -45,10 +45,21 @@ def _gate_samples(pool: str, state: str, count: int) -> Iterator[Sample]:
     yield Sample(catalogue.GATES, (*catalogue.pool_labels(pool), state), count)
 
 
+def _limit_samples(
+    provider: str, model: str, calls: float, floor: float, ceiling: float, per_s: float | None
+) -> Iterator[Sample]:
+    labels = (provider, catalogue.model_label(model))
+    for bound, limit in (("now", calls), ("floor", floor), ("ceiling", ceiling)):
+        yield Sample(catalogue.LIMIT, (*labels, bound), limit)
+    if per_s is not None:
+        yield Sample(catalogue.RATE_LIMIT, labels, per_s)
+
+
 _READERS: tuple[tuple[str, Callable[..., Iterator[Sample]]], ...] = (
     ("list_queue", _queue_samples),
     ("list_registered", _worker_samples),
     ("list_gates", _gate_samples),
+    ("list_limits", _limit_samples),
 )
 
 

@@ -45,3 +45,9 @@ SELECT pool, CASE WHEN halted_at IS NULL THEN 'waiting' ELSE 'halted' END AS sta
   FROM penstock.gates
  WHERE halted_at IS NOT NULL OR not_before > @now
  GROUP BY 1, 2
+
+-- name: list_limits
+-- Lists the limits of calls, by provider and model, `rows` at most.
+SELECT provider, model, calls::float8, floor::float8, ceiling::float8, per_s::float8
+  FROM penstock.limits
+ LIMIT %(rows)s
