@@ -46,6 +46,7 @@ TITLES = {
     "quotas": "Limits per owner",
     "observe": "Logs and readiness",
     "webhooks": "Webhooks",
+    "metrics": "Metrics",
 }
 
 

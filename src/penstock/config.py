@@ -265,6 +265,15 @@ class ObserveLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsLimits:
+    """Metrics for Prometheus."""
+
+    metrics_public: bool = _switch("whether GET /metrics answers without a key; otherwise an admin's key is needed")
+    metrics_cache_s: float = _knob(30, 0.1, 600, "how long the figures that /metrics reads from the database are kept")
+    metrics_max_models: int = _knob(50, 0, 1_000, "models that have figures of their own; the others are one, `other`")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     intake: IntakeLimits = field(default_factory=IntakeLimits)
     tables: TableLimits = field(default_factory=TableLimits)
@@ -282,6 +291,7 @@ class Config:
     erase: EraseLimits = field(default_factory=EraseLimits)
     quotas: QuotaLimits = field(default_factory=QuotaLimits)
     observe: ObserveLimits = field(default_factory=ObserveLimits)
+    metrics: MetricsLimits = field(default_factory=MetricsLimits)
     providers: tuple[Provider, ...] = ()
     processors: tuple[ProcessorConfig, ...] = ()
     sinks: tuple[Sink, ...] = ()
@@ -337,6 +347,7 @@ GROUPS: dict[str, type[Any]] = {
     "erase": EraseLimits,
     "quotas": QuotaLimits,
     "observe": ObserveLimits,
+    "metrics": MetricsLimits,
 }
 
 

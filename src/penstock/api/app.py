@@ -41,6 +41,7 @@ from penstock.api import (
     jobs,
     keys,
     messages,
+    metrics,
     models,
     passthrough,
     pending,
@@ -52,6 +53,7 @@ from penstock.api import (
     uploads,
     webhooks,
 )
+from penstock.api.access import SHOWN_PATH_CHARS, count_request, log_access
 from penstock.api.auth import Auth
 from penstock.api.endpoint import Call, Caller, Endpoint, Server
 from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, over_quota, render
@@ -67,6 +69,8 @@ from penstock.intake.parts import UploadMissing, UploadNotPending
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.writer import IdempotencyConflict
 from penstock.limits.sharing import ProviderLimits
+from penstock.observe.metrics import ProcessMetrics
+from penstock.observe.queue_figures import QueueFigures
 from penstock.observe.traces import span
 from penstock.pools import POOL
 from penstock.quotas.quotas import QuotaExceeded
@@ -80,10 +84,8 @@ from penstock.server.waiters import Waiters
 from penstock.worker.identity import LastingIdentity
 
 _log = logging.getLogger("penstock.api")
-_access = logging.getLogger("penstock.access")
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-_SHOWN_PATH_CHARS = 200
 _CLOSED_REQUEST = 499
 _SESSION_CONNECTIONS = 3
 _UNKNOWN = Caller("", "user", None)
@@ -114,6 +116,7 @@ _MODULES = (
     keys,
     quotas,
     health,
+    metrics,
 )
 
 
@@ -128,7 +131,10 @@ def create_app(server: Server, *, in_process: bool = False, trust_prefix: bool =
     public = server.config.public_url
     host = urlsplit(public).hostname if public else None
     auth = Auth(server.database, server.config.serve.key_cache_s, public_host=host, in_process=in_process)
-    return Api(server, auth, endpoints(), trust_prefix=trust_prefix, counted=not in_process)
+    declared = endpoints()
+    if server.config.metrics.metrics_public:
+        declared = tuple(replace(each, role="anyone") if each.path == metrics.PATH else each for each in declared)
+    return Api(server, auth, declared, trust_prefix=trust_prefix, counted=not in_process)
 
 
 class Api:
@@ -167,7 +173,7 @@ class Api:
         dialect: Dialect = "anthropic" if path.startswith("/v1/messages") else "openai"
         request_id = f"req_{getrandbits(96):024x}"  # it names a request and guards nothing
         guard = Guard(receive, send, self._server.config.serve, _constant_headers(dialect, request_id))
-        who = _UNKNOWN
+        who, route = _UNKNOWN, None
         try:
             response: Response
             try:
@@ -187,7 +193,9 @@ class Api:
             # Too late for another answer: the connection is cut.
             _log_error(error, request_id)
         finally:
-            _log_access(scope["method"], path, guard, who, monotonic() - started, request_id)
+            seconds = monotonic() - started
+            log_access(scope["method"], path, guard, who, seconds, request_id)
+            count_request(route.endpoint if isinstance(route, Reader) else None, guard, seconds)
 
     def _mounted(self, scope: Scope) -> str:
         """The path as the routes know it: what a proxy put before it is taken off, if it left it there."""
@@ -213,7 +221,7 @@ class Api:
             who = await self._auth.identify(request.headers)
             if self._counted:
                 await self._server.quotas.admit(who.owner)
-            raise ApiError(404, f"Invalid URL ({method} {path[:_SHOWN_PATH_CHARS]})", code="unknown_url")
+            raise ApiError(404, f"Invalid URL ({method} {path[:SHOWN_PATH_CHARS]})", code="unknown_url")
         methods, request.scope["path_params"] = found
         route = methods.get("GET" if method == "HEAD" else method)
         if route is not None and route.endpoint.role == "anyone":
@@ -333,25 +341,6 @@ def _log_error(error: Exception, request_id: str) -> None:
     _log.error("%s: %s%s at %s", request_id, type(error).__name__, state, way)
 
 
-def _log_access(method: str, path: str, guard: Guard, who: Caller, seconds: float, request_id: str) -> None:
-    if not _access.isEnabledFor(logging.INFO):
-        return
-    shown = path[:_SHOWN_PATH_CHARS].encode("ascii", "backslashreplace").decode()
-    if not shown.isprintable():
-        shown = ascii(shown)[1:-1]
-    status = (guard.status or _CLOSED_REQUEST) if guard.complete else f"{guard.status or _CLOSED_REQUEST}-"
-    _access.info(
-        "%s %s %s %s %d bytes %.0f ms %s",
-        status,
-        method,
-        shown,
-        who.owner or "-",
-        guard.sent_bytes,
-        seconds * 1000,
-        request_id,
-    )
-
-
 def make_server(
     config: Config,
     conninfo: str,
@@ -380,6 +369,8 @@ def make_server(
         Kickoffs(config, conninfo, database, known, limits),
         limits,
         OwnerQuotas(database, config.quotas, config.serve.key_cache_s),
+        QueueFigures(config, database),
+        ProcessMetrics(),
     )
 
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from penstock.db.pool import Connection, Pool
     from penstock.dispatch.providers import Providers
     from penstock.limits.sharing import ProviderLimits
+    from penstock.observe.metrics import ProcessMetrics
+    from penstock.observe.queue_figures import QueueFigures
     from penstock.quotas.quotas import Quota
     from penstock.server.acceptor import Acceptor
     from penstock.server.background import BackgroundDuties
@@ -100,6 +102,9 @@ class Server:
     kickoffs: Kickoffs
     limits: ProviderLimits
     quotas: OwnerQuotas
+    queue_figures: QueueFigures
+    metrics: ProcessMetrics
+    """Figures of this process and its worker processes."""
     cursors: PageCursors | None = None
     """Maker of cursors, once its secret was read."""
     exports: int = 0
@@ -143,6 +148,7 @@ class Server:
         await self.acceptor.close()
         await self.waiters.close()
         await self.kickoffs.close()
+        await self.queue_figures.close()
         await self.upstreams.close()
 
     def take_identity(self, worker_id: UUID) -> None:

@@ -15,12 +15,15 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 import psycopg
 
 from penstock.backoff import Backoff
 from penstock.db.pool import Connection, Pool, borrowed
+from penstock.observe import catalogue
+from penstock.observe.metrics import Sample, read_from
 
 _log = logging.getLogger("penstock.coalesce")
 
@@ -122,6 +125,7 @@ class Coalescer(Generic[Entry]):
         self._pool = pool
         self._limits = limits
         self._name = name
+        self.labels = (name.split()[0],)
         self._on_pressure = on_backpressure
         self._on_written = on_written
         self._entries: dict[Hashable, Entry] = {}
@@ -135,6 +139,7 @@ class Coalescer(Generic[Entry]):
         self.figures = Figures()
         self.trouble = ""
         """Why the last flush could not be written; empty when it was."""
+        _coalescers.add(self)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -174,6 +179,7 @@ class Coalescer(Generic[Entry]):
         if fill >= 1 and not self._backpressure:
             self._backpressure = True
             self.figures.backpressured += 1
+            catalogue.BACKPRESSURE.add(self.labels)
             _log.warning(
                 "%s wait for the database: the buffer is full, nothing is begun until it is half empty", self._name
             )
@@ -256,7 +262,11 @@ class Coalescer(Generic[Entry]):
             return
         self.figures.flushes += 1
         self.figures.entries += len(entries)
-        self.figures.recent.append((len(entries), monotonic() - began))
+        seconds = monotonic() - began
+        self.figures.recent.append((len(entries), seconds))
+        catalogue.FLUSH_ROWS.observe(self.labels, len(entries))
+        catalogue.FLUSH_DURATION.observe(self.labels, seconds)
+        catalogue.note_latency(seconds)
 
     async def _write(self, entries: list[Entry]) -> None:
         """Write in one statement, repeated while the database is away."""
@@ -271,6 +281,7 @@ class Coalescer(Generic[Entry]):
                 raise
             except psycopg.Error as error:
                 self.trouble = f"the database refuses: {str(error).strip().splitlines()[0]}"
+                catalogue.FLUSH_FAILURES.add(self.labels)
                 if monotonic() + backoff.longest_s > give_up_at:
                     await self._kind.give_up(entries, error)
                     return
@@ -291,6 +302,15 @@ class Coalescer(Generic[Entry]):
             return
         instead = self._kind.replace_rejected(entries[0], error)
         self.figures.rejected += 1
+        catalogue.ROWS_REJECTED.add(self.labels)
         if instead is not None:
             _log.error("an entry of %s cannot be stored: %s", self._name, error)
             await self._flush([instead])
+
+
+_coalescers: WeakSet[Coalescer[Any]] = WeakSet()
+
+
+@read_from
+def _read_fill() -> list[Sample]:
+    return [Sample(catalogue.BUFFER_FILL, coalescer.labels, coalescer.fill) for coalescer in list(_coalescers)]

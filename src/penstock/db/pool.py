@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -15,6 +16,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from penstock.config import DatabaseLimits
 from penstock.db import arrays
 from penstock.errors import PenstockError
+from penstock.observe import catalogue
+from penstock.observe.metrics import Sample, read_from
 
 Connection = psycopg.AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
@@ -97,7 +100,24 @@ async def open_pool(
             f"cannot connect to the database: {await _reason(conninfo)}",
             hint="Check --database-url (or PENSTOCK_DATABASE_URL) and that the server accepts connections.",
         ) from error
+    _pools.add(pool)
     return pool
+
+
+_pools: WeakSet[Pool] = WeakSet()
+
+
+@read_from
+def _read_pools() -> Iterator[Sample]:
+    for pool in list(_pools):
+        labels, told = (pool.name.removeprefix("penstock "),), pool.pop_stats()
+        catalogue.POOL_REQUESTS.add(labels, told.get("requests_num", 0))
+        catalogue.POOL_QUEUED.add(labels, told.get("requests_queued", 0))
+        catalogue.POOL_WAIT.add(labels, told.get("requests_wait_ms", 0) / 1000)
+        if not pool.closed:
+            idle = told["pool_available"]
+            yield Sample(catalogue.POOL_CONNECTIONS, (*labels, "idle"), idle)
+            yield Sample(catalogue.POOL_CONNECTIONS, (*labels, "used"), told["pool_size"] - idle)
 
 
 class _CancelSafePool(AsyncConnectionPool[Connection]):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +30,7 @@ from penstock.intake.pieces import PieceCutter, PiecePacker, unpack_piece
 from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
 from penstock.intake.rows import FileLane
 from penstock.model import new_id
+from penstock.observe import catalogue
 from penstock.quotas.quotas import Reservation
 
 _SQL = sql.load("penstock.intake", "intake.sql")
@@ -77,6 +79,7 @@ class FileWriter:
         """`max_stored_bytes` is the owner's limit; 0 is none. A file stored before under the key does not count."""
         self.file_id = new_id()
         self._room = Reservation(self.file_id, owner, max_stored_bytes, idempotency_key)
+        self._began = monotonic()
         self._conninfo = conninfo
         self._filename = filename
         self._owner = owner
@@ -225,7 +228,13 @@ class FileWriter:
                     continue
                 except psycopg.OperationalError as lost:
                     row = self._sealed_unheard(lost)
+                self._count()
                 return StoredFile(FileRow(*row), tuple(lanes))
+
+    def _count(self) -> None:
+        catalogue.INGEST_DURATION.observe((), monotonic() - self._began)
+        catalogue.INGEST_ROWS.add((), self.rows)
+        catalogue.INGEST_BYTES.add((), self.bytes)
 
     def abandon(self) -> None:
         """Give up what was written. What cannot be done now is left to the sweep."""

@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import socket
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import click
@@ -23,9 +24,12 @@ from penstock.db.pool import Pool, borrowed, open_pool
 from penstock.db.start import explain_database_errors, migrate_database, start_database
 from penstock.dispatch.providers import Provider, Providers
 from penstock.errors import ExitCode
+from penstock.observe.catalogue import name_models
 from penstock.observe.logs import log_to_stderr
+from penstock.observe.metrics import ProcessMetrics
 from penstock.observe.traces import start_traces
 from penstock.server.listener import Listener, bind
+from penstock.server.metrics_page import MetricsPage
 from penstock.server.session_workers import SessionWorkers
 from penstock.tasks import handle_signals
 from penstock.worker.processes import ServerWorkers
@@ -59,24 +63,38 @@ def serve(plan: ServePlan) -> None:
             runner.run(_serve(plan, conninfo))
 
 
-def work(config: Config, providers: tuple[Provider, ...], workers: int, *, log_level: int) -> None:
+@dataclass(frozen=True, slots=True)
+class WorkPlan:
+    """Options of one `penstock worker`."""
+
+    config: Config
+    providers: tuple[Provider, ...]
+    workers: int
+    metrics_host: str
+    metrics_port: int | None
+    log_level: int
+
+
+def work(plan: WorkPlan) -> None:
     """Run workers alone until a signal."""
-    log_to_stderr(log_level, config.observe.log_format)
-    with start_database(config) as conninfo, explain_database_errors(_START_AGAIN):
+    log_to_stderr(plan.log_level, plan.config.observe.log_format)
+    with start_database(plan.config) as conninfo, explain_database_errors(_START_AGAIN):
         migrate_database(conninfo)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_work(config, providers, workers, conninfo, log_level))
+            runner.run(_work(plan, conninfo))
 
 
 async def _serve(plan: ServePlan, conninfo: str) -> None:
     providers = Providers(plan.providers)
+    _name_models(plan.config, providers)
     async with open_server(plan.config, conninfo, providers) as server:
         async with borrowed(server.database) as connection:
             keyless = not await has_any_key(connection)
         sockets = bind(plan.host, plan.port, keyless=keyless)
         await _reopen(server.database, plan.config, plan.providers)
         listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)
-        processes = ServerWorkers(plan.config, plan.providers, plan.workers, log_level=plan.log_level)
+        stage = (plan.config, plan.providers, plan.workers)
+        processes = ServerWorkers(*stage, log_level=plan.log_level, metrics=server.metrics)
         server.kickoffs.has_worker_processes = plan.workers > 0
         # With --workers 0 this server only answers the API; other processes then work for sessions too.
         served = plan.providers if plan.workers else ()
@@ -91,20 +109,47 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
         click.echo("stopped")
 
 
-async def _work(config: Config, providers: tuple[Provider, ...], workers: int, conninfo: str, log_level: int) -> None:
+async def _work(plan: WorkPlan, conninfo: str) -> None:
+    config, providers, metrics = plan.config, plan.providers, ProcessMetrics()
+    _name_models(config, Providers(providers))
     async with await open_pool(conninfo, config.database) as database:
         await _reopen(database, config, providers)
-    processes = ServerWorkers(config, providers, workers, log_level=log_level)
+    processes = ServerWorkers(config, providers, plan.workers, log_level=plan.log_level, metrics=metrics)
     stop = _Stop(processes)
     with handle_signals(stop):
-        async with processes:
+        async with _metrics_listener(plan, metrics) as addresses, processes:
             click.echo(f"penstock worker {__version__}")
             _show("database", _database(config, conninfo))
             _show_providers(providers)
-            _show("processes", str(workers))
+            _show("processes", str(plan.workers))
+            for address in addresses:
+                _show("metrics", f"http://{address}/metrics")
             _show("stop", "Ctrl-C; calls in flight finish first")
             await stop.asked.wait()
     click.echo("stopped")
+
+
+@contextlib.asynccontextmanager
+async def _metrics_listener(plan: WorkPlan, metrics: ProcessMetrics) -> AsyncIterator[list[str]]:
+    """Serve the metrics for as long as the context lasts, if a port was given; gives the addresses."""
+    if plan.metrics_port is None:
+        yield []
+        return
+    # The page says nothing that needs a key: docs/observe.md.
+    sockets = bind(plan.metrics_host, plan.metrics_port, keyless=False)
+    listener = Listener(MetricsPage(metrics), plan.config)
+    listening = asyncio.create_task(listener.serve(sockets), name="metrics")
+    try:
+        await listener.listening.wait()
+        yield [_address(sock) for sock in sockets]
+    finally:
+        listener.should_exit = listener.force_exit = True
+        await listening
+
+
+def _name_models(config: Config, providers: Providers) -> None:
+    names = [*(model for model, _ in providers.models), *(one.name for one in config.processors)]
+    name_models(names, config.metrics.metrics_max_models)
 
 
 async def _reopen(database: Pool, config: Config, providers: tuple[Provider, ...]) -> None:
@@ -162,9 +207,7 @@ def _announce(plan: ServePlan, conninfo: str, sockets: list[socket.socket], *, k
     click.echo(f"penstock serve {__version__}")
     root = plan.config.root_path
     for sock in sockets:
-        host, port = sock.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        _show("address", f"http://{shown}:{port}{root}/v1")
+        _show("address", f"http://{_address(sock)}{root}/v1")
     if plan.config.public_url:
         _show("public", plan.config.public_url)
     _show("database", _database(plan.config, conninfo))
@@ -172,6 +215,11 @@ def _announce(plan: ServePlan, conninfo: str, sockets: list[socket.socket], *, k
     _show("keys", "none: one user, this machine only" if keyless else "required")
     _show("workers", str(plan.workers))
     _show("stop", "Ctrl-C; what is under way finishes first")
+
+
+def _address(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _show(name: str, value: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,11 +17,12 @@ from penstock.config import SettleLimits, TableLimits
 from penstock.db.coalesce import CoalesceLimits, Coalescer
 from penstock.db.pool import Connection, Pool
 from penstock.model import ROWS, Again, Item, Lease, Outcome, OutcomeState
+from penstock.observe import catalogue
 from penstock.observe.logs import event
 from penstock.observe.traces import span
 from penstock.settle.columns import ResultColumns
 from penstock.settle.samples import Samples
-from penstock.settle.write import Changes, Settled, count_applied, pass_over, settle
+from penstock.settle.write import Changes, Settled, count_applied, find_recorded, pass_over, settle
 
 _log = logging.getLogger("penstock.settle")
 
@@ -93,9 +95,11 @@ class SettleWrite:
         settle_growing: Settle | None,
         tables: TableLimits,
         samples: Samples | None,
+        work_pool: str,
     ) -> None:
         self._worker_id = worker_id
         self._samples = samples
+        self._labels = catalogue.pool_labels(work_pool)
         self._settle_growing = settle_growing
         self._on_more = on_more
         self._on_answers = on_answers
@@ -144,6 +148,11 @@ class SettleWrite:
             # Some are refused now, perhaps because the flush whose answer was lost did write them: ask.
             items = [entry.item for entry in entries if isinstance(entry, Decided)]
             known = await count_applied(connection, items)
+        written = changes.outcomes
+        if settled.fenced:
+            recorded = await find_recorded(connection, [(row[0], row[1]) for row in written])
+            written = [row for place, row in enumerate(written) if place in recorded]
+        self._count_items(written)
         if self.suspects:
             self.suspects.difference_update(map(self.key, entries))
         if self._samples is not None and (settled.outcomes or settled.retries):
@@ -175,12 +184,25 @@ class SettleWrite:
             )
             changes.outcomes[place] = (lease, ordinal, line, custom_id, failed)
 
+    def _count_items(self, written: Sequence[tuple[Lease, int, int, str, Outcome]]) -> None:
+        """Count recorded outcomes; each once, also where the answer of the flush that recorded it was lost."""
+        # Nearly all are completed, and enums are slow to hash.
+        completed = Counter(row[0].route for row in written if row[4].state is OutcomeState.COMPLETED)
+        others = Counter((row[0].route, row[4].state) for row in written if row[4].state is not OutcomeState.COMPLETED)
+        for route, count in completed.items():
+            catalogue.ITEMS.add((*self._labels, catalogue.model_label(route), "completed"), count)
+        for (route, state), count in others.items():
+            catalogue.ITEMS.add((*self._labels, catalogue.model_label(route), state.value), count)
+
     def _count(self, outcomes: int, retries: int, given_back: int, fenced: int, known: int) -> None:
         tally = self.tally
         tally.outcomes += outcomes
         tally.retries += retries
         tally.given_back += given_back
         tally.already_applied += known
+        figures = {"outcome": outcomes, "retry": retries, "given_back": given_back, "already_applied": known}
+        for result, count in (*figures.items(), ("fenced", max(0, fenced))):
+            catalogue.SETTLED.add((*self._labels, result), count)
         if known:
             _log.warning("%d results were already applied: only the answer had been lost", known)
         if fenced > 0:
@@ -224,12 +246,13 @@ class SettleBuffer(Coalescer[SettleEntry]):
         settle_growing: Settle | None = None,
         tables: TableLimits = _TABLES,
         samples: Samples | None = None,
+        work_pool: str = "",
     ) -> None:
         """`on_written` is called after each flush; `on_more` when sessions are ready for their next request, or items
         are to be tried again; `on_answers` when answers that callers wait for have been written. With `on_answers`, to
         notify callers at other processes is left to it. `settle_growing` settles results that add rows to their job.
-        `samples` counts what was written."""
-        self._write_kind = SettleWrite(worker_id, on_more, on_answers, settle_growing, tables, samples)
+        `samples` counts what was written. `work_pool` is the pool whose results these are, for metrics."""
+        self._write_kind = SettleWrite(worker_id, on_more, on_answers, settle_growing, tables, samples, work_pool)
         bounds = CoalesceLimits(
             limits.settle_max_rows,
             limits.settle_max_bytes,

@@ -181,14 +181,24 @@ async def pass_over(connection: Connection, sessions: Sequence[UUID], *, now: No
 
 async def count_applied(connection: Connection, items: Sequence[Item]) -> int:
     """Count the items that were settled under the very lease they carry."""
-    places = {
-        "nonces": Int8Array([item.lease.nonce for item in items]),
-        "lanes": Int8Array([item.lease.lane_id for item in items]),
-        "ordinals": Int4Array([item.ordinal for item in items]),
-    }
+    places = _places([(item.lease, item.ordinal) for item in items])
     recorded = await (await connection.execute(_SQL["find_recorded"], places)).fetchall()
     tried = await (await connection.execute(_SQL["find_tried"], places)).fetchall()
     return len({*recorded, *tried})
+
+
+async def find_recorded(connection: Connection, items: Sequence[tuple[Lease, int]]) -> set[int]:
+    """Find which of some (lease, ordinal) have an outcome under that very lease, by their places."""
+    cursor = await connection.execute(_SQL["find_recorded"], _places(items))
+    return {number - 1 for (number,) in await cursor.fetchall()}
+
+
+def _places(items: Sequence[tuple[Lease, int]]) -> dict[str, object]:
+    return {
+        "nonces": Int8Array([lease.nonce for lease, _ in items]),
+        "lanes": Int8Array([lease.lane_id for lease, _ in items]),
+        "ordinals": Int4Array([ordinal for _, ordinal in items]),
+    }
 
 
 def _parameters(worker_id: UUID, changes: Changes, now: Now) -> dict[str, object]:

@@ -15,6 +15,7 @@ from penstock.backoff import jittered
 from penstock.config import LivenessLimits
 from penstock.db import sql
 from penstock.db.pool import BACKEND_PID, KEEPALIVE, SERVER_KEEPALIVE, is_pooled
+from penstock.observe import catalogue
 
 _log = logging.getLogger("penstock.heartbeat")
 _SQL = sql.load("penstock.worker", "heartbeat.sql")
@@ -110,6 +111,7 @@ class _HeartbeatThread:
                         connection.execute("SELECT" + SERVER_KEEPALIVE)
                     self._beat_until_ended(connection)
             except (psycopg.Error, OSError) as error:
+                catalogue.HEARTBEAT_FAILURES.add()
                 _log.warning("heartbeat failed, trying again: %s", error)
             self.ended.wait(jittered(_RETRY_S))
 
@@ -119,6 +121,7 @@ class _HeartbeatThread:
             with _threads_lock:
                 heartbeats = list(self.heartbeats.values())
             known = self._check_in(connection, heartbeats)
+            catalogue.HEARTBEAT_DURATION.observe((), monotonic() - began)
             for heartbeat in heartbeats:
                 heartbeat.note_check_in(began, heartbeat.worker_id in known)
                 if heartbeat.declared_dead:

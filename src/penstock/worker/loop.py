@@ -21,13 +21,12 @@ import psycopg
 from penstock.adapt.pace import Pace
 from penstock.adapt.pressure import claim_factor
 from penstock.backoff import Backoff, jittered
-from penstock.batches.lifecycle import log_started
 from penstock.claim import claim as claims
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.model import Again, ClaimPermit, Halt, Item, Lease, Outcome, Verdict
-from penstock.observe.logs import RepeatedEvents, event, plain_code
+from penstock.observe.logs import event
 from penstock.observe.machine import read_figures
 from penstock.pools import is_session_pool
 from penstock.settle.buffer import Answers, SettleBuffer
@@ -35,6 +34,7 @@ from penstock.settle.samples import Samples
 from penstock.tasks import cancel_and_wait, ignore_result
 from penstock.worker.body_loader import BodyLoader
 from penstock.worker.discoveries import Discoveries
+from penstock.worker.figures import LoopFigures
 from penstock.worker.finished_batches import FinishedBatches
 from penstock.worker.identity import Identity
 from penstock.worker.inventory import Inventory
@@ -88,7 +88,9 @@ class WorkerLoop:
             settle_growing=Discoveries(config.tables).settle,
             tables=config.tables,
             samples=None if is_session_pool(pool) else samples,
+            work_pool=pool,
         )
+        self._figures = LoopFigures(pool)
         self._config = config
         self._database = database
         self._pool = pool
@@ -115,8 +117,6 @@ class WorkerLoop:
         self._reclaimed: list[str] = []
         """Routes that have items reclaimed from lost workers."""
         self._batch_maintenance = BatchMaintenance(database)
-        said = "route %(route)s: %(count)d calls to be tried again: %(code)s"
-        self._retries = RepeatedEvents(_log, logging.INFO, "retry", said)
         self._heartbeat = self._identity.heartbeat
 
     # -- life
@@ -297,6 +297,7 @@ class WorkerLoop:
             if not routes or not self._heartbeat.alive:
                 return []
             share = max(1, size // len(routes))
+            began = monotonic()
             leases = await self._turns.claim(
                 connection,
                 wants,
@@ -305,10 +306,9 @@ class WorkerLoop:
                 taper_floor=min(share, max(self._config.claim.claim_min, self._dispatcher.concurrency)),
                 suspect_ok=not (self._inventory.holds_suspect or self.buffer.holds_suspect),
             )
+        self._figures.note_claim(leases, monotonic() - began)
         for lease in leases:
             self._inventory.take(lease)
-            if lease.begins_lane:
-                log_started(lease.batch_id, lease.route)
         return leases
 
     async def _recover(self) -> None:
@@ -374,12 +374,12 @@ class WorkerLoop:
         # A refusal comes back at once: it says nothing of the time that an item takes.
         if not isinstance(verdict, Again) or verdict.counts:
             self._pace.observe(verdict.duration_ms / 1000, item.route)
+        self._figures.note_call(item, verdict)
         if isinstance(verdict, Outcome):
             self.trouble = ""
             self.buffer.decide(item, verdict)
         elif isinstance(verdict, Again):
             self.trouble = verdict.error_message
-            self._retries.note(route=item.route, code=plain_code(verdict.error_code), charged=verdict.counts)
             self.buffer.decide(item, verdict)
             if verdict.gate_s > 0 and self._gates.hold(item.route, verdict):
                 self._give_back_unstarted(item.route)

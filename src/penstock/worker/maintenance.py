@@ -25,6 +25,7 @@ from penstock.config import Config
 from penstock.db.duties import take_turn
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.model import Lease
+from penstock.observe import catalogue
 from penstock.observe.logs import event
 
 _log = logging.getLogger("penstock.maintenance")
@@ -72,6 +73,8 @@ async def reclaim_lost(database: Pool, worker_id: UUID, config: Config, *, every
             connection, worker_id, config.liveness, stuck_s=stuck_s, gone=gone, look_for_stuck=look
         )
     if lost.leases:
+        catalogue.RECLAIMED_LEASES.add((), lost.leases)
+        catalogue.RECLAIMED_ITEMS.add((), lost.ordinals)
         fields = event(
             "leases_reclaimed", items=lost.ordinals, leases=lost.leases, given_up=len(lost.given_up), worker=worker_id
         )

@@ -28,18 +28,20 @@ from penstock.dispatch.providers import Providers, parse, with_longest_timeout
 from penstock.dispatch.rows.call import provider_dispatcher
 from penstock.errors import PenstockError, report
 from penstock.limits.sharing import ProviderLimits
+from penstock.observe.catalogue import name_models
 from penstock.observe.logs import log_to_stderr
 from penstock.observe.traces import start_traces
 from penstock.sessions.streams import StreamWriter
 from penstock.settle.samples import Samples
 from penstock.tasks import cancel_and_wait
 from penstock.worker.processes import AnyOrder, ProcessorOrder, RunOrder, ServeOrder, read_order
+from penstock.worker.snapshots import send_snapshots
 from penstock.worker.worker import CONNECTIONS_PER_WORKER, Worker
 
 _POLL_SESSIONS_S = 0.1
 
 
-async def _work(order: AnyOrder) -> None:
+async def _work(order: AnyOrder, snapshots_to: int | None) -> None:
     settings = [(name, str(value)) for name, value in order.settings.items()]
     data_dir = Path(order.data_dir)
     config = config_sources.load(environ={}, overrides=settings, database_url=order.database_url, data_dir=data_dir)
@@ -52,7 +54,7 @@ async def _work(order: AnyOrder) -> None:
                 workers = _server_workers(order, config, conninfo)
             case ProcessorOrder():
                 workers = _processor_workers(order, config, conninfo)
-        async with workers as group:
+        async with send_snapshots(snapshots_to), workers as group:
             group.obey_parent()
             await group.run()
 
@@ -74,6 +76,7 @@ async def _run_workers(order: RunOrder, config: Config, conninfo: str) -> AsyncI
 @contextlib.asynccontextmanager
 async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
     providers = Providers(parse(order.providers, "the providers"))
+    name_models((model for model, _ in providers.models), config.metrics.metrics_max_models)
     judging = with_longest_timeout(config, order.longest_attempt_s)
     async with (
         await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (2 * len(providers) + 1)) as database,
@@ -106,6 +109,7 @@ async def _server_workers(order: ServeOrder, config: Config, conninfo: str) -> A
 @contextlib.asynccontextmanager
 async def _processor_workers(order: ProcessorOrder, config: Config, conninfo: str) -> AsyncIterator[_WorkerGroup]:
     known = processors.parse(order.processors, "the processors")
+    name_models((one.name for one in known), config.metrics.metrics_max_models)
     judging = with_longest_timeout(config, order.longest_attempt_s)
     async with (
         await _open_pool(config, conninfo, CONNECTIONS_PER_WORKER * (len(known) + 1)) as database,
@@ -189,7 +193,7 @@ def main() -> None:
     start_traces("penstock worker")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_work(order))
+            runner.run(_work(order, int(sys.argv[1]) if len(sys.argv) > 1 else None))
     except PenstockError as error:
         report(error)
         sys.exit(error.exit_code)

@@ -19,7 +19,10 @@ from penstock.db.pool import Pool
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError
+from penstock.observe import catalogue
+from penstock.observe.metrics import ProcessMetrics
 from penstock.settle.samples import Samples
+from penstock.worker.snapshots import SnapshotPipe
 from penstock.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -167,10 +170,12 @@ class InProcessWorker:
 
 
 class WorkerProcesses:
-    """Worker processes. Each gets its order on standard input, and stops when that is closed or this process dies."""
+    """Worker processes. Each gets its order on standard input, and stops when that is closed or this process dies. With
+    `metrics`, each reports its figures there."""
 
-    def __init__(self, orders: Sequence[Order]) -> None:
+    def __init__(self, orders: Sequence[Order], metrics: ProcessMetrics | None = None) -> None:
         self._orders = [msgspec.json.encode(order) for order in orders]
+        self._metrics = metrics
         self._supervisors: list[asyncio.Task[None]] = []
         self._processes: set[asyncio.subprocess.Process] = set()
         self._closing = asyncio.Event()
@@ -192,14 +197,8 @@ class WorkerProcesses:
         """Run one worker process, and restart it whenever it dies before it was stopped."""
         while True:
             began = monotonic()
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "penstock.worker.process",
-                stdin=asyncio.subprocess.PIPE,
-                # Out of reach of the terminal's Ctrl-C, which would kill a worker that is still starting.
-                start_new_session=True,
-            )
+            pipe = SnapshotPipe(self._metrics) if self._metrics is not None else None
+            process = await self._start(pipe)
             self._processes.add(process)
             if process.stdin is not None:
                 with contextlib.suppress(ConnectionError):
@@ -209,13 +208,34 @@ class WorkerProcesses:
                 self._close(process)
             code = await process.wait()
             self._processes.discard(process)
+            if pipe is not None:
+                await pipe.end()
             if self._closing.is_set():
                 return
             self._restarts += 1
+            catalogue.PROCESS_RESTARTS.add()
             _log.warning("a worker process ended with code %d", code)
             await self._pause(code, monotonic() - began)
             if self._closing.is_set():
                 return
+
+    async def _start(self, pipe: SnapshotPipe | None) -> asyncio.subprocess.Process:
+        descriptors = () if pipe is None else (pipe.descriptor,)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "penstock.worker.process", *map(str, descriptors)),
+                stdin=asyncio.subprocess.PIPE,
+                # Out of reach of the terminal's Ctrl-C, which would kill a worker that is still starting.
+                start_new_session=True,
+                pass_fds=descriptors,
+            )
+        except BaseException:
+            if pipe is not None:
+                pipe.abandon()
+            raise
+        if pipe is not None:
+            pipe.begin(process.pid)
+        return process
 
     async def _pause(self, code: int, lasted_s: float) -> None:
         """Wait before a dead worker process is restarted, or raise to give up."""
@@ -278,8 +298,8 @@ class RunWorkers(WorkerProcesses):
 class LastingWorkers(WorkerProcesses):
     """Worker processes that are always restarted, after longer pauses if they keep dying."""
 
-    def __init__(self, orders: Sequence[Order]) -> None:
-        super().__init__(orders)
+    def __init__(self, orders: Sequence[Order], metrics: ProcessMetrics | None = None) -> None:
+        super().__init__(orders, metrics)
         self._pause_s = _FIRST_PAUSE_S
 
     async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- none is reason to give up
@@ -294,7 +314,15 @@ class LastingWorkers(WorkerProcesses):
 class ServerWorkers(LastingWorkers):
     """Worker processes of a server."""
 
-    def __init__(self, config: Config, providers: Iterable[Provider], size: int, *, log_level: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        providers: Iterable[Provider],
+        size: int,
+        *,
+        log_level: int,
+        metrics: ProcessMetrics | None = None,
+    ) -> None:
         from penstock.dispatch.providers import longest_attempt_s  # a run needs no providers
 
         providers = tuple(providers)
@@ -303,7 +331,7 @@ class ServerWorkers(LastingWorkers):
         orders: list[Order] = [ServeOrder(**common, providers=served)] * size
         if config.processors:
             orders += [ProcessorOrder(**common, processors=[one.as_dict() for one in config.processors])] * size
-        super().__init__(orders)
+        super().__init__(orders, metrics)
 
 
 def common_order(config: Config, log_level: int) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
+from weakref import WeakSet
 
 import psycopg
 
@@ -20,7 +21,9 @@ from penstock.db.notify import WORK, NoticeListener
 from penstock.db.pool import Pool
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.model import ClaimPermit, Halt, Item, Verdict
+from penstock.observe import catalogue
 from penstock.observe.logs import event
+from penstock.observe.metrics import Sample, read_from
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.settle.samples import Samples
 from penstock.worker.loop import LostIdentityError, WorkerLoop
@@ -75,10 +78,12 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`. Raises when the database stays away for longer than the retries last."""
         await self._dispatcher.start(self._receive)
+        _running.add(self)
         try:
             with self._notices.subscribe(WORK, self._wake) if self._notices else contextlib.nullcontext():
                 await self._run_loops()
         finally:
+            _running.discard(self)
             await self._dispatcher.stop()
 
     async def _run_loops(self) -> None:
@@ -88,6 +93,7 @@ class Worker:
                 await self._loop.run()
             except LostIdentityError as error:
                 self.lost_identities += 1
+                catalogue.IDENTITIES_LOST.add()
                 fields = event("worker_identity_lost", worker=self._loop.id, reason=error)
                 _log.warning("worker %s is lost: %s; going on under a new identity", self._loop.id, error, extra=fields)
             except psycopg.OperationalError as error:
@@ -147,3 +153,18 @@ class Worker:
     @property
     def buffer(self) -> SettleBuffer:
         return self._loop.buffer
+
+    def read_gauges(self) -> Iterator[Sample]:
+        labels = catalogue.pool_labels(self._pool)
+        yield Sample(catalogue.IN_FLIGHT, labels, self._dispatcher.in_flight)
+        yield Sample(catalogue.WAITING, labels, self._dispatcher.waiting)
+        yield Sample(catalogue.CONCURRENCY, labels, self._dispatcher.concurrency)
+
+
+_running: WeakSet[Worker] = WeakSet()
+
+
+@read_from
+def _read_workers() -> Iterator[Sample]:
+    for worker in list(_running):
+        yield from worker.read_gauges()
