@@ -35,3 +35,7 @@ class LoopFigures:
         self._calls.note(item.route, verdict)
         if isinstance(verdict, Again):
             self._retries.note(route=item.route, code=plain_code(verdict.error_code), charged=verdict.counts)
+
+    def flush(self) -> None:
+        """Log what has been gathered."""
+        self._retries.flush()

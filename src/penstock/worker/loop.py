@@ -176,7 +176,7 @@ class WorkerLoop:
         for task in done:
             task.result()
         await cancel_and_wait([guard, *self._gates.tasks])
-        self._retries.flush()
+        self._figures.flush()
         _log.info("%s", self.buffer.report())
         await self._identity.leave()
 
@@ -426,7 +426,7 @@ class WorkerLoop:
                     await self._give_back_forgotten()
                 await self._bodies.give_back_closed()
                 await self._gates.refresh()
-                self._retries.flush()
+                self._figures.flush()
                 if monotonic() >= report_at:
                     report_at = monotonic() + report_every_s
                     await self._bodies.report_progress(self.id)
