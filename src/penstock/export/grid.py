@@ -19,6 +19,8 @@ _SQL = sql.load("penstock.export", "grid.sql")
 PAGE_BYTES: Final = 8 * 1024 * 1024
 """Of inputs, and of results, that a page has at most, unless a single row has more."""
 
+_LAST: Final = 2**31 - 1
+
 PENDING: Final = "PENDING"
 PROCESSING: Final = "PROCESSING"
 STATUS_OF: Final = {"completed": "DONE", "failed": "ERROR", "not_found": "NOT_FOUND", "skipped": "SKIPPED"}
@@ -122,9 +124,10 @@ async def find_grid(connection: Connection, batch_id: UUID) -> Grid | None:
     return Grid(*row) if row else None
 
 
-async def list_live(connection: Connection, batch_id: UUID) -> LiveRows:
-    """List the rows of a job that are in flight or wait to be tried again."""
-    listed = await (await connection.execute(_SQL["list_live"], {"batch": batch_id})).fetchall()
+async def list_live(connection: Connection, batch_id: UUID, start: int = 0, stop: int = _LAST) -> LiveRows:
+    """List the rows of a job, of those from `start` up to `stop`, that are in flight or wait to be tried again."""
+    where = {"batch": batch_id, "start": start, "stop": stop}
+    listed = await (await connection.execute(_SQL["list_live"], where)).fetchall()
     return LiveRows.of((*span, *rest) for ordinals, *rest in listed for span in ranges_of(ordinals))
 
 

@@ -44,14 +44,19 @@ def sheet_stem(filename: str) -> str:
 
 
 def export_sheet(
-    conninfo: str, batch_id: UUID, output: Path, *, on_progress: Callable[[int], None] = lambda _: None
+    conninfo: str,
+    batch_id: UUID,
+    output: Path,
+    *,
+    bom: bool = False,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
-    """Write a job's sheet beside its final name, then rename: whole or not at all."""
+    """Write a job's sheet beside its final name, then rename: whole or not at all. `bom` is for CSV."""
     found = sheet_format(output.name)
     if found is None:
         raise ValueError(output.name)
     with explain_write_errors(output), Draft(output) as draft:
-        asyncio.run(_write_sheet(conninfo, batch_id, draft, *found, on_progress))
+        asyncio.run(_write_sheet(conninfo, batch_id, draft, *found, bom, on_progress))
         draft.publish(if_empty="keep")
     return Exported(output, draft.lines, None, 0)
 
@@ -62,19 +67,20 @@ async def _write_sheet(
     draft: Draft,
     file_format: str,
     gzip: bool,
+    bom: bool,
     on_progress: Callable[[int], None],
 ) -> None:
     async with await psycopg.AsyncConnection.connect(conninfo) as connection:
         arrays.register(connection)
         await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
         await connection.set_read_only(True)
-        async for block, rows in sheet_blocks(connection, batch_id, file_format, gzip=gzip):
+        async for block, rows in sheet_blocks(connection, batch_id, file_format, gzip=gzip, bom=bom):
             draft.write(block, rows)
             on_progress(draft.lines)
 
 
 async def sheet_blocks(
-    connection: Connection, batch_id: UUID, file_format: str, *, gzip: bool
+    connection: Connection, batch_id: UUID, file_format: str, *, gzip: bool, bom: bool = False
 ) -> AsyncGenerator[tuple[bytes, int], None]:
     """Blocks of a job's sheet and how many rows each has, read in the connection's transaction: one snapshot. Raises
     NoJob, and UsageError if it cannot be written as such a file, before the first block."""
@@ -82,7 +88,7 @@ async def sheet_blocks(
     if job is None:
         raise NoJob(f"{batch_id} is no job", hint="Only jobs over tables and images have sheets.")
     columns = SheetColumns(job.input, job.result)
-    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type)
+    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type, bom=bom)
     yield writer.begin(), 0
     async with aclosing(_pages(connection, batch_id)) as pages:
         async for rows in pages:

@@ -117,7 +117,7 @@ class JobIngest:
                     stored += len(block)
             except IntakeRefused as refused:
                 # Everything was read once before the job was made: a limit was lowered since.
-                await self._end(ingest, worker_id, stored, ingest.columns, refused.message)
+                await self._end(ingest, worker_id, stored, ingest.columns, refused.advice)
                 return
             except NotGrowing as ended:
                 # Cancelled, expired or deleted: not sealed, or it could pass for a job that was done with all its rows.

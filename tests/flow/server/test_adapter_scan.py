@@ -58,6 +58,8 @@ def test_one_job_of_each_file_whichever_replica_sees_it(tmp_path: Path, folder: 
             "store": stack.enter_context(s3_server()),
         }
         first, second, third = replicas(stack, tmp_path, database_18, places)
+        for words in ("processor price  ", f"adapter   drop  {folder.root}  for local", "adapter   store  s3://"):
+            assert words in first.log
         for number, place in enumerate(places.values(), 1):
             place.put("rows.csv", table(number))
         wait_until(lambda: len(ingested(third)) == 3, DEADLINE_S)

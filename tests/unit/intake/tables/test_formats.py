@@ -17,7 +17,7 @@ from tests.support.tables import read_rows, refused
         (b"a,b\n1,2\n", "in.zip", "in.zip: the name ends in .zip, and the content looks like text"),
         (b"<!DOCTYPE html><table>", "in.xls", "in.xls: the name ends in .xls, and the content looks like HTML"),
         (b"[1]", "in.json", "in.json: the name ends in .json, and the content looks like text"),
-        (b"", "in.png", "in.png: the name ends in .png, and the content looks like an empty file"),
+        (b"", "in.png", "in.png: the file is empty"),
         (bz2.compress(b"a,b\n1,2\n"), "in.csv", "in.csv: looks like bzip2"),
         (b"%PDF-1.7\n", "in.csv", "in.csv: looks like a PDF document"),
         (b"7z\xbc\xaf\x27\x1c\0", "in.7z", "in.7z: looks like a 7-Zip archive"),
