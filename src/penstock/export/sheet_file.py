@@ -14,7 +14,7 @@ from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.errors import PenstockError
 from penstock.export.draft import Draft, explain_write_errors
-from penstock.export.grid import GridRow, find_grid, list_live, read_columns, read_grid
+from penstock.export.grid import Stretch, find_grid, list_live, read_columns, read_stretch
 from penstock.export.jsonl import Exported
 from penstock.export.sheets.columns import SheetColumns
 from penstock.export.sheets.writer import SheetWriter, sheet_writer
@@ -91,29 +91,29 @@ async def sheet_blocks(
     writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type, bom=bom)
     yield writer.begin(), 0
     async with aclosing(_pages(connection, batch_id)) as pages:
-        async for rows in pages:
-            yield await asyncio.to_thread(_write_page, writer, columns, rows), len(rows)
+        async for page in pages:
+            yield await asyncio.to_thread(_write_page, writer, columns, page), len(page.bodies)
     yield writer.end(), 0
 
 
-async def _pages(connection: Connection, batch_id: UUID) -> AsyncGenerator[list[GridRow], None]:
+async def _pages(connection: Connection, batch_id: UUID) -> AsyncGenerator[Stretch, None]:
     """Pages of a job's rows; each is read while the one before it is written."""
     grid = await find_grid(connection, batch_id)
     if grid is None:
         return
     live = await list_live(connection, batch_id)
 
-    def read_from(start: int) -> asyncio.Task[list[GridRow]]:
-        return asyncio.create_task(read_grid(connection, grid, live, [(start, start + _PAGE_ROWS)]))
+    def read_from(start: int) -> asyncio.Task[Stretch | None]:
+        return asyncio.create_task(read_stretch(connection, grid, live, start, _PAGE_ROWS))
 
     reading = read_from(0)
     try:
         while page := await reading:
-            reading = read_from(page[-1].ordinal + 1)
+            reading = read_from(page.stop)
             yield page
     finally:
         await cancel_and_wait([reading])
 
 
-def _write_page(writer: SheetWriter, columns: SheetColumns, rows: list[GridRow]) -> bytes:
-    return writer.write([columns.assemble(row.body, row.result, row.status, row.attempts, row.error) for row in rows])
+def _write_page(writer: SheetWriter, columns: SheetColumns, page: Stretch) -> bytes:
+    return writer.write(columns.assemble(page.bodies, page.results, page.statuses, page.attempts, page.errors))
