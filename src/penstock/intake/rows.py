@@ -92,6 +92,7 @@ _row_starts = _RowStarts("ii")
 _table_row_starts = _RowStarts("i")
 
 
+_LINE = Struct("!ii")
 _LENGTH = Struct("!i")
 
 
