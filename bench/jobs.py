@@ -31,7 +31,7 @@ from penstock.export.sheet_file import sheet_blocks
 from penstock.intake.copying import PromptWriter
 from penstock.intake.ingest import ingest_table
 from penstock.intake.local_table import find_table
-from penstock.intake.rows import pack_row, table_lane
+from penstock.intake.rows import pack_table_rows, table_lane
 from penstock.intake.tables.table import TableSpec
 from penstock.model import parse_id
 from tests.support.jobs import jobs_server, start_job, table, until_state
@@ -185,11 +185,7 @@ def _emptied(database: str) -> Iterator[None]:
 def _bare_copy_s(database: str, path: Path) -> float:
     lane = table_lane(1)
     with find_table([path]).open(TableSpec(), TableLimits(), IntakeLimits()) as opened:
-        blocks = [
-            pack_row(lane, lane.total + 1, row.custom_id.encode(), row.summary.encode(), row.body)
-            for row in opened.rows()
-        ]
-    packed = b"".join(blocks)
+        packed = pack_table_rows(lane, 0, list(opened.rows()))
     with psycopg.connect(database) as connection, connection.cursor() as cursor:
         started = perf_counter()
         with cursor.copy(COPY, writer=PromptWriter(cursor)) as copy:

@@ -74,6 +74,7 @@ class TableLimits:
     max_zip_entries: int = _knob(100_000, 1, 1_000_000, "most files in an XLSX file or a zip")
     max_images: int = _knob(100_000, 1, 1_000_000, "most images of one job")
     max_image_bytes: int = _knob(32 * MIB, KIB, 256 * MIB, "largest image")
+    max_image_side: int = _knob(65_535, 1, 2**31 - 1, "most pixels that an image has in a row or in a column")
     max_discovered_rows: int = _knob(1_000_000, 0, 100_000_000, "most rows that processors may add to one job")
 
 

@@ -27,6 +27,13 @@ class PenstockError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def advice(self) -> str:
+        """What happened and what to do, as one text."""
+        if "\n" in self.message:
+            return f"{self.message}\n{self.hint or ''}".rstrip()
+        return f"{self.message.rstrip('.')}. {self.hint or ''}".rstrip()
+
 
 class UsageError(PenstockError):
     """The request itself is wrong: a missing file, a bad option, an invalid input line."""

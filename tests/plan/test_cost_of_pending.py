@@ -121,15 +121,15 @@ async def items_that_failed(crowd: Crowd, connection: Connection) -> None:
 async def items_by_row(crowd: Crowd, connection: Connection) -> None:
     grid = await find_grid(connection, crowd.batch)
     assert grid is not None
-    live = await list_live(connection, crowd.batch)
     start = crowd.deep.ordinal
+    live = await list_live(connection, crowd.batch, start, start + _PAGE)
     assert len(await read_grid(connection, grid, live, [(start, start + _PAGE)])) == _PAGE
 
 
 async def last_page(crowd: Crowd, connection: Connection) -> None:
     grid = await find_grid(connection, crowd.batch)
     assert grid is not None
-    live = await list_live(connection, crowd.batch)
+    live = await list_live(connection, crowd.batch, grid.total - _PAGE, grid.total)
     assert len(await read_grid(connection, grid, live, [(grid.total - _PAGE, grid.total)])) == _PAGE
 
 

@@ -9,18 +9,27 @@ import zlib
 
 
 def png(width: int, height: int, more: bytes = b"") -> bytes:
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + more
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", more) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def gif(width: int, height: int) -> bytes:
-    return b"GIF89a" + struct.pack("<HH", width, height) + b"\0\0\0;"
+    colours = b"\0\0\0\xff\xff\xff"
+    comment = b"\x21\xfe\x03abc\0"
+    pixels = b"\x2c" + struct.pack("<HHHHB", 0, 0, width, height, 0x80) + colours + b"\x02\x02\x44\x01\0"
+    return b"GIF89a" + struct.pack("<HHB", width, height, 0x80) + b"\0\0" + colours + comment + pixels + b";"
 
 
 def jpeg(width: int, height: int) -> bytes:
-    exif = b"\xff\xe1" + struct.pack(">H", 10) + b"Exif\0\0\xff\xc0"  # a marker inside a segment is none
+    exif = b"\xff\xe1" + struct.pack(">H", 12) + b"Exif\0\0\xff\xc0\xff\xd9"  # markers inside a segment are none
     tables = b"\xff\xff\xdb" + struct.pack(">H", 5) + b"abc"
-    return b"\xff\xd8" + exif + tables + b"\xff\xc2" + struct.pack(">HBHHB", 17, 8, height, width, 3) + b"\0" * 9
+    frame = b"\xff\xc2" + struct.pack(">HBHHB", 17, 8, height, width, 3) + b"\0" * 9
+    scan = b"\xff\xda" + struct.pack(">H", 12) + b"\0" * 10 + b"pixels"
+    return b"\xff\xd8" + exif + tables + frame + scan + b"\xff\xd9"
 
 
 def webp(kind: bytes, body: bytes) -> bytes:

@@ -49,6 +49,9 @@ class FolderPlace:
 
     root: Path
 
+    def __str__(self) -> str:
+        return str(self.root)
+
 
 @dataclass(frozen=True, slots=True)
 class S3Place:
@@ -62,6 +65,9 @@ class S3Place:
     region: str
     access_key_env: str
     secret_key_env: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
 
     def access_key(self) -> str:
         return read_secret_variable(self.access_key_env, f"the variable {self.access_key_env} (access_key_env)")
@@ -79,6 +85,9 @@ class FtpPlace:
     user: str
     password_env: str
     directory: str
+
+    def __str__(self) -> str:
+        return f"ftp://{self.host}:{self.port}{self.directory}"
 
     def password(self) -> str:
         return read_secret_variable(self.password_env, f"the variable {self.password_env} (password_env)")

@@ -305,14 +305,14 @@ def _to_api_error(error: Exception, request_id: str) -> ApiError:
         case ApiError():
             return error
         case NotErasable() | NotRetryable() | UploadNotPending():
-            return conflict(error.message)
+            return conflict(error.advice)
         case IdempotencyConflict():
             return conflict(error.message, param="Idempotency-Key", code="idempotency_conflict")
         case UploadMissing():
             return ApiError(404, error.message, param="id")
         case IntakeRefused():
             status = 413 if error.code == "file_too_large" else 400
-            return ApiError(status, error.message, param=error.param, code=error.code)
+            return ApiError(status, error.advice, param=error.param, code=error.code)
         case QuotaExceeded():
             return over_quota(error)
         case IntakeGivenUp() | TooManyWaitingError():

@@ -47,7 +47,7 @@ async def kick_off_job(call: Call[KickoffQuery, Nothing | None]) -> Kickoff:
     try:
         work = await call.server.kickoffs.work(before.id, call.query.duration_ms / 1000)
     except NotServed as error:
-        raise conflict(f"{error.message}.") from None
+        raise conflict(error.advice) from None
     if work is not None and work.over:
         # With nothing left to do there is no round to wait for.
         async with borrowed(call.server.database) as connection:

@@ -12,7 +12,7 @@ import msgspec
 from penstock.api.audit import record
 from penstock.api.batches import request_line
 from penstock.api.endpoint import Call, Camel, Endpoint
-from penstock.api.errors import conflict, not_found
+from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.jobs import known_job
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.batches import jobs, reprocess
@@ -70,16 +70,19 @@ class OperationsQuery(msgspec.Struct):
     page_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = msgspec.field(default=20, name="pageSize")
 
 
-async def reprocess_job(call: Call[None, ReprocessBody]) -> OperationStarted:
+async def reprocess_job(call: Call[None, ReprocessBody | None]) -> OperationStarted:
     """Runs rows again that have an outcome, in the background; each keeps its result until it has a new one."""
-    body = call.body
+    job_id = call.id("job", "job_id")
+    async with borrowed(call.server.database) as connection:
+        batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
+    if (body := call.body) is None:
+        raise ApiError(400, 'The body is empty; {"scope": "job"} runs the failures again.', code="invalid_json")
     if (body.scope == "items") is not (body.item_ids is not None):
         raise invalid("itemIds", "expected with the scope 'items', and only there.")
     if body.fingerprint is not None and (body.scope == "items" or not is_fingerprint(body.fingerprint)):
         raise invalid("fingerprint", "expected that of a group of errors, with the scope 'job'.")
     key = idempotency_key(call.request.headers)
     async with borrowed(call.server.database) as connection:
-        batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         job = (await jobs.read_jobs(connection, [batch.id]))[batch.id]
         wish = _wish(call, job, batch, body)
         try:
@@ -100,7 +103,7 @@ async def reprocess_job(call: Call[None, ReprocessBody]) -> OperationStarted:
     return OperationStarted(operation_id=public_id("operation", earlier))
 
 
-def _wish(call: Call[Any, ReprocessBody], job: jobs.Job, batch: Batch, body: ReprocessBody) -> reprocess.Wish:
+def _wish(call: Call[Any, Any], job: jobs.Job, batch: Batch, body: ReprocessBody) -> reprocess.Wish:
     limits = call.server.config.retry
     most = limits.max_attempts_lifetime
     if not body.reset_attempts:

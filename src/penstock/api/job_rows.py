@@ -71,6 +71,8 @@ class ItemsQuery(msgspec.Struct):
 class ExportQuery(msgspec.Struct):
     format: Format = "csv"
     gzip: bool = False
+    bom: bool = False
+    """Begin a CSV file with a byte order mark, by which Excel knows that it is UTF-8."""
 
 
 async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
@@ -87,8 +89,10 @@ async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
         grid = await find_grid(connection, batch.id)
         if grid is None:
             return JobItems(items=[], next=None)
-        live = await list_live(connection, batch.id)
         start = query.from_row - 1
+        narrowed = query.fingerprint is not None or statuses is not None
+        stop = {} if narrowed else {"stop": start + size + 1}  # found by status, the page may end anywhere
+        live = await list_live(connection, batch.id, start, **stop)
         if query.fingerprint is not None:
             ordinals = await _find_failures(connection, grid, live, query.fingerprint, start, size + 1)
         elif statuses is None:
@@ -169,7 +173,7 @@ async def export_job(call: Call[ExportQuery, Nothing | None]) -> Response:
                 arrays.register(connection)
                 await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
                 await connection.set_read_only(True)
-                sheet = sheet_file.sheet_blocks(connection, job_id, query.format, gzip=query.gzip)
+                sheet = sheet_file.sheet_blocks(connection, job_id, query.format, gzip=query.gzip, bom=query.bom)
                 async with aclosing(sheet):
                     async for block, _ in sheet:
                         if block:
@@ -181,7 +185,7 @@ async def export_job(call: Call[ExportQuery, Nothing | None]) -> Response:
     except sheet_file.NoJob:
         raise not_found("Job", call.path["job_id"]) from None
     except UsageError as error:
-        raise invalid("format", f"{error.message}. {error.hint}") from None
+        raise invalid("format", error.advice) from None
 
 
 ENDPOINTS = (

@@ -168,7 +168,7 @@ def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None, quota: Quo
     try:
         pool, route = place_job(spec, call.caller.owner, call.server.config.processors, call.server.providers)
     except UsageError as error:
-        raise invalid("spec", f"{error.message}.") from None
+        raise invalid("spec", error.advice) from None
     try:
         reference = None if source is None else msgspec.json.decode(source, type=SourceReference)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -200,11 +200,11 @@ async def _create_from_source(call: Call[Any, Any], job: NewJob, quota: Quota) -
             await feed_file(feeder, source, file)
             return await _finish(call, upload, job)
     except FileUnreadable as error:
-        raise invalid("source", f"{error.message}.") from None
+        raise invalid("source", error.advice) from None
     except FileNotReady as error:
-        raise conflict(f"{error.message}.", param="source", code="source_changed") from None
+        raise conflict(error.advice, param="source", code="source_changed") from None
     except SourceUnavailable as error:
-        raise busy(f"{error.message}.") from None
+        raise busy(error.advice) from None
 
 
 async def _find_earlier(call: Call[Any, Any], job: NewJob) -> JobCreated | None:
@@ -226,7 +226,7 @@ async def _finish(call: Call[Any, Any], upload: JobUpload, job: NewJob) -> JobCr
             partial(upload.finish, job.spec.columns, job.create, job.parts, through=job.check(upload.filename))
         )
     except NotRenderable as problem:
-        raise invalid("spec", f"{problem.message}.") from None
+        raise invalid("spec", problem.advice) from None
     except jobs.KeyTaken as taken:
         raise conflict(f"{taken.message}.", param="Idempotency-Key", code="idempotency_conflict") from None
     if stored.existed:

@@ -57,6 +57,7 @@ class Operation:
     place: int
     """Ordinal of the last row that was looked at; -1 before the first."""
     requeued: int
+    """Rows that run again, and those that a cancelled job had never run."""
     worn_out: int
     """Rows left as they are, for they have had their attempts."""
     error: str | None
@@ -230,8 +231,9 @@ async def _do_chunk(
         return _Chunk(place, state="done")
     room = await fetch_one(connection, _SQL["hold_room"], {"lane": lane.id})
     limit = _CHUNK_ROWS if room is None else min(_CHUNK_ROWS, room[0])
+    not_run = held.not_run if reopens else 0
     if not limit:
-        return None
+        return _Chunk(place, not_run) if not_run else None
     picked = await _pick(connection, lane.id, wish, place, limit)
     ordinals = await run_again.cut_by_bytes(connection, lane.id, picked)
     settled = await run_again.read_settled(connection, doing.batch_id, lane.id, ordinals)
@@ -244,7 +246,7 @@ async def _do_chunk(
         await run_again.rerun(connection, doing.batch_id, lane.id, again, afresh=wish.afresh, reopened=reopens, now=now)
     return _Chunk(
         ordinals[-1] if ordinals else place,
-        len(again),
+        not_run + len(again),
         len(wanted) - len(again),
         "done" if len(ordinals) == len(picked) < limit else "running",
     )

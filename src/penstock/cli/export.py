@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.client import CommandContext, Json, client_command, print_json
+from penstock.cli.tables import BOM_OPTION
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ class WrittenResults:
     type=click.Path(path_type=Path, allow_dash=True),
     help="File for the results; - is standard output.",
 )
+@BOM_OPTION
 @client_command(hints={404: "`penstock ls` and `penstock jobs ls` list what this key has on this server."})
-async def export(context: CommandContext, name: str, output: Path) -> ExitCode:
+async def export(context: CommandContext, name: str, output: Path, bom: bool) -> ExitCode:
     """Write the results of the batch or job ID to the output, in the order of the input.
 
     Of a batch, one answer per line (JSONL). Failures go to a file beside it: answers.jsonl has answers.errors.jsonl.
@@ -67,7 +69,7 @@ async def export(context: CommandContext, name: str, output: Path) -> ExitCode:
     found = await find(context.api, name, BATCH, JOB)
     if found["id"].startswith(JOB.prefix):
         check_sheet_output(output, None)
-        sheet = await export_job(context, found, output)
+        sheet = await export_job(context, found, output, bom=bom)
         if context.as_json and str(output) != _STDOUT:
             print_json(sheet)
         return ExitCode.OK
@@ -142,7 +144,7 @@ async def export_results(context: CommandContext, batch: Json, output: Path) -> 
     return written
 
 
-async def export_job(context: CommandContext, job: Json, output: Path) -> Json:
+async def export_job(context: CommandContext, job: Json, output: Path, *, bom: bool = False) -> Json:
     """Stream a job's sheet to the output."""
     from penstock.cli.figures import job_counts_text
     from penstock.cli.progress import Display
@@ -152,7 +154,7 @@ async def export_job(context: CommandContext, job: Json, output: Path) -> Json:
     path, complete = f"/api/jobs/{job['id']}", job["endedAt"] is not None
 
     def content() -> AbstractAsyncContextManager[Answer]:
-        asked = {"format": file_format, "gzip": str(gzip).lower()}
+        asked = {"format": file_format, "gzip": str(gzip).lower(), "bom": str(bom).lower()}
         return context.api.stream(f"{path}/export", method="POST", query=asked)
 
     if str(output) == _STDOUT:

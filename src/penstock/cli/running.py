@@ -368,7 +368,8 @@ class _Run:
 
         output = self._plan.output
         if self._plan.rows is not None:
-            return await asyncio.to_thread(export_sheet, conninfo, batch.id, output, on_progress=show)
+            bom = self._plan.rows.bom
+            return await asyncio.to_thread(export_sheet, conninfo, batch.id, output, bom=bom, on_progress=show)
         return await asyncio.to_thread(export_files, conninfo, batch.id, batch.state, output, on_progress=show)
 
     def _on_written(self, done: int, total: int) -> None:

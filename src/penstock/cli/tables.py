@@ -68,6 +68,7 @@ class TableOptions(PromptOptions):
     encoding: str | None
     limit: int | None
     dry_run: bool
+    bom: bool
 
     @property
     def any(self) -> bool:
@@ -85,6 +86,8 @@ _PROMPT_OPTIONS = (
     ),
 )
 SHEET_OPTION = click.option("--sheet", metavar="NAME", help="Sheet of a workbook, by name or number.")
+
+BOM_OPTION = click.option("--bom", is_flag=True, help="Begin a CSV sheet with a byte order mark, for Excel.")
 
 
 def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,6 +108,7 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--encoding", metavar="NAME", help="Encoding of a CSV, such as cp1252.  [default: found]"),
             click.option("--limit", type=click.IntRange(1), metavar="N", help="The first N rows of a table alone."),
             click.option("--dry-run", is_flag=True, help="Print the request of a table's first row; send nothing."),
+            BOM_OPTION,
         ),
     )
 
@@ -132,6 +136,8 @@ class RowsPlan:
     spec: TableSpec
     target: Target
     limit: int | None
+    bom: bool
+    """Whether a CSV sheet begins with a byte order mark."""
 
     def check(self, rows: Iterator[TableRow]) -> Iterator[TableRow]:
         """Pass the rows on; refuse them if they have not what the prompt asks of them."""
@@ -155,7 +161,7 @@ def plan_rows(paths: Sequence[Path], options: TableOptions, target: Target) -> R
     if definition is not None and target.base_url is None:
         raise UsageError("--prompt with --processor", hint="--prompt asks the model at --base-url.")
     spec = _table_spec(paths[0], options)
-    return RowsPlan(find_table(paths), spec, replace(target, definition=definition), options.limit)
+    return RowsPlan(find_table(paths), spec, replace(target, definition=definition), options.limit, options.bom)
 
 
 def _table_spec(path: Path, options: TableOptions) -> TableSpec:

@@ -19,6 +19,8 @@ _SQL = sql.load("penstock.export", "grid.sql")
 PAGE_BYTES: Final = 8 * 1024 * 1024
 """Of inputs, and of results, that a page has at most, unless a single row has more."""
 
+_LAST: Final = 2**31 - 1
+
 PENDING: Final = "PENDING"
 PROCESSING: Final = "PROCESSING"
 STATUS_OF: Final = {"completed": "DONE", "failed": "ERROR", "not_found": "NOT_FOUND", "skipped": "SKIPPED"}
@@ -67,6 +69,10 @@ class _Live(NamedTuple):
     since: datetime
     rerun: bool
 
+    @property
+    def status(self) -> str:
+        return PENDING if self.worker_id is None else PROCESSING
+
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
@@ -91,7 +97,7 @@ class LiveRows:
         """The next rows that are live with one of some statuses."""
         found: list[int] = []
         for first, live in zip(self.starts, self.ranges, strict=True):
-            if live.stop > start and (PENDING if live.worker_id is None else PROCESSING) in statuses:
+            if live.stop > start and live.status in statuses:
                 found += range(max(first, start), min(live.stop, max(first, start) + limit))
             if len(found) >= limit:
                 break
@@ -122,9 +128,10 @@ async def find_grid(connection: Connection, batch_id: UUID) -> Grid | None:
     return Grid(*row) if row else None
 
 
-async def list_live(connection: Connection, batch_id: UUID) -> LiveRows:
-    """List the rows of a job that are in flight or wait to be tried again."""
-    listed = await (await connection.execute(_SQL["list_live"], {"batch": batch_id})).fetchall()
+async def list_live(connection: Connection, batch_id: UUID, start: int = 0, stop: int = _LAST) -> LiveRows:
+    """List the rows of a job, of those from `start` up to `stop`, that are in flight or wait to be tried again."""
+    where = {"batch": batch_id, "start": start, "stop": stop}
+    listed = await (await connection.execute(_SQL["list_live"], where)).fetchall()
     return LiveRows.of((*span, *rest) for ordinals, *rest in listed for span in ranges_of(ordinals))
 
 
@@ -137,19 +144,56 @@ async def read_grid(
 ) -> list[GridRow]:
     """Read the first rows of some half-open ranges of ordinals: as many as the bound allows for inputs and for results,
     at least one."""
+    rows, outcomes = await _read(connection, grid, ranges, max_bytes)
+    return [_grid_row(row, outcome, live.at(row[0])) for row, outcome in zip(rows, outcomes, strict=True)]
+
+
+class Stretch(NamedTuple):
+    """Rows of a job that follow each other, column by column."""
+
+    stop: int
+    """Ordinal behind the last."""
+    bodies: Sequence[bytes]
+    results: Sequence[bytes | None]
+    statuses: Sequence[str]
+    attempts: Sequence[int]
+    errors: Sequence[str | None]
+
+
+async def read_stretch(connection: Connection, grid: Grid, live: LiveRows, start: int, limit: int) -> Stretch | None:
+    """Read the next rows from an ordinal on, for a sheet: as `read_grid` does, and no more than a sheet shows of them.
+    None if there are no more."""
+    rows, outcomes = await _read(connection, grid, [(start, start + limit)], PAGE_BYTES)
+    if not rows:
+        return None
+    ordinals, _, _, bodies = zip(*rows, strict=True)
+    _, states, counts, _, errors, results, _ = zip(*outcomes, strict=True)
+    attempts: Sequence[int] = counts
+    statuses = [STATUS_OF.get(state, PENDING) for state in states]
+    if live.ranges:
+        found = [live.at(ordinal) for ordinal in ordinals]
+        statuses = [one.status if one else status for one, status in zip(found, statuses, strict=True)]
+        attempts = [one.attempts if one else count for one, count in zip(found, attempts, strict=True)]
+    return Stretch(ordinals[-1] + 1, bodies, results, statuses, attempts, errors)
+
+
+async def _read(
+    connection: Connection, grid: Grid, ranges: Sequence[tuple[int, int]], max_bytes: int
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Read the first rows of some ranges, and the outcome of each."""
     where = {"starts": Int4Array([start for start, _ in ranges]), "stops": Int4Array([stop for _, stop in ranges])}
     source = {"source_id": grid.source_id, "source_lane": grid.source_lane}
     bound = {**where, "bytes": max_bytes}
     rows = await (await connection.execute(_SQL["read_rows"], {**bound, **source}, binary=True)).fetchall()
     if not rows:
-        return []
+        return [], []
     known = {**bound, "lane_id": grid.lane_id, "end": rows[-1][0] + 1}
     settled = await (await connection.execute(_SQL["read_row_outcomes"], known, binary=True)).fetchall()
     if sum(len(row[5] or b"") for row in settled) >= max_bytes:
         rows = [row for row in rows if row[0] <= settled[-1][0]]
-    outcomes = {row[0]: row[1:] for row in settled}
-    untouched = (None, 0, None, None, None, grid.created_at)
-    return [_grid_row(row, outcomes.get(row[0], untouched), live.at(row[0])) for row in rows]
+    outcomes = {row[0]: row for row in settled}
+    untouched = (None, None, 0, None, None, None, grid.created_at)
+    return rows, [outcomes.get(row[0], untouched) for row in rows]
 
 
 async def find_ordinals(
@@ -184,11 +228,10 @@ def stretches(ordinals: Iterable[int]) -> list[tuple[int, int]]:
 
 def _grid_row(row: tuple[Any, ...], outcome: tuple[Any, ...], live: _Live | None) -> GridRow:
     ordinal, line, custom_id, body = row
-    state, attempts, code, error, result, updated_at = outcome
+    _, state, attempts, code, error, result, updated_at = outcome
     worker_id = None
     status = STATUS_OF.get(state, PENDING)
     if live is not None:
         # Claimed for the first time, to be tried again, or run again on purpose: then an old outcome is there too.
-        attempts, worker_id, updated_at = live.attempts, live.worker_id, live.since
-        status = PENDING if worker_id is None else PROCESSING
+        attempts, worker_id, updated_at, status = live.attempts, live.worker_id, live.since, live.status
     return GridRow(ordinal, line, custom_id, body, status, attempts, code, error, result, worker_id, updated_at)

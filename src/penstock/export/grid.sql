@@ -40,15 +40,15 @@ SELECT ordinal, state::text, attempts, error_code, error_message, response, fini
  ORDER BY ordinal
 
 -- name: list_live
--- Lists what is in flight of a job, and what waits to be tried again: ranges, with the attempt each is at and the worker
--- that holds it. As many rows as there are leases and deferrals of the job.
-SELECT h.ordinals::text, h.attempt + h.spent AS attempts, h.worker_id, h.claimed_at AS since, h.generation > 0 AS rerun
+-- Lists what is in flight of a job, and what waits to be tried again, of one stretch of its rows: ranges, with the attempt
+-- each is at and the worker that holds it. As many rows as there are leases and deferrals of the job in the stretch.
+SELECT (h.ordinals * int4multirange(int4range(%(start)s, %(stop)s)))::text AS ordinals, h.attempt + h.spent AS attempts, h.worker_id, h.claimed_at AS since, h.generation > 0 AS rerun
   FROM penstock.leases h
- WHERE h.batch_id = %(batch)s
+ WHERE h.batch_id = %(batch)s AND h.ordinals && int4range(%(start)s, %(stop)s)
  UNION ALL
-SELECT d.ordinals::text, d.attempt + d.spent - 1, NULL, d.deferred_at, d.generation > 0
+SELECT (d.ordinals * int4multirange(int4range(%(start)s, %(stop)s)))::text, d.attempt + d.spent - 1, NULL, d.deferred_at, d.generation > 0
   FROM penstock.deferrals d
- WHERE d.batch_id = %(batch)s
+ WHERE d.batch_id = %(batch)s AND d.ordinals && int4range(%(start)s, %(stop)s)
 
 -- name: list_ordinals_of_state
 -- Lists the next ordinals of a lane whose outcome has a state. Those that completed are found in the order of the key, the

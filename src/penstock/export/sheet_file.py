@@ -14,7 +14,7 @@ from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.errors import PenstockError
 from penstock.export.draft import Draft, explain_write_errors
-from penstock.export.grid import GridRow, find_grid, list_live, read_columns, read_grid
+from penstock.export.grid import Stretch, find_grid, list_live, read_columns, read_stretch
 from penstock.export.jsonl import Exported
 from penstock.export.sheets.columns import SheetColumns
 from penstock.export.sheets.writer import SheetWriter, sheet_writer
@@ -44,14 +44,19 @@ def sheet_stem(filename: str) -> str:
 
 
 def export_sheet(
-    conninfo: str, batch_id: UUID, output: Path, *, on_progress: Callable[[int], None] = lambda _: None
+    conninfo: str,
+    batch_id: UUID,
+    output: Path,
+    *,
+    bom: bool = False,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
-    """Write a job's sheet beside its final name, then rename: whole or not at all."""
+    """Write a job's sheet beside its final name, then rename: whole or not at all. `bom` is for CSV."""
     found = sheet_format(output.name)
     if found is None:
         raise ValueError(output.name)
     with explain_write_errors(output), Draft(output) as draft:
-        asyncio.run(_write_sheet(conninfo, batch_id, draft, *found, on_progress))
+        asyncio.run(_write_sheet(conninfo, batch_id, draft, *found, bom, on_progress))
         draft.publish(if_empty="keep")
     return Exported(output, draft.lines, None, 0)
 
@@ -62,19 +67,20 @@ async def _write_sheet(
     draft: Draft,
     file_format: str,
     gzip: bool,
+    bom: bool,
     on_progress: Callable[[int], None],
 ) -> None:
     async with await psycopg.AsyncConnection.connect(conninfo) as connection:
         arrays.register(connection)
         await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
         await connection.set_read_only(True)
-        async for block, rows in sheet_blocks(connection, batch_id, file_format, gzip=gzip):
+        async for block, rows in sheet_blocks(connection, batch_id, file_format, gzip=gzip, bom=bom):
             draft.write(block, rows)
             on_progress(draft.lines)
 
 
 async def sheet_blocks(
-    connection: Connection, batch_id: UUID, file_format: str, *, gzip: bool
+    connection: Connection, batch_id: UUID, file_format: str, *, gzip: bool, bom: bool = False
 ) -> AsyncGenerator[tuple[bytes, int], None]:
     """Blocks of a job's sheet and how many rows each has, read in the connection's transaction: one snapshot. Raises
     NoJob, and UsageError if it cannot be written as such a file, before the first block."""
@@ -82,32 +88,32 @@ async def sheet_blocks(
     if job is None:
         raise NoJob(f"{batch_id} is no job", hint="Only jobs over tables and images have sheets.")
     columns = SheetColumns(job.input, job.result)
-    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type)
+    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type, bom=bom)
     yield writer.begin(), 0
     async with aclosing(_pages(connection, batch_id)) as pages:
-        async for rows in pages:
-            yield await asyncio.to_thread(_write_page, writer, columns, rows), len(rows)
+        async for page in pages:
+            yield await asyncio.to_thread(_write_page, writer, columns, page), len(page.bodies)
     yield writer.end(), 0
 
 
-async def _pages(connection: Connection, batch_id: UUID) -> AsyncGenerator[list[GridRow], None]:
+async def _pages(connection: Connection, batch_id: UUID) -> AsyncGenerator[Stretch, None]:
     """Pages of a job's rows; each is read while the one before it is written."""
     grid = await find_grid(connection, batch_id)
     if grid is None:
         return
     live = await list_live(connection, batch_id)
 
-    def read_from(start: int) -> asyncio.Task[list[GridRow]]:
-        return asyncio.create_task(read_grid(connection, grid, live, [(start, start + _PAGE_ROWS)]))
+    def read_from(start: int) -> asyncio.Task[Stretch | None]:
+        return asyncio.create_task(read_stretch(connection, grid, live, start, _PAGE_ROWS))
 
     reading = read_from(0)
     try:
         while page := await reading:
-            reading = read_from(page[-1].ordinal + 1)
+            reading = read_from(page.stop)
             yield page
     finally:
         await cancel_and_wait([reading])
 
 
-def _write_page(writer: SheetWriter, columns: SheetColumns, rows: list[GridRow]) -> bytes:
-    return writer.write([columns.assemble(row.body, row.result, row.status, row.attempts, row.error) for row in rows])
+def _write_page(writer: SheetWriter, columns: SheetColumns, page: Stretch) -> bytes:
+    return writer.write(columns.assemble(page.bodies, page.results, page.statuses, page.attempts, page.errors))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -17,9 +17,9 @@ from penstock.errors import PenstockError
 from penstock.intake.intake import BATCH, FileIntake
 from penstock.intake.local_table import LocalTable
 from penstock.intake.refusal import IntakeInterrupted
-from penstock.intake.rows import FileLane, Lane, pack_row, table_lane
+from penstock.intake.rows import FileLane, pack_table_rows, table_lane
 from penstock.intake.source import Source
-from penstock.intake.tables.table import TableRow, TableSpec, Through, image_uses, next_block, pass_rows
+from penstock.intake.tables.table import TableSpec, Through, image_uses, next_block, pass_rows
 from penstock.intake.writer import FileWriter, SealUnheardError, StoredFile
 from penstock.model import ROWS
 
@@ -99,7 +99,7 @@ def ingest_table(
                     if uses := image_uses(block, lane.total):
                         images = True
                         writer.write_images(uses)
-                    writer.write(_packed(lane, block), len(block))
+                    writer.write(pack_table_rows(lane, lane.total, block), len(block))
                     on_progress(source.bytes_read)
                 writer.flush()
                 stored = writer.seal([FileLane(0, route, ROWS, lane.total)], purpose=BATCH)
@@ -112,13 +112,6 @@ def ingest_table(
 def _stop_if(should_stop: Callable[[], bool], name: str) -> None:
     if should_stop():
         raise IntakeInterrupted(f"{name}: interrupted; nothing was stored")
-
-
-def _packed(lane: Lane, rows: Sequence[TableRow]) -> bytes:
-    """Rows packed for COPY."""
-    return b"".join(
-        [pack_row(lane, lane.total + 1, row.custom_id.encode(), row.summary.encode(), row.body) for row in rows]
-    )
 
 
 def _pump(

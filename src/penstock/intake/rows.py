@@ -5,13 +5,17 @@ What a reader hands to the writer: every reader packs its rows here, whatever it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from penstock.config import IntakeLimits
 from penstock.intake import explain
 from penstock.intake.explain import Fault
+
+if TYPE_CHECKING:
+    from penstock.intake.tables.table import TableRow
 
 PIECES_PER_ROW = 2
 
@@ -73,38 +77,38 @@ class FileLanes(dict[tuple[str, str], Lane]):
 
 
 class _RowStarts(dict[int, Callable[..., bytes]]):
-    """Packs a row up to its body, for each length of custom_id: ordinal, line, custom_id, summary."""
+    """Packs the beginning of a row, for each length of custom_id: ordinal, line, custom_id, what follows it."""
+
+    def __init__(self, ending: str) -> None:
+        super().__init__()
+        self._ending = ending
 
     def __missing__(self, length: int) -> Callable[..., bytes]:
-        pack = self[length] = Struct(f"!{_LANE_START.size}siiii{length}sii").pack
+        pack = self[length] = Struct(f"!{_LANE_START.size}siiii{length}s{self._ending}").pack
         return pack
 
 
-_row_starts = _RowStarts()
+_row_starts = _RowStarts("ii")
+_table_row_starts = _RowStarts("i")
 
 
 _LINE = Struct("!ii")
 _LENGTH = Struct("!i")
 
 
-def pack_row(lane: Lane, line: int, custom_id: bytes, summary: bytes, body: bytes) -> bytes:
-    """Pack one row with a summary, at the end of its lane."""
-    length = _LENGTH.pack
-    packed = b"".join(
-        (
-            lane.row_start,
-            length(lane.total),
-            _LINE.pack(4, line),
-            length(len(custom_id)),
-            custom_id,
-            length(len(summary)),
-            summary,
-            length(len(body)),
-            body,
-        )
-    )
-    lane.total += 1
-    return packed
+def pack_table_rows(lane: Lane, lines_before: int, rows: Sequence[TableRow]) -> bytes:
+    """Pack rows with summaries, at the end of their lane and after so many lines."""
+    pieces: list[bytes] = []
+    start, pack_length = lane.row_start, _LENGTH.pack
+    for place, row in enumerate(rows):
+        custom_id, summary, body = row.custom_id.encode(), row.summary.encode(), row.body
+        length = len(custom_id)
+        line = lines_before + place + 1
+        pack_start = _table_row_starts[length]
+        about = pack_start(start, lane.total + place, 4, line, length, custom_id, len(summary))
+        pieces += (about, summary, pack_length(len(body)), body)
+    lane.total += len(rows)
+    return b"".join(pieces)
 
 
 def pack_rows(rows: list[bytes], line: int, ids: list[bytes], bodies: list[bytes], lanes: list[Lane]) -> None:

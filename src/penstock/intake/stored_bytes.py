@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Callable
@@ -66,7 +67,7 @@ class StoredBytes(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
         if start + offset < 0:
-            raise ValueError(f"cannot seek to {start + offset}")
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as files do: zipfile relies on it
         self._place = start + offset
         return self._place
 

@@ -190,8 +190,8 @@ class AdapterScans:
             _log.info("adapter %s: left for the next scan: %s", name, error.message)
         except UsageError as error:
             async with borrowed(self._database) as connection:
-                await files.set_aside(connection, name, owner, file, error.message)
-            report.set_aside.append((file.path, error.message))
+                await files.set_aside(connection, name, owner, file, error.advice)
+            report.set_aside.append((file.path, error.advice))
             _log.warning("adapter %s: set aside: %s", name, file.path)
         else:
             report.taken.append((file.path, job_id))

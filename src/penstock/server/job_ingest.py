@@ -30,7 +30,7 @@ from penstock.db.pool import Connection, Pool, borrowed
 from penstock.intake.copying import copy_rows
 from penstock.intake.job_upload import open_upload
 from penstock.intake.refusal import IntakeRefused
-from penstock.intake.rows import Lane, pack_row, table_lane
+from penstock.intake.rows import pack_table_rows, table_lane
 from penstock.intake.stored_bytes import PieceReader
 from penstock.intake.tables.table import (
     BLOCK_BYTES,
@@ -117,7 +117,7 @@ class JobIngest:
                     stored += len(block)
             except IntakeRefused as refused:
                 # Everything was read once before the job was made: a limit was lowered since.
-                await self._end(ingest, worker_id, stored, ingest.columns, refused.message)
+                await self._end(ingest, worker_id, stored, ingest.columns, refused.advice)
                 return
             except NotGrowing as ended:
                 # Cancelled, expired or deleted: not sealed, or it could pass for a job that was done with all its rows.
@@ -161,7 +161,7 @@ class JobIngest:
             raise _TakenOverError("another reads it")
         place = (str(ingest.spec["route"]), ROWS)
         source_lane, filled = growing.lanes.setdefault(place, (len(growing.lanes), 0))
-        packed = _pack(table_lane(growing.source_id, source_lane, filled), growing.total, block)
+        packed = pack_table_rows(table_lane(growing.source_id, source_lane, filled), growing.total, block)
         await copy_rows(connection, packed)
         if images:
             lane = Place(growing.source_id, source_lane)
@@ -183,12 +183,3 @@ class JobIngest:
 def _skip(rows: Iterator[TableRow], count: int) -> None:
     for _ in islice(rows, count):
         pass
-
-
-def _pack(lane: Lane, lines_before: int, block: list[TableRow]) -> bytes:
-    return b"".join(
-        [
-            pack_row(lane, lines_before + number, row.custom_id.encode(), row.summary.encode(), row.body)
-            for number, row in enumerate(block, 1)
-        ]
-    )

@@ -121,6 +121,7 @@ async def _work(plan: WorkPlan, conninfo: str) -> None:
             click.echo(f"penstock worker {__version__}")
             _show("database", _database(config, conninfo))
             _show_providers(providers)
+            _show_processors(plan.config)
             _show("processes", str(plan.workers))
             for address in addresses:
                 _show("metrics", f"http://{address}/metrics")
@@ -212,6 +213,9 @@ def _announce(plan: ServePlan, conninfo: str, sockets: list[socket.socket], *, k
         _show("public", plan.config.public_url)
     _show("database", _database(plan.config, conninfo))
     _show_providers(plan.providers)
+    _show_processors(plan.config)
+    for adapter in plan.config.adapters:
+        _show("adapter", f"{adapter.name}  {adapter.place}  for {adapter.owner}")
     _show("keys", "none: one user, this machine only" if keyless else "required")
     _show("workers", str(plan.workers))
     _show("stop", "Ctrl-C; what is under way finishes first")
@@ -230,6 +234,11 @@ def _show(name: str, value: str) -> None:
 def _show_providers(providers: tuple[Provider, ...]) -> None:
     for provider in providers:
         _show("provider", f"{provider.name}  {provider.base_url}  {' '.join(provider.models)}")
+
+
+def _show_processors(config: Config) -> None:
+    for processor in config.processors:
+        _show("processor", f"{processor.name}  {processor.function}")
 
 
 def _database(config: Config, conninfo: str) -> str:

@@ -191,7 +191,7 @@ BOMB = archive(("a.png", png(1, 1)), ("bomb.png", png(1, 1, bytes(4 << 20))))
             '"big.png": larger than 65,536 bytes (max_image_bytes)',
         ),
         ([(f"{n}.png", png(1, 1)) for n in range(7)], 400, "'file' is given more than 6 times."),
-        ([("a.zip", archive(*((f"{n}.png", png(1, 1)) for n in range(7))))], 400, "7 images; more than 6 (max_images)"),
+        ([("a.zip", archive(*((f"{n}.png", png(1, 1)) for n in range(7))))], 413, "7 images; more than 6 (max_images)"),
         ([("a.zip", BOMB)], 413, '"bomb.png" expands more than 200 times (max_zip_ratio)'),
         ([("a.zip", archive(("b.zip", archive(*FILES))))], 400, 'a.zip: "b.zip": a zip archive inside the upload'),
         ([("a.zip", archive(("../a.png", png(1, 1))))], 400, "a path that leads out of the archive"),

@@ -63,7 +63,9 @@ def test_from_a_table_to_a_sheet(server: ServerProcess) -> None:
         ]
     assert not items_of(server, name, 3, "&statuses=PENDING,PROCESSING,SKIPPED")
 
-    rows = list(csv.DictReader(io.StringIO(export(server, name, "format=csv").decode())))
+    sheet = export(server, name, "format=csv")
+    assert export(server, name, "format=csv&bom=true") == b"\xef\xbb\xbf" + sheet
+    rows = list(csv.DictReader(io.StringIO(sheet.decode())))
     for row, item in zip(rows, items, strict=True):
         assert (row["sku"], row["status"]) == (str(item["input"]["sku"]), item["status"])
         assert row["price"] == str((item["result"] or {}).get("price", ""))
@@ -161,7 +163,8 @@ def test_a_job_asked_for_twice_under_a_key_is_one(idle: ServerProcess) -> None:
     ("content", "spec", "words"),
     [
         (b"a,b\n1,2\n3\n", PRICE, "rows.csv: row 2 (line 3): 1 cell; the header has 2"),
-        (b"a,b\n", PRICE, "holds no rows"),
+        (b"a,b\n1,2\n3\n", PRICE, "has 2. Give every row as many cells as the header"),
+        (b"a,b\n", PRICE, "holds no rows. Expected a header and a row for each item below it."),
         (table(1), {"processor": "nobody"}, "there is no processor 'nobody'; there are: price."),
         (table(1), {"processor": {"type": "chat", "provider": "x", "model": "m", "prompt": "a"}}, "no provider 'x'"),
         (table(1), {"processor": {"type": "chat", "provider": "x", "model": "m", "prompt": "{{"}}, "processor.prompt"),
@@ -179,6 +182,13 @@ def test_what_cannot_be_taken_is_said_and_leaves_nothing(
     with psycopg.connect(database_18, autocommit=True) as connection:
         assert ask(connection, "SELECT count(*) FROM penstock.files WHERE state = 'ready'") == 0
         assert ask(connection, "SELECT count(*) FROM penstock.batches") == 0
+
+
+def test_more_rows_than_a_job_may_have_are_too_large(tmp_path: Path, database_18: str) -> None:
+    with jobs_server(tmp_path, "--set", "max_rows=2", database=database_18, workers=0) as server:
+        refused = post_job(server, b"a\n1\n2\n3\n", PRICE)
+    assert (refused.status, refused.json["error"]["code"]) == (413, "file_too_large")
+    assert "more than 2 rows (max_rows). Split the file" in refused.json["error"]["message"]
 
 
 def test_an_ingest_that_dies_goes_on_elsewhere(tmp_path: Path, database_18: str) -> None:

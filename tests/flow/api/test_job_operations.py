@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from penstock.model import new_id, public_id
 from tests.support.cli import ask
 from tests.support.jobs import items_of, job_of, jobs_server, start_job, table, until_state
 from tests.support.server import ServerProcess
@@ -133,6 +134,10 @@ def test_what_is_refused(server: ServerProcess) -> None:
     done = by_status["DONE"][:1]
     refuse(409, f"Cannot run '{done[0]}' again: they have another status", scope="items", itemIds=done)
     refuse(400, "statuses", scope="job", statuses=["LOST"])
+    empty = server.ask("POST", f"/api/jobs/{name}/reprocess")
+    assert (empty.status, "The body is empty" in empty.json["error"]["message"]) == (400, True)
+    for unknown in (public_id("job", new_id()), "job_x"):
+        assert server.ask("POST", f"/api/jobs/{unknown}/reprocess").status == 404
     assert server.ask("GET", f"/api/jobs/{name}/operations").json["operations"] == []
 
     with server.frozen_workers():
@@ -140,7 +145,8 @@ def test_what_is_refused(server: ServerProcess) -> None:
         wait_until(lambda: operation_of(server, name, operation)["state"] == "DONE", 30)
         assert figures(server, name) == [10, 6, 0, 0, 0, 4]
         # The old outcome is there until it is replaced; to ask for it once more names what is live.
-        shown = items_of(server, name)
+        shown = items_of(server, name, page_size=3)
+        assert shown == items_of(server, name)
         assert [(item["status"], item["error"]) for item in shown if item["id"] == by_status["ERROR"][0]] == [
             ("PENDING", "sold out")
         ]

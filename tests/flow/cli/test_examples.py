@@ -23,7 +23,6 @@ SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 _PORT = re.compile(r"\b80\d\d\b")
-_PORT_IN_USE = re.compile(r"[ :](\d{4,5})\b")
 _MARK = "@@ next @@"
 
 
@@ -38,14 +37,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def script_of(commands: list[str]) -> str:
-    """All commands of a section, for one shell; what listens is waited for, and ended with the shell."""
+    """All commands of a section, for one shell; what listens is ended with the shell."""
     lines = ["trap 'kill $(jobs -p); wait' EXIT"]
     for command in commands:
         lines.append(f"echo '{_MARK}'")
         if command.endswith("&"):
-            port = _PORT_IN_USE.findall(command)[-1]
             lines.append(f"{command[:-1]} >>services.log 2>&1 &")
-            lines.append(f"until (: </dev/tcp/127.0.0.1/{port}) 2>/dev/null; do kill -0 $! || exit 1; sleep 0.05; done")
         else:
             lines.append(command)
     return "\n".join(lines)

@@ -92,6 +92,9 @@ def test_a_table_goes_through_and_comes_back(desk: Desk) -> None:
     rows = rows_of((desk.directory / "sheet.csv").read_text("utf-8"))
     assert [row["sku"] for row in rows] == [str(number) for number in range(1, 41)]
     assert rows_of(desk("export", name[-8:], "-o", "-").expect(0).stdout) == rows
+    desk("export", name, "-o", "marked.csv", "--bom").expect(0)
+    marked = (desk.directory / "marked.csv").read_bytes()
+    assert marked == b"\xef\xbb\xbf" + (desk.directory / "sheet.csv").read_bytes()
     lines = gzip.decompress((desk.directory / "sheet.jsonl.gz").read_bytes()).splitlines()
     assert [json.loads(line)["status"] for line in lines] == [row["status"] for row in rows]
     sheet = openpyxl.load_workbook(desk.directory / "sheet.xlsx").worksheets[0]

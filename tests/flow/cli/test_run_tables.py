@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,10 +79,12 @@ def test_the_same_command_writes_every_format(site: Path) -> None:
     write_table(site / "rows.csv", 9)
     for name in ("out.csv", "out.jsonl.gz", "out.jsonl"):
         run_cli("run", "rows.csv", "--processor", "prices:price", "-o", name, *QUICK, cwd=site).expect(3)
+    plain = (site / "out.csv").read_bytes()
+    run_cli("run", "rows.csv", "--processor", "prices:price", "-o", "out.csv", "--bom", *QUICK, cwd=site).expect(3)
+    assert (site / "out.csv").read_bytes() == b"\xef\xbb\xbf" + plain
     with opened(site / ".penstock") as connection:
         assert connection.execute("SELECT count(*) FROM penstock.batches").fetchone() == (1,)
-    with (site / "out.csv").open(newline="", encoding="utf-8") as file:
-        cells = list(csv.reader(file))
+    cells = list(csv.reader(io.StringIO(plain.decode(), newline="")))
     assert cells[1] == ["1", "Chair 1", "'=1+1", "2", "EUR", "DONE", "1", ""]
     lines = [json.loads(line) for line in (site / "out.jsonl").read_text("utf-8").splitlines()]
     assert lines[0]["note"] == "=1+1"

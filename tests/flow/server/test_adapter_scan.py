@@ -58,6 +58,8 @@ def test_one_job_of_each_file_whichever_replica_sees_it(tmp_path: Path, folder: 
             "store": stack.enter_context(s3_server()),
         }
         first, second, third = replicas(stack, tmp_path, database_18, places)
+        for words in ("processor price  ", f"adapter   drop  {folder.root}  for local", "adapter   store  s3://"):
+            assert words in first.log
         for number, place in enumerate(places.values(), 1):
             place.put("rows.csv", table(number))
         wait_until(lambda: len(ingested(third)) == 3, DEADLINE_S)
@@ -183,7 +185,7 @@ def test_a_refused_file_is_set_aside_and_the_others_go_on(tmp_path: Path, folder
         assert (found["drop"]["found"], found["drop"]["taken"], found["drop"]["setAside"]) == (4, [], [])
         reasons = {file["path"]: file["reason"] for file in ingested(server)}
         assert reasons["a.csv"] is reasons["z.csv"] is None
-        assert reasons["bad.csv"] == "bad.csv: row 2 (line 3): 1 cell; the header has 2"
+        assert reasons["bad.csv"].startswith("bad.csv: row 2 (line 3): 1 cell; the header has 2. Give every row")
         assert "empty.csv" in reasons["empty.csv"]
         # Another version is another try.
         folder.put("bad.csv", b"a,b\n1,2\n3,4\n")

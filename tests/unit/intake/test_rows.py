@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from penstock.intake.rows import find_cut, pack_row, pack_rows, table_lane
+from penstock.intake.rows import find_cut, pack_rows, pack_table_rows, table_lane
+from penstock.intake.tables.table import TableRow
 
 LANE = table_lane(7)
-WITH_SUMMARY = [pack_row(LANE, line, b"id" * line, b"summary", b"x" * (line % 5)) for line in range(1, 30)]
+TABLE_ROWS = [TableRow(b"x" * (line % 5), "summary", "id" * line, None) for line in range(1, 30)]
+WITH_SUMMARY = [pack_table_rows(LANE, place, [row]) for place, row in enumerate(TABLE_ROWS)]
 
 
 def without_summary() -> list[bytes]:

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, count
-from typing import Any
 
 import msgspec
 
-from penstock.export.sheets.values import Value
+from penstock.export.sheets.values import Value, values_reader
 
 _STATUS_COLUMNS = ("status", "attempts", "error")
-
-
-class _Body(msgspec.Struct):
-    """Stored row. Its `raw` is skipped."""
-
-    row: dict[str, Any]
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
-_decode_result = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class SheetColumns:
@@ -37,26 +26,31 @@ class SheetColumns:
         status = [_add_free_name(name, "", taken) for name in _STATUS_COLUMNS]
         results = [_add_free_name(name, "result_", taken) for name in result_columns]
         self.header = [*input_columns, *results, *status]
-        self._input_columns = tuple(input_columns)
-        self._result_columns = tuple(result_columns)
-        self._no_results: list[Value] = [None] * len(result_columns)
+        self._read_input = values_reader(input_columns, inside="row")
+        self._read_result = values_reader(result_columns)
+        self._no_results: tuple[Value, ...] = (None,) * len(result_columns)
 
     def assemble(
-        self, row_json: bytes, result_json: bytes | None, status: str, attempts: int, error: str | None
-    ) -> list[Value]:
-        """Row of the sheet. A result that is not a JSON object, such as the page that a gateway answered with, has no
+        self,
+        bodies: Sequence[bytes],
+        results: Sequence[bytes | None],
+        statuses: Sequence[str],
+        attempts: Sequence[int],
+        errors: Sequence[str | None],
+    ) -> list[tuple[Value, ...]]:
+        """Rows of the sheet. A result that is not a JSON object, such as the page that a gateway answered with, has no
         columns."""
-        values: list[Value] = list(map(_decode_body(row_json).row.get, self._input_columns))
-        values += self._no_results if result_json is None else self._results(result_json)
-        values += (status, attempts, error)
-        return values
+        inputs, outputs = map(self._read_input, bodies), map(self._results, results)
+        endings = zip(statuses, attempts, errors, strict=True)
+        return [(*row, *result, *ending) for row, result, ending in zip(inputs, outputs, endings, strict=True)]
 
-    def _results(self, result_json: bytes) -> list[Value]:
+    def _results(self, result_json: bytes | None) -> tuple[Value, ...]:
+        if result_json is None:
+            return self._no_results
         try:
-            result = _decode_result(result_json)
+            return self._read_result(result_json)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._no_results
-        return list(map(result.get, self._result_columns))
 
 
 def _add_free_name(name: str, prefix: str, taken: set[str]) -> str:

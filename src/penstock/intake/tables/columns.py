@@ -12,13 +12,21 @@ import msgspec
 from penstock.config import TableLimits
 from penstock.intake.explain import quoted
 from penstock.intake.refusal import IntakeRefused
-from penstock.intake.tables.cells import CONVERSIONS, Cell, type_cell
+from penstock.intake.tables.cells import CONVERSIONS, Cell, type_column
 from penstock.intake.tables.table import ColumnType, RowFault, TableSpec
 
 MAX_SUMMARY_CHARS = 120
 _TELLING = dict.fromkeys(("title", "brand", "sku")).keys()
 _LISTED = 20
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
+_encode = _encoder.encode
+
+
+class _Body(msgspec.Struct, gc=False):
+    """Row as it is stored."""
+
+    row: Any
+    raw: Any
 
 
 def canonical_name(text: str) -> str:
@@ -82,25 +90,58 @@ class Columns:
             raise _unknown(name, *wrong[0], found)
         self.width = len(found)
         self.names = tuple(kept)
-        self._picked: list[tuple[str, int, Callable[[Cell], Cell]]] = [
-            (column, places[column], CONVERSIONS[types[column]] if column in types else type_cell) for column in kept
+        self._picked: list[tuple[int, Callable[[Sequence[Cell]], list[Cell]]]] = [
+            (places[column], _converter(types.get(column))) for column in kept
         ]
+        self._telling = [kept.index(column) for column in _TELLING if column in kept]
+        fields = {f"column_{place}": column for place, column in enumerate(kept)}
+        self._make_row = msgspec.defstruct("Row", [(field, Any) for field in fields], rename=fields, gc=False)
         self._unusual_bytes = min(limits.max_row_bytes, limits.max_cell_bytes)
 
-    def build(self, cells: Sequence[Cell]) -> tuple[bytes, str]:
-        """Body and summary of the row that has these cells. Raises RowFault."""
-        row: dict[str, Cell] = {}
-        column = ""
+    def build(self, records: Sequence[Sequence[Cell]]) -> tuple[list[tuple[bytes, str]], RowFault | None]:
+        """Bodies and summaries of the rows that have these cells, up to the first that cannot be taken; and what is
+        wrong with that one."""
+        if not records:
+            return [], None
+        values: list[list[Cell]] = []
+        cells = list(zip(*records, strict=True))
         try:
-            for column, place, convert in self._picked:
-                row[column] = convert(cells[place])
+            for place, convert in self._picked:
+                values.append(convert(cells[place]))
         except ValueError as error:
-            raise RowFault(column, str(error), "Correct the cell, or take the column out of `types`.") from None
-        body = _encode({"row": row, "raw": cells})
-        if len(body) > self._unusual_bytes:
-            self._check_cells(cells)
-            check_row(body, self._limits)
-        return body, summarise(row)
+            if len(records) > 1:
+                return self._build_each(records)
+            return [], RowFault(
+                self.names[len(values)], str(error), "Correct the cell, or take the column out of `types`."
+            )
+        bodies = _encoder.encode_lines(list(map(_Body, map(self._make_row, *values), records))).split(b"\n")
+        bodies.pop()  # what follows the last line's end
+        if max(map(len, bodies)) > self._unusual_bytes:
+            if len(records) > 1:
+                return self._build_each(records)
+            try:
+                self._check_cells(records[0])
+                check_row(bodies[0], self._limits)
+            except RowFault as fault:
+                return [], fault
+        return list(zip(bodies, self._summarise(values), strict=True)), None
+
+    def _build_each(self, records: Sequence[Sequence[Cell]]) -> tuple[list[tuple[bytes, str]], RowFault | None]:
+        rows: list[tuple[bytes, str]] = []
+        for record in records:
+            built, fault = self.build([record])
+            if fault is not None:
+                return rows, fault
+            rows += built
+        return rows, None
+
+    def _summarise(self, values: Sequence[Sequence[Cell]]) -> list[str]:
+        """`summarise` of each row, from the values column by column."""
+        first = zip(*values[:3], strict=True)
+        if not self._telling:
+            return [_one_line(_join(row)) for row in first]
+        told = zip(*(values[place] for place in self._telling), strict=True)
+        return [_one_line(_join(row) or _join(instead)) for row, instead in zip(told, first, strict=True)]
 
     def _check_cells(self, cells: Sequence[Cell]) -> None:
         most = self._limits.max_cell_bytes
@@ -108,6 +149,14 @@ class Columns:
             if isinstance(cell, str) and len(cell.encode()) > most:
                 reason = f"cell {place} is longer than {most:,} bytes (max_cell_bytes)"
                 raise RowFault("", reason, "Shorten it, or raise max_cell_bytes.")
+
+
+def _converter(kind: ColumnType | None) -> Callable[[Sequence[Cell]], list[Cell]]:
+    """What makes a column's values of its cells. Raises ValueError if one is not of the stated type."""
+    if kind is None:
+        return type_column
+    convert = CONVERSIONS[kind]
+    return lambda cells: list(map(convert, cells))
 
 
 def check_row(body: bytes, limits: TableLimits) -> None:
@@ -138,7 +187,10 @@ def kept_columns(name: str, spec: TableSpec) -> list[str] | None:
 def summarise(row: Mapping[str, Any]) -> str:
     """What a row is about, in one short line: its title, brand and sku, else its first columns."""
     line = "" if _TELLING.isdisjoint(row) else _join(map(row.get, _TELLING))
-    line = line or _join(islice(row.values(), 3))
+    return _one_line(line or _join(islice(row.values(), 3)))
+
+
+def _one_line(line: str) -> str:
     if line.isprintable():
         return line
     return " ".join("".join(char if char.isprintable() else " " for char in line).split())

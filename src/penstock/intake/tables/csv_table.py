@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import BinaryIO
 
@@ -18,6 +19,24 @@ from penstock.intake.tables.table import RowFault, TableRow, TableSpec, no_rows,
 from penstock.intake.unpack import Unpacker, unpack
 
 _UNCLOSED = "A quote that is opened and never closed takes in all that follows: look at the cell that begins there"
+
+
+_BLOCK_ROWS = 100
+"""Few: what the garbage collector meets again and again costs more than larger blocks save."""
+_BLOCK_CHARS = 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Block:
+    """Records that follow each other, and what ends the table after them."""
+
+    records: list[list[str]] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    """Physical lines on which they begin, and that of the fault."""
+    fault: RowFault | None = None
+    """What is wrong with the record behind them."""
+    refusal: IntakeRefused | None = None
+    """Why the text behind them cannot be read."""
 
 
 class _Endless(csv.Error):
@@ -33,6 +52,8 @@ class CsvTable:
         self._ended = False
         self._line = 0
         """Physical line that the last whole record ends on."""
+        self._chars = 0
+        """Characters that the reader was given."""
         if csv.field_size_limit() < limits.max_cell_bytes:
             # One limit for the whole process: it is only ever raised, and what is held is bounded by `_blocks`.
             csv.field_size_limit(limits.max_cell_bytes)
@@ -54,29 +75,46 @@ class CsvTable:
         return self._columns.names
 
     def rows(self) -> Iterator[TableRow]:
-        reader, build, width = self._reader, self._columns.build, self._columns.width
-        max_rows = self._limits.max_rows
-        number, begins = 0, 0
+        number = 0
+        for block in self._record_blocks():
+            built, fault = self._columns.build(block.records)
+            for body, summary in built:
+                number += 1
+                if number > self._limits.max_rows:
+                    raise too_many_rows(self._name, self._limits.max_rows)
+                yield TableRow(body, summary, str(number), None)
+            if (fault := fault or block.fault) is not None:
+                line = block.lines[len(built)]
+                raise fault.placed(self._name, _place(number + 1, line), line)
+            if block.refusal is not None:
+                raise block.refusal
+        if not number:
+            raise no_rows(self._name, "Expected a header and a row for each item below it.")
+
+    def _record_blocks(self) -> Iterator[_Block]:
+        """The records that are not blank, as many at a time as are made rows of together."""
+        reader, width = self._reader, self._columns.width
+        block, most_chars = _Block(), self._chars + _BLOCK_CHARS
         try:
             for cells in reader:
-                begins, self._line = self._line + 1, reader.line_num
+                line, self._line = self._line + 1, reader.line_num
                 ragged = len(cells) != width
                 if (ragged or not cells[0].strip()) and all(map(is_blank, cells)):
                     continue
-                number += 1
-                if number > max_rows:
-                    raise too_many_rows(self._name, max_rows)
+                block.lines.append(line)
                 if ragged:
-                    raise self._ragged(len(cells))
-                body, summary = build(cells)
-                yield TableRow(body, summary, str(number), None)
+                    block.fault = self._ragged(len(cells))
+                    break
+                block.records.append(cells)
+                if len(block.records) == _BLOCK_ROWS or self._chars > most_chars:
+                    yield block
+                    block, most_chars = _Block(), self._chars + _BLOCK_CHARS
         except csv.Error as error:
-            begins = self._line + 1
-            raise self._unreadable(error).placed(self._name, _place(number + 1, begins), begins) from None
-        except RowFault as fault:
-            raise fault.placed(self._name, _place(number, begins), begins) from None
-        if not number:
-            raise no_rows(self._name, "Expected a header and a row for each item below it.")
+            block.lines.append(self._line + 1)
+            block.fault = self._unreadable(error)
+        except IntakeRefused as refusal:
+            block.refusal = refusal
+        yield block
 
     def _find_delimiter(self, sample: bytes, name: str) -> str:
         if name.lower().removesuffix(".gz").removesuffix(".zst").endswith(".tsv"):
@@ -122,6 +160,7 @@ class CsvTable:
             elif waiting_chars > self._limits.max_row_bytes:
                 raise _Endless
             waiting_chars += len(text)
+            self._chars += len(text)
             # A line may end in a bare \r; one at the very end may be half of \r\n.
             end = max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
             held.append(text[:end] if end else text)

@@ -57,10 +57,12 @@ def _read_whole(file: BinaryIO, max_bytes: int) -> bytes:
 def _open_text(
     file: BinaryIO, name: str, head: bytes, spec: TableSpec, limits: TableLimits, intake: IntakeLimits
 ) -> Table:
+    ending = _ending(name)
+    if not head and ending not in _CSV | _JSONL:
+        raise IntakeRefused(f"{name}: the file is empty", code="empty_file", hint=_EXPECTED)
     if not is_packed(head) and (kind := foreign_type(head)):
         raise _refusal(name, f"looks like {kind}", _EXPECTED)
     file.seek(0)
-    ending = _ending(name)
     if ending in _CSV:
         return CsvTable(file, name, spec, limits, intake)
     if ending in _JSONL:

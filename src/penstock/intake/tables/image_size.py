@@ -1,4 +1,4 @@
-"""Width and height of an image, from its header."""
+"""Width and height of an image, from its header; and whether it goes on to its end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import struct
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = frozenset(range(0xD0, 0xDA)) | {0x01}
+_GIF_EXTENSION, _GIF_IMAGE, _GIF_END = 0x21, 0x2C, 0x3B
 
 
 def image_size(data: bytes, media_type: str) -> tuple[int, int]:
@@ -19,6 +20,16 @@ def image_size(data: bytes, media_type: str) -> tuple[int, int]:
     return width, height
 
 
+def check_whole(data: bytes, media_type: str) -> None:
+    """Look for the image's end, without decoding it. Raises ValueError if it is not there."""
+    try:
+        whole = _ENDS[media_type](data)
+    except (struct.error, IndexError):
+        whole = False
+    if not whole:
+        raise ValueError("it is cut short")
+
+
 def _png(data: bytes) -> tuple[int, int]:
     if data[12:16] != b"IHDR":
         raise ValueError("its header is damaged")
@@ -26,20 +37,58 @@ def _png(data: bytes) -> tuple[int, int]:
     return width, height
 
 
+def _png_ends(data: bytes) -> bool:
+    at, kind = 8, b""
+    while kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, at)
+        at += 12 + length
+    return at <= len(data)
+
+
 def _gif(data: bytes) -> tuple[int, int]:
     width, height = struct.unpack_from("<HH", data, 6)
     return width, height
 
 
+def _gif_ends(data: bytes) -> bool:
+    at = 13 + _gif_colours_bytes(data[10])
+    while data[at] != _GIF_END:
+        if data[at] == _GIF_EXTENSION:
+            at += 2
+        elif data[at] == _GIF_IMAGE:
+            at += 11 + _gif_colours_bytes(data[at + 9])
+        else:
+            raise ValueError("a block of it is damaged")
+        while data[at]:
+            at += 1 + data[at]
+        at += 1
+    return True
+
+
+def _gif_colours_bytes(flags: int) -> int:
+    """Size of the table of colours that follows, if one does."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
 def _jpeg(data: bytes) -> tuple[int, int]:
+    height, width = struct.unpack_from(">HH", data, _find_frame(data) + 5)
+    return width, height
+
+
+def _jpeg_ends(data: bytes) -> bool:
+    # A preview has an end of its own, but lies before the frame; in the frame's data, 0xFF is followed by other bytes.
+    return data.find(b"\xff\xd9", _find_frame(data)) >= 0
+
+
+def _find_frame(data: bytes) -> int:
+    """Place of the marker that begins the frame."""
     at = 2
     while True:
         if data[at] != 0xFF:
             raise ValueError("its header is damaged")
         marker = data[at + 1]
         if marker in _START_OF_FRAME:
-            height, width = struct.unpack_from(">HH", data, at + 5)
-            return width, height
+            return at
         if marker == 0xFF:  # a fill byte
             at += 1
         elif marker in _WITHOUT_LENGTH:
@@ -61,4 +110,10 @@ def _webp(data: bytes) -> tuple[int, int]:
     raise ValueError("its header is damaged")
 
 
+def _webp_ends(data: bytes) -> bool:
+    (size,) = struct.unpack_from("<I", data, 4)
+    return 8 + int(size) <= len(data)
+
+
 _SIZES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp}
+_ENDS = {"image/png": _png_ends, "image/jpeg": _jpeg_ends, "image/gif": _gif_ends, "image/webp": _webp_ends}

@@ -16,7 +16,7 @@ from penstock.config import IntakeLimits, TableLimits
 from penstock.intake.explain import quoted
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.tables.columns import summarise
-from penstock.intake.tables.image_size import image_size
+from penstock.intake.tables.image_size import check_whole, image_size
 from penstock.intake.tables.magic import HEAD_BYTES, image_type, is_zip, looks_like
 from penstock.intake.tables.table import Blob, TableRow
 
@@ -49,13 +49,14 @@ class ImageTable:
         self._name = name
         self._images = images
         self._max_image_bytes = limits.max_image_bytes
+        self._max_side = limits.max_image_side
         self._rule = "; several files at once must be images" if several else ""
         if not images:
             raise IntakeRefused(f"{name}: holds no images", code="empty_file", hint=_EXPECTED)
         if len(images) > limits.max_images:
             raise IntakeRefused(
                 f"{name}: {len(images):,} images; more than {limits.max_images:,} (max_images)",
-                code="too_many_tasks",
+                code="file_too_large",
                 hint="Split them into several jobs, or raise max_images.",
             )
         for path, count in Counter(path for path, _ in images).items():
@@ -74,8 +75,12 @@ class ImageTable:
             raise self._not_an_image(path, data)
         try:
             width, height = image_size(data, media_type)
+            check_whole(data, media_type)
         except ValueError as error:
             raise self._refusal(path, f"damaged: {error}", "Save the image again.", "corrupt_file") from None
+        if max(width, height) > self._max_side:
+            reason = f"{width:,} x {height:,} pixels; more than {self._max_side:,} on a side (max_image_side)"
+            raise self._refusal(path, reason, "Save the image again, smaller; or raise max_image_side.")
         sha256 = hashlib.sha256(data).hexdigest()
         values = (path, PurePosixPath(path).name, media_type, len(data), width, height, sha256)
         row = dict(zip(self.columns, values, strict=True))

@@ -120,6 +120,6 @@ def no_rows(name: str, hint: str) -> IntakeRefused:
 def too_many_rows(name: str, max_rows: int) -> IntakeRefused:
     return IntakeRefused(
         f"{name}: more than {max_rows:,} rows (max_rows)",
-        code="too_many_tasks",
+        code="file_too_large",
         hint="Split the file into several, or raise max_rows.",
     )

@@ -9,16 +9,21 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import zipfile
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
+
+from penstock.intake.tables.xlsx_formulas import find_uncalculated
 
 if TYPE_CHECKING:
     from python_calamine import CalamineWorkbook
 
 _LISTED = 20
+_CALCULATE = "Open the workbook in a spreadsheet program and save it; or replace formulas by their values."
 
 
 class Order(msgspec.Struct):
@@ -56,8 +61,13 @@ def main(order: Order, out: BinaryIO) -> None:
         if isinstance(chosen, Refusal):
             _write(out, chosen)
             return
+        with Path("/dev/stdin").open("rb") as file:
+            formula = find_uncalculated(file, workbook.sheet_names.index(chosen))
+        if formula is not None:
+            _write(out, Refusal(f'sheet "{chosen}", {formula}: a formula that was never calculated', _CALCULATE))
+            return
         sheet = workbook.get_sheet_by_name(chosen)
-    except CalamineError as error:
+    except (CalamineError, zipfile.BadZipFile) as error:
         _write(out, Refusal(f"not a workbook that can be read: {error}", "Save it again as .xlsx, or as CSV."))
         return
     first_row = sheet.start[0] if sheet.start else 0

@@ -67,8 +67,10 @@ class XlsxTable:
                 number += 1
                 if number > self._limits.max_rows:
                     raise too_many_rows(self._name, self._limits.max_rows)
-                body, summary = self._columns.build(cells)
-                yield TableRow(body, summary, str(number), None)
+                built, fault = self._columns.build([cells])
+                if fault is not None:
+                    raise fault
+                yield TableRow(*built[0], str(number), None)
         except RowFault as fault:
             raise self._placed(fault) from None
         if not number:

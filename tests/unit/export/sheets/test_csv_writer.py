@@ -53,6 +53,21 @@ def test_a_reader_gets_every_value_and_can_undo_what_was_neutralised(
     ]
 
 
+@given(st.lists(st.tuples(values, values), max_size=8))
+def test_cells_are_written_as_the_csv_module_does(rows: list[tuple[Value, Value]]) -> None:
+    page = StringIO()
+    shown = [[shown_cell(value) for value in row] for row in rows]
+    csv.writer(page, lineterminator="\r\n").writerows(shown)
+    assert CsvWriter(["a", "b"]).write(rows) == page.getvalue().encode()
+
+
+def shown_cell(value: Value) -> str | int | float:
+    """A value as it is handed to the csv module."""
+    if isinstance(value, str) and re.match("'*[\\s\0\ufeff]*[=+\\-@＝＋－＠\t\r\n]", value):
+        return f"'{value}"
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
+
+
 @given(texts)
 def test_no_text_begins_like_a_formula(text: str) -> None:
     assert not re.match("[\\s\0\ufeff]*[=+\\-@＝＋－＠\t\r\n]", cell(text))

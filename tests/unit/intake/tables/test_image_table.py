@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import struct
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -14,8 +16,11 @@ from hypothesis import strategies as st
 
 from penstock.config import KIB, MIB, IntakeLimits, TableLimits
 from penstock.intake.refusal import IntakeRefused
+from penstock.intake.stored_bytes import StoredBytes
+from penstock.intake.tables.formats import open_table
 from penstock.intake.tables.image_size import image_size
 from penstock.intake.tables.image_table import ImageTable
+from penstock.intake.tables.table import TableSpec
 from tests.support.images import archive, gif, jpeg, png, webp_extended, webp_lossless, webp_lossy
 from tests.support.tables import read_rows, refused, typed
 
@@ -51,6 +56,32 @@ def test_an_image_is_one_row(form: str) -> None:
     assert list(typed(rows)[0].values()) == ["photo.bin", "photo.bin", media_type, len(data), 640, 480, sha256]
     assert rows[0].custom_id == rows[0].summary == "photo.bin"
     assert rows[0].blob == (sha256, data, media_type)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_image_that_ends_too_early_is_refused_wherever_it_ends(form: str) -> None:
+    data = FORMS[form][0](640, 480)
+    for size in range(16, len(data)):
+        refusal = refused(data[:size], "photo.bin")
+        assert refusal.code == "corrupt_file"
+        assert "cut short" in refusal.message or "header is damaged" in refusal.message
+    assert len(read_rows(data + b"what some cameras add", "photo.bin")[1]) == 1
+
+
+@pytest.mark.parametrize(("make", "side"), [(png, 2**31), (png, 65_536), (webp_extended, 2**24)])
+def test_an_image_of_an_impossible_size_is_refused(make: Callable[[int, int], bytes], side: int) -> None:
+    assert f"{side:,} x 1 pixels; more than 65,535 on a side (max_image_side)" in refused(make(side, 1), "a").message
+    assert read_rows(png(65_535, 1), "a.png", limits=TableLimits(max_image_side=65_535))
+
+
+def test_an_empty_archive_holds_no_images_where_its_bytes_are_stored() -> None:
+    data = archive()
+    file = io.BufferedReader(StoredBytes(lambda _: data, len(data)))
+    with (
+        pytest.raises(IntakeRefused, match=r"in\.zip: holds no images"),
+        open_table(file, "in.zip", TableSpec(), TableLimits(), IntakeLimits()),
+    ):
+        pass
 
 
 def several(files: list[tuple[str, bytes]], limits: TableLimits | None = None) -> ImageTable:

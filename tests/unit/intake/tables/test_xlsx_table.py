@@ -198,6 +198,52 @@ def test_what_cannot_be_read_is_refused(data: bytes, sheet: str | int | None, wo
     assert hint in str(refusal.hint)
 
 
+def with_formula(cell: bytes) -> bytes:
+    """A workbook of two sheets with a formula in B2 of the second, whose cell is written so."""
+    book = openpyxl.Workbook()
+    for sheet in (book.worksheets[0], book.create_sheet("Data")):
+        sheet.append(["a", "b"])
+        sheet.append([1, "=A2*2"])
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(saved(book))) as read, zipfile.ZipFile(out, "w") as written:
+        for name in read.namelist():
+            content = read.read(name)
+            if name.endswith("sheet2.xml"):
+                assert b'<c r="B2"><f>A2*2</f><v /></c>' in content
+                content = content.replace(b'<c r="B2"><f>A2*2</f><v /></c>', cell)
+            written.writestr(name, content)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        b'<c r="B2"><f>A2*2</f><v /></c>',
+        b'<c r="B2" s="1"><f>A2*2</f></c>',
+        b'<c r="B2"><f t="shared" si="0"/><v></v></c>',
+        b'<x:c xmlns:x="http://schemas.openxmlformats.org/spreadsheetml/2006/main" r="B2"><x:f>A2*2</x:f></x:c>',
+        b'<c r="B2" t="str"><f>A2*2</f></c>',
+    ],
+)
+def test_a_formula_that_was_never_calculated_is_refused(cell: bytes) -> None:
+    refusal = refused(with_formula(cell), "in.xlsx", TableSpec(sheet="Data"))
+    assert 'in.xlsx: sheet "Data", B2: a formula that was never calculated' in refusal.message
+    assert "save it" in str(refusal.hint)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        (b'<c r="B2"><f>A2*2</f><v>2</v></c>', 2),
+        (b'<c r="B2" t="str"><f>""</f><v></v></c>', None),
+        (b'<c r="B2" t="e"><f>1/0</f><v>#DIV/0!</v></c>', None),
+    ],
+)
+def test_a_formula_has_the_value_that_was_calculated(cell: bytes, value: int | None) -> None:
+    _, rows = read_rows(with_formula(cell), "in.xlsx", TableSpec(sheet="Data"))
+    assert typed(rows) == [{"a": 1, "b": value}]
+
+
 BOMB = archive(xl__sheet=bytes(20 * MIB))
 
 
