@@ -39,7 +39,7 @@ _TIMEOUTS = ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "att
 _TLS_FILES = ("ca_file", "client_cert_file", "client_key_file")
 _FIELDS = (
     *("name", "base_url", "models", "api_key_env", "api_key_file", "max_concurrency", "max_rpm", "max_tpm", "headers"),
-    *("rows_paths", *_TLS_FILES, "proxy", *_TIMEOUTS),
+    *("rows_paths", "metrics_url", *_TLS_FILES, "proxy", *_TIMEOUTS),
 )
 _MAX_CONCURRENCY = 100_000
 _MAX_PER_MINUTE = 10**12
@@ -64,6 +64,8 @@ class Provider:
     max_rpm: int | None = None
     max_tpm: int | None = None
     """Calls and tokens a minute, of each model, over all processes."""
+    metrics_url: str | None = None
+    """Where it says in vLLM's metrics how many calls wait in its own queue."""
 
     @property
     def pool(self) -> str:
@@ -249,6 +251,7 @@ class _Entry(TableEntry):
             self._rows_paths(),
             self.whole_number("max_rpm", 1, _MAX_PER_MINUTE),
             self.whole_number("max_tpm", 1, _MAX_PER_MINUTE),
+            self._metrics_url(),
         )
 
     def _checked(self, name: str, check: Any) -> Any:
@@ -258,6 +261,12 @@ class _Entry(TableEntry):
             if error.message.startswith(self.file):
                 raise
             raise self.wrong(name, error.message, error.hint) from error
+
+    def _metrics_url(self) -> str | None:
+        url = self.text("metrics_url") or None
+        if url is not None:
+            self._checked("metrics_url", lambda: checked_base(url))
+        return url
 
     def _models(self) -> tuple[str, ...]:
         models = self.table.get("models")

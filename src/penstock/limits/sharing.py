@@ -24,6 +24,7 @@ from penstock.adapt.apportion import apportion, apportion_rate
 from penstock.claim import gates
 from penstock.config import Config
 from penstock.db.pool import Connection, Pool, borrowed
+from penstock.dispatch.http.vllm_metrics import VllmMetrics
 from penstock.dispatch.providers import Provider
 from penstock.dispatch.target import Target
 from penstock.dispatch.throttle import Route, Throttle
@@ -55,6 +56,7 @@ class Limited:
     cap: int | None = None
     per_minute: float | None = None
     tokens_per_minute: float | None = None
+    metrics: VllmMetrics | None = None
     logged: dict[str, float] = field(default_factory=dict)
 
 
@@ -67,6 +69,7 @@ class ProviderLimits:
         self._database = database
         self._grace_s = config.liveness.heartbeat_grace_s
         self._providers: dict[str, Limited] = {}
+        self._tasks: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._swept_at = monotonic()
 
@@ -92,13 +95,18 @@ class ProviderLimits:
 
     def of_provider(self, provider: Provider) -> Throttle:
         """The throttle of a server's provider; its batches and sessions share it, and its gates."""
-        return self.add(
+        throttle = self.add(
             provider.name,
             provider.pool,
             cap=provider.max_concurrency,
             per_minute=provider.max_rpm,
             tokens_per_minute=provider.max_tpm,
         )
+        limited = self._providers[provider.name]
+        if provider.metrics_url is not None and limited.metrics is None:
+            limited.metrics = VllmMetrics(provider.metrics_url, self._config.dispatch, provider.options)
+            self._tasks.append(asyncio.create_task(limited.metrics.run(), name="vllm metrics"))
+        return throttle
 
     def of_run(self, target: Target, pool: str) -> Throttle | None:
         """The throttle of the endpoint that a run calls; None if it calls a function."""
@@ -109,11 +117,11 @@ class ProviderLimits:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the limits for as long as the context lasts."""
-        task = asyncio.create_task(self._run(), name="limits")
+        self._tasks.append(asyncio.create_task(self._run(), name="limits"))
         try:
             yield
         finally:
-            await cancel_and_wait([task])
+            await cancel_and_wait(self._tasks)
             await self._leave()
 
     async def _run(self) -> None:
@@ -201,7 +209,9 @@ class ProviderLimits:
         held_s = limited.throttle.route(model).held_until - monotonic()
         due = limit is None or limit.age_s >= _DUE_S or own.report.refused > (state.refused if state else 0)
         if state is None or due:
-            moved, reason = decide(state, reports, now_s, ceilings, open_at_s=now_s + max(0.0, held_s))
+            pressure = None if limited.metrics is None else limited.metrics.pressure
+            open_at_s = now_s + max(0.0, held_s)
+            moved, reason = decide(state, reports, now_s, ceilings, open_at_s=open_at_s, pressure=pressure)
             pace = ceilings.per_s(moved.rate.per_s, own.report.tokens)
             version = 0 if limit is None else limit.version
             if await store.move_if_unchanged(
