@@ -145,6 +145,9 @@ class RetryLimits:
     retry_base_s: float = _knob(1, 0.001, 60, "first backoff of a charged attempt; doubled each time, full jitter")
     retry_cap_s: float = _knob(60, 0.01, 3_600, "longest backoff")
     refusal_rest_s: float = _knob(0.1, 0, 60, "shortest rest of a route that did not admit a call")
+    halt_probe_s: float = _knob(
+        300, 0, 86_400, "a model halted for its key or quota is tried again so often; 0: only when it is resumed"
+    )
     retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest wait that an upstream can ask for")
 
     def after(self, spent: int, max_attempts: int | None = None) -> RetryLimits:

@@ -666,6 +666,11 @@ SELECT route, not_before, halted_at, code, message
 -- Opens the halted gates of a pool: a person says the reason is gone.
 DELETE FROM penstock.gates WHERE pool = %(pool)s AND halted_at IS NOT NULL
 
+-- name: open_old_gates
+-- Opens the gates of a pool that were halted long ago, to see whether the reason is gone.
+DELETE FROM penstock.gates
+ WHERE pool = %(pool)s AND halted_at < @now - make_interval(secs => %(probe_s)s)
+
 -- name: shorten_gates
 -- Shortens the waits of a pool to `wait_s`.
 UPDATE penstock.gates

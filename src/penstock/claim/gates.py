@@ -50,6 +50,11 @@ async def list_closed(connection: Connection, pool: str, *, now: Now = None) -> 
     return [Gate(*row) for row in await cursor.fetchall()]
 
 
+async def open_to_probe(connection: Connection, pool: str, probe_s: float, *, now: Now = None) -> None:
+    """Open the routes of a pool that were halted longer ago than this: the reason may be gone."""
+    await connection.execute(_SQL["open_old_gates"], {"pool": pool, "probe_s": probe_s, "now": now})
+
+
 async def reopen(connection: Connection, pool: str, *, wait_max_s: float = 86_400, now: Now = None) -> None:
     """Open the halted routes of a pool, as a person asked, and shorten waits to `wait_max_s`."""
     await connection.execute(_SQL["open_gates"], {"pool": pool})

@@ -63,6 +63,7 @@ class Route:
     tokens: float | None = None
     """Tokens of a call, a moving average."""
     halted: bool = False
+    """The last call said that a person must act: until one succeeds, one is tried at a time."""
     budgets: dict[str, Allowance] = field(default_factory=dict)
     _counted_at: float = 0.0
     _saved: float = 1.0
@@ -257,7 +258,7 @@ class Throttle:
         """Whether the route's bounds allow this sharer to start a call of it now. If only time is in the way, its
         sharers are woken in time."""
         route = self.route(name)
-        room = int(route.share + 1e-9) - route.in_flight
+        room = 1 - route.in_flight if route.halted else int(route.share + 1e-9) - route.in_flight
         if room <= 0 and route.in_flight:
             return False
         wait_s = route.wait_s(monotonic())

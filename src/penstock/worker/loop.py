@@ -97,7 +97,7 @@ class WorkerLoop:
         self._has_notices = has_notices
         self._for_sessions = is_session_pool(pool)
         self._dispatcher = dispatcher
-        self._gates = RouteGates(database, pool, dispatcher, halts)
+        self._gates = RouteGates(database, pool, dispatcher, halts, config.retry.halt_probe_s)
         self._turns: Turns | JobTurns = (
             Turns(pool, by_time=self._for_sessions) if only_job is None else JobTurns(pool, only_job)
         )

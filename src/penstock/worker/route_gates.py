@@ -28,7 +28,11 @@ _GATE_STEP_S = 0.25
 class RouteGates:
     """Gates of one pool, as one worker sees and moves them."""
 
-    def __init__(self, database: Pool, pool: str, dispatcher: Dispatcher, halts: dict[str, Halt]) -> None:
+    def __init__(
+        self, database: Pool, pool: str, dispatcher: Dispatcher, halts: dict[str, Halt], probe_s: float = 0.0
+    ) -> None:
+        """Halted routes are tried again every `probe_s`; 0 is never."""
+        self._probe_s = probe_s
         self._database = database
         self._pool = pool
         self._dispatcher = dispatcher
@@ -89,11 +93,14 @@ class RouteGates:
         return True
 
     async def refresh(self) -> None:
-        """Open routes that a person has opened since, and record halts that could not be recorded before."""
+        """Open routes that a person has opened since, or that were halted long ago; record halts that could not be
+        recorded before."""
         self._closed.flush()
         if not self._halts:
             return
         async with borrowed(self._database) as connection:
+            if self._probe_s:
+                await gates.open_to_probe(connection, self._pool, self._probe_s)
             found = await gates.list_closed(connection, self._pool)
             closed = {gate.route for gate in found if gate.halted_at is not None}
             for route, halt in list(self._halts.items()):

@@ -268,7 +268,8 @@ def test_claims_follow_the_time_an_item_takes() -> None:
     assert pace.claim_size(1) == 4
 
 
-def test_a_halted_route_goes_on_once_a_person_opens_it(database_18: str) -> None:
+@pytest.mark.parametrize("by", ["a person", "a probe"])
+def test_a_halted_route_goes_on_once_it_is_opened(database_18: str, by: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         batch_id = await make_batch(connection, [20])
         mended = asyncio.Event()
@@ -276,13 +277,15 @@ def test_a_halted_route_goes_on_once_a_person_opens_it(database_18: str) -> None
         async def call(_: Item) -> Verdict:
             return DONE if mended.is_set() else Halt("invalid_api_key", "the key is refused", 401)
 
-        worker = worker_of(pool, call)
+        probe_s = 0.1 if by == "a probe" else 0.0
+        worker = worker_of(pool, call, replace(CONFIG, retry=RetryLimits(halt_probe_s=probe_s)))
         running = asyncio.create_task(worker.run())
         async with asyncio.timeout(60):
             while not await gates.list_closed(connection, "test"):
                 await asyncio.sleep(0.01)
         mended.set()
-        await gates.reopen(connection, "test")
+        if by == "a person":
+            await gates.reopen(connection, "test")
         status = await until(pool, batch_id, lambda status: status.state.terminal)
         worker.stop()
         await running

@@ -12,9 +12,8 @@ from penstock.dispatch.http.client import HttpClient
 from penstock.dispatch.http.connect import ConnectOptions
 from penstock.dispatch.http.errors import TransportError
 
-_LINE = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:\{[^}\n]*\})? (\S+)", re.M
-)
+_NAMES = rb"num_requests_running|num_requests_waiting|kv_cache_usage_perc"
+_LINE = re.compile(rb"^vllm:(" + _NAMES + rb")(?:\{[^}\n]*\})? (\S+)", re.MULTILINE)
 _EVERY_S = 1.0
 _PATIENCE_S = 2.0
 _MAX_BYTES = 4 * MIB
