@@ -24,7 +24,7 @@ from tests.support.prepared import Prepared
 from tests.support.thorough import be_thorough
 
 # How long an example takes says something about the machine, nothing about the code. `--all` tries more of them.
-settings.register_profile("some", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+settings.register_profile("some", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 settings.register_profile("all", settings.get_profile("some"), max_examples=200)
 
 # A database of a test's own is some 300 files: a file system in memory makes them in a fraction of the time.

@@ -16,6 +16,7 @@ from tests.support.cli import call_count, opened, run_cli, start_cli
 from tests.support.images import archive, gif, jpeg, png
 from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.prepared import Prepared
+from tests.support.thorough import some
 from tests.support.wait import wait_until
 
 FUNCTION = """
@@ -69,7 +70,7 @@ def count_rows(connection: psycopg.Connection, *tables: str) -> tuple[int, ...]:
     return found
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", some(["2", "1"], 1))
 def test_a_function_for_each_image_of_a_folder(site: Path, workers: str) -> None:
     run_cli("run", "photos", *LOOK, "--workers", workers, cwd=site).expect(0)
     rows = read_sheet(site / "out.csv")
