@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,8 +24,11 @@ from tests.support.prepared import Prepared
 from tests.support.thorough import be_thorough
 
 # How long an example takes says something about the machine, nothing about the code. `--all` tries more of them.
-settings.register_profile("some", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+settings.register_profile("some", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 settings.register_profile("all", settings.get_profile("some"), max_examples=200)
+
+# A database of a test's own is some 300 files: a file system in memory makes them in a fraction of the time.
+IN_MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 4 << 30
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
@@ -73,6 +78,15 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "some")
     if config.getoption("--all"):
         be_thorough()
+    if _has_room(IN_MEMORY):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+
+
+def _has_room(place: Path) -> bool:
+    """Whether the files of a run fit into it, and into the memory it takes them from."""
+    if not os.access(place, os.W_OK):
+        return False
+    return min(shutil.disk_usage(place).free, psutil.virtual_memory().available) >= ENOUGH_BYTES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -170,6 +184,12 @@ def database(request: pytest.FixtureRequest, server: str, server_kind: str) -> I
 @pytest.fixture
 def database_18(server_18: str) -> Iterator[str]:
     """The same on the embedded server alone, for tests that do not depend on the kind."""
+    yield from _fresh(server_18, server_18)
+
+
+@pytest.fixture(scope="module")
+def shared_database_18(server_18: str) -> Iterator[str]:
+    """The same for all tests of a module, for a server process that they share."""
     yield from _fresh(server_18, server_18)
 
 

@@ -21,6 +21,8 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 KEPT = Path(".flakes")
 
 
@@ -75,9 +77,15 @@ def _burn() -> None:
         sum(range(100_000))
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failure in the log at once: a round may be ended before its report is written."""
+    if report.failed:
+        print(f"\n{report.nodeid} failed in its {report.when}\n{report.longreprtext[-2000:]}", flush=True)
+
+
 def _run_round(seed: int, report: Path, log: Path, tests: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", "-n", str(2 * (os.cpu_count() or 1)), "--dist", "loadfile"]
-    command += ["--no-loadscope-reorder", "--shuffle", str(seed), f"--junitxml={report}", *tests]
+    command += ["--no-loadscope-reorder", "-p", "tests.flakes", "--shuffle", str(seed), f"--junitxml={report}", *tests]
     with log.open("wb") as out:
         return subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
 

@@ -36,6 +36,7 @@ from penstock.erase import erase, purge
 from penstock.model import Again, BatchState, Lease, Outcome, OutcomeState
 from penstock.settle.write import Changes, settle
 from tests.support.engine import claim_due, count_leased, make_batch, tidy
+from tests.support.thorough import thorough
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=4)
@@ -490,6 +491,9 @@ def test_engine_agrees_with_the_model(database: str) -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=40 if thorough() else 20,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -36,6 +36,7 @@ from penstock.sessions.sessions import cancel_request, get_session, put_session,
 from penstock.settle.write import Changes, pass_over, settle
 from tests.support.engine import claim_due
 from tests.support.sessions import OWNER, POOL, wish
+from tests.support.thorough import thorough
 
 GRACE_S = 30.0
 LIMITS = LivenessLimits(heartbeat_grace_s=GRACE_S, max_reclaims=3)
@@ -434,6 +435,9 @@ def test_sessions_agree_with_the_model(database: str) -> None:
     run_state_machine_as_test(
         SessionMachine,
         settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=40 if thorough() else 20,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -14,6 +14,14 @@ from tests.support.thorough import thorough
 SMALL, LARGE = 1_000, 100_000 if thorough() else 30_000
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On PostgreSQL 15 the belief that misleads most; that the truth is as good there is shown with --all."""
+    for item in items:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if params.get("any_server") == "15" and {"analysed", "informed"} & {*map(str, params.values())}:
+            item.add_marker(pytest.mark.again)
+
+
 @pytest.fixture(scope="session", params=["18", "15"])
 def any_server(request: pytest.FixtureRequest) -> str:
     conninfo: str = request.getfixturevalue(f"server_{request.param}")

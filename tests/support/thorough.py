@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+
+import pytest
 
 _VARIABLE = "PENSTOCK_TEST_ALL"
 
@@ -14,3 +17,10 @@ def be_thorough() -> None:
 
 def thorough() -> bool:
     return _VARIABLE in os.environ
+
+
+def some(values: Iterable[object], count: int) -> list[object]:
+    """Values of a parameter: the first so many in every run, the others only in a thorough one."""
+    return [
+        value if number < count else pytest.param(value, marks=pytest.mark.again) for number, value in enumerate(values)
+    ]

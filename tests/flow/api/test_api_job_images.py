@@ -56,11 +56,20 @@ def server(tmp_path: Path, database_18: str) -> Iterator[ServerProcess]:
         yield running
 
 
+LIMITS = ("--set", "max_images=6", "--set", "max_image_bytes=65536")
+
+
 @pytest.fixture
 def idle(tmp_path: Path, database_18: str) -> Iterator[ServerProcess]:
     """A server that works nothing off, and takes few and small images."""
-    limits = ("--set", "max_images=6", "--set", "max_image_bytes=65536")
-    with serving(tmp_path, database_18, *limits, workers=0) as running:
+    with serving(tmp_path, database_18, *LIMITS, workers=0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory, shared_database_18: str) -> Iterator[ServerProcess]:
+    """The same, for tests that leave nothing in it."""
+    with serving(tmp_path_factory.mktemp("images"), shared_database_18, *LIMITS, workers=0) as running:
         yield running
 
 
@@ -199,15 +208,15 @@ BOMB = archive(("a.png", png(1, 1)), ("bomb.png", png(1, 1, bytes(4 << 20))))
     ],
 )
 def test_what_cannot_be_taken_is_said_and_leaves_nothing(
-    idle: ServerProcess, database_18: str, files: Files, status: int, words: str
+    refusing: ServerProcess, shared_database_18: str, files: Files, status: int, words: str
 ) -> None:
-    refused = post(idle, files)
+    refused = post(refusing, files)
     assert refused.status == status, refused.content
     assert words in refused.json["error"]["message"]
-    with psycopg.connect(database_18, autocommit=True) as connection:
+    with psycopg.connect(shared_database_18, autocommit=True) as connection:
         assert ask(connection, "SELECT count(*) FROM penstock.files WHERE state = 'ready'") == 0
         assert ask(connection, "SELECT count(*) FROM penstock.batches") == 0
-    assert counts(database_18) == (0, 0, 0)
+    assert counts(shared_database_18) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["files", "zip"])

@@ -23,8 +23,15 @@ from tests.support.wait import wait_until
 PRICE = {"processor": "price", "jobType": "prices"}
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, shared_database_18: str) -> Iterator[ServerProcess]:
+    """For tests that look at their own job alone."""
+    with jobs_server(tmp_path_factory.mktemp("jobs"), database=shared_database_18) as running:
+        yield running
+
+
 @pytest.fixture
-def server(tmp_path: Path, database_18: str) -> Iterator[ServerProcess]:
+def own_server(tmp_path: Path, database_18: str) -> Iterator[ServerProcess]:
     with jobs_server(tmp_path, database=database_18) as running:
         yield running
 
@@ -174,14 +181,15 @@ def test_a_job_asked_for_twice_under_a_key_is_one(idle: ServerProcess) -> None:
     ],
 )
 def test_what_cannot_be_taken_is_said_and_leaves_nothing(
-    idle: ServerProcess, database_18: str, content: bytes, spec: Any, words: str
+    server: ServerProcess, shared_database_18: str, content: bytes, spec: Any, words: str
 ) -> None:
-    refused = post_job(idle, content, spec)
-    assert refused.status == 400, refused.content
-    assert words in refused.json["error"]["message"]
-    with psycopg.connect(database_18, autocommit=True) as connection:
-        assert ask(connection, "SELECT count(*) FROM penstock.files WHERE state = 'ready'") == 0
-        assert ask(connection, "SELECT count(*) FROM penstock.batches") == 0
+    queries = ("SELECT count(*) FROM penstock.files WHERE state = 'ready'", "SELECT count(*) FROM penstock.batches")
+    with psycopg.connect(shared_database_18, autocommit=True) as connection:
+        before = [ask(connection, query) for query in queries]
+        refused = post_job(server, content, spec)
+        assert refused.status == 400, refused.content
+        assert words in refused.json["error"]["message"]
+        assert [ask(connection, query) for query in queries] == before
 
 
 def test_more_rows_than_a_job_may_have_are_too_large(tmp_path: Path, database_18: str) -> None:
@@ -212,44 +220,44 @@ def test_an_ingest_that_dies_goes_on_elsewhere(tmp_path: Path, database_18: str)
         assert ask(connection, "SELECT count(*) FROM penstock.outcomes") == rows
 
 
-def test_a_small_job_does_not_wait_for_the_rows_of_a_large_one(server: ServerProcess, database_18: str) -> None:
+def test_a_small_job_does_not_wait_for_the_rows_of_a_large_one(own_server: ServerProcess, database_18: str) -> None:
     with psycopg.connect(database_18, autocommit=True) as connection:
         slow_down_rows(connection, 0.5)
-        large = start_job(server, table(20_000), PRICE)
-        wait_until(lambda: job_of(server, large)["ingest"]["rows"] > 0, 30)
-        until_state(server, start_job(server, table(3), PRICE), "DONE")
-        assert job_of(server, large)["state"] == "INGESTING"
+        large = start_job(own_server, table(20_000), PRICE)
+        wait_until(lambda: job_of(own_server, large)["ingest"]["rows"] > 0, 30)
+        until_state(own_server, start_job(own_server, table(3), PRICE), "DONE")
+        assert job_of(own_server, large)["state"] == "INGESTING"
 
 
-def test_an_ingest_goes_on_after_the_database_broke_off(server: ServerProcess, database_18: str) -> None:
+def test_an_ingest_goes_on_after_the_database_broke_off(own_server: ServerProcess, database_18: str) -> None:
     rows = 8_000
     broken = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
     with psycopg.connect(database_18, autocommit=True) as connection:
         slow_down_rows(connection, 0.2)
-        name = start_job(server, table(rows), PRICE)
-        wait_until(lambda: job_of(server, name)["ingest"]["rows"] > 0, 30)
+        name = start_job(own_server, table(rows), PRICE)
+        wait_until(lambda: job_of(own_server, name)["ingest"]["rows"] > 0, 30)
         connection.execute(f"{broken} AND pid <> pg_backend_pid()".encode())
         assert ask(connection, "SELECT rows FROM penstock.jobs") < rows
-        wait_until(lambda: server.ask("GET", f"/api/jobs/{name}").status == 200, 30)
-        job = until_state(server, name, "DONE")
+        wait_until(lambda: own_server.ask("GET", f"/api/jobs/{name}").status == 200, 30)
+        job = until_state(own_server, name, "DONE")
     assert (job["total"], job["ingest"]["rows"]) == (rows, rows)
-    assert [item["input"]["sku"] for item in items_of(server, name)] == list(range(1, rows + 1))
+    assert [item["input"]["sku"] for item in items_of(own_server, name)] == list(range(1, rows + 1))
 
 
-def test_a_job_cancelled_while_it_was_read_is_read_on(server: ServerProcess, database_18: str) -> None:
+def test_a_job_cancelled_while_it_was_read_is_read_on(own_server: ServerProcess, database_18: str) -> None:
     rows = 8_000
     with psycopg.connect(database_18, autocommit=True) as connection:
         slow_down_rows(connection, 0.2)
-        name = start_job(server, table(rows), PRICE)
-        wait_until(lambda: job_of(server, name)["ingest"]["rows"] > 0, 30)
-        assert server.ask("POST", f"/api/jobs/{name}/cancel").status == 200
-        until_state(server, name, "CANCELLED")
+        name = start_job(own_server, table(rows), PRICE)
+        wait_until(lambda: job_of(own_server, name)["ingest"]["rows"] > 0, 30)
+        assert own_server.ask("POST", f"/api/jobs/{name}/cancel").status == 200
+        until_state(own_server, name, "CANCELLED")
         wait_until(lambda: ask(connection, "SELECT count(*) FROM penstock.jobs WHERE ingested_at IS NULL") == 0, 30)
         assert ask(connection, "SELECT rows FROM penstock.jobs") < rows
-        refused = server.ask("POST", f"/api/jobs/{name}/reprocess", {"scope": "job"})
+        refused = own_server.ask("POST", f"/api/jobs/{name}/reprocess", {"scope": "job"})
         assert (refused.status, "add PENDING" in refused.json["error"]["message"]) == (409, True)
         wish = {"scope": "job", "statuses": ["PENDING"]}
-        assert server.ask("POST", f"/api/jobs/{name}/reprocess", wish).status == 202
-        job = until_state(server, name, "DONE")
+        assert own_server.ask("POST", f"/api/jobs/{name}/reprocess", wish).status == 202
+        job = until_state(own_server, name, "DONE")
     assert (job["total"], job["processed"], job["ingest"]["rows"]) == (rows, rows, rows)
-    assert [item["input"]["sku"] for item in items_of(server, name)] == list(range(1, rows + 1))
+    assert [item["input"]["sku"] for item in items_of(own_server, name)] == list(range(1, rows + 1))

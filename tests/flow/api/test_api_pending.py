@@ -19,6 +19,14 @@ PRICE = {"processor": "price", "jobType": "prices"}
 DASHBOARD = ("--set", "pending_dashboard=true")
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, shared_database_18: str) -> Iterator[ServerProcess]:
+    """For tests of one job each."""
+    directory = tmp_path_factory.mktemp("pending")
+    with jobs_server(directory, *DASHBOARD, database=shared_database_18, workers=0) as running:
+        yield running
+
+
 @pytest.fixture
 def idle(tmp_path: Path, database_18: str) -> Iterator[ServerProcess]:
     """A server that works nothing off."""
@@ -76,11 +84,11 @@ def test_pending_rows(idle: ServerProcess) -> None:
     assert idle.ask("GET", f"/api/pending?jobId={names[1]}").status == 404
 
 
-def test_cursors_are_for_their_query_alone(idle: ServerProcess) -> None:
-    name = start_job(idle, table(5), PRICE)
-    until_state(idle, name, "QUEUED")
-    cursor = idle.ask("GET", "/api/pending?pageSize=2").json["next"]
-    assert idle.ask("GET", f"/api/pending?pageSize=4&after={cursor}").json["next"] is None
+def test_cursors_are_for_their_query_alone(shared: ServerProcess) -> None:
+    name = start_job(shared, table(5), PRICE)
+    until_state(shared, name, "QUEUED")
+    cursor = shared.ask("GET", "/api/pending?pageSize=2").json["next"]
+    assert shared.ask("GET", f"/api/pending?pageSize=4&after={cursor}").json["next"] is None
     items = f"/api/jobs/{name}/items?statuses=PENDING"
     for path in (
         f"/api/pending?statuses=PENDING&after={cursor}",
@@ -93,7 +101,7 @@ def test_cursors_are_for_their_query_alone(idle: ServerProcess) -> None:
         "/api/pending?after=",
         "/api/pending?after=AAAA",
     ):
-        refused = idle.ask("GET", path)
+        refused = shared.ask("GET", path)
         assert (refused.status, refused.json["error"]["param"]) == (400, "after"), path
 
 
@@ -109,9 +117,9 @@ def test_cursors_are_for_their_query_alone(idle: ServerProcess) -> None:
         ("statuses=PENDING,", "statuses"),
     ],
 )
-def test_what_items_are_not_listed_by(idle: ServerProcess, query: str, param: str) -> None:
-    name = start_job(idle, table(1), PRICE)
-    refused = idle.ask("GET", f"/api/jobs/{name}/items?{query}")
+def test_what_items_are_not_listed_by(shared: ServerProcess, query: str, param: str) -> None:
+    name = start_job(shared, table(1), PRICE)
+    refused = shared.ask("GET", f"/api/jobs/{name}/items?{query}")
     assert (refused.status, refused.json["error"]["param"]) == (400, param), refused.content
 
 

@@ -156,10 +156,13 @@ def test_a_killed_run_goes_on(site: Path) -> None:
         (("rows.jsonl", "-o", "x.xlsx", "--base-url", "http://127.0.0.1:9/v1"), "what is to be done with each row"),
     ],
 )
-def test_what_does_not_fit_is_said(site: Path, options: tuple[str, ...], words: str) -> None:
-    write_table(site / "rows.csv", 3)
-    (site / "rows.jsonl").write_text("{}\n")
-    run_cli("run", *options, cwd=site).refuses(2, words)
+def test_what_does_not_fit_is_said(
+    tmp_path: Path, shared_database_18: str, options: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "prices.py").write_text(FUNCTION)
+    write_table(tmp_path / "rows.csv", 3)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    run_cli("run", *options, "--database-url", shared_database_18, cwd=tmp_path).refuses(2, words)
 
 
 def test_a_ragged_row_stores_nothing(site: Path) -> None:

@@ -21,6 +21,7 @@ from penstock.intake.tables.dialect import SAMPLE_BYTES
 from penstock.intake.tables.formats import open_table
 from penstock.intake.tables.table import TableSpec
 from tests.support.tables import raw, read_rows, refused, typed
+from tests.support.thorough import thorough
 
 CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 SPECIAL = st.text('ab",;\t|\r\n \u2028é', max_size=6)
@@ -290,7 +291,7 @@ def test_many_rows_take_no_memory() -> None:
     assert peak < 3 * MIB
 
 
-@settings(max_examples=200)
+@settings(max_examples=200 if thorough() else 100)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with suppress(IntakeRefused):
