@@ -28,6 +28,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "memory": ["--quick"],
     "intake": ["--lines", "20000", "--rounds", "1"],
     "intake_batches": ["--quick"],
+    "limits": ["--quick"],
     "dispatch_overhead": ["--items", "20000", "--rounds", "1"],
     "http_clients": ["--requests", "1000", "--rounds", "1"],
     "kill_resume": ["--lines", "3000", "--kills", "1"],

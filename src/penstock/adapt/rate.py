@@ -130,7 +130,7 @@ def adjust(state: Rate, now_s: float, admitted: int, *, used: bool) -> tuple[Rat
         return begin(now_s, admitted), "no refusal for an hour"
     if not used:
         # A rate that is not used to the full says nothing: the time does not count.
-        return msgspec.structs.replace(state, raised_s=now_s, raised=admitted), None
+        return msgspec.structs.replace(state, raised_s=max(now_s, state.raised_s), raised=admitted), None
     still = state.step == _RAISE
     calls, seconds = (_STILL_CALLS * state.trust, _STILL_S * state.trust) if still else (_RAISE_CALLS, _RAISE_S)
     passed = admitted - state.raised

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from uuid import uuid4
 
 import pytest
 
 from penstock.config import RetryLimits
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
-from penstock.dispatch.throttle import Throttle
-from penstock.model import Item, Lease, Outcome, OutcomeState, Verdict
+from penstock.dispatch.throttle import Callers, Route, Throttle
+from penstock.model import Halt, Item, Lease, Outcome, OutcomeState, Verdict
 
 
 def items(name: str, count: int) -> list[Item]:
@@ -117,5 +118,73 @@ def test_what_leaves_otherwise_frees_its_slot_too(calls: Calls) -> None:
         sessions.take_back()
         await sessions.stop()
         await batches.stop()
+
+    asyncio.run(scenario())
+
+
+def test_each_route_has_its_own_share(calls: Calls) -> None:
+    async def scenario() -> None:
+        first, _, throttle = dispatchers(calls, 10)
+        await first.start(calls.sink)
+        throttle.set_share("a", 1, None)
+        throttle.set_share("b", 3, None)
+        first.offer(items("a", 3) + items("b", 5))
+        await passes()
+        assert set(calls.running) == {"a0", "b0", "b1", "b2"}
+        await calls.end("a0")
+        assert set(calls.running) == {"a1", "b0", "b1", "b2"}
+        throttle.set_share("a", 2, None)
+        throttle.nudge()
+        await passes()
+        assert set(calls.running) == {"a1", "a2", "b0", "b1", "b2"}
+        assert throttle.wanted("b") == 5
+        await first.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_paced_route_saves_nothing_up_behind_a_closed_gate() -> None:
+    route, now = Route(100), monotonic()
+    route.set_rate(10.0, now)
+    route.hold(now + 5)
+    assert route.wait_s(now + 1) == pytest.approx(4)
+    assert route.wait_s(now + 5) == 0
+    route.begin(now + 5)
+    assert route.wait_s(now + 5) == pytest.approx(0.1, abs=1e-3)
+    assert route.wait_s(now + 5.06) == pytest.approx(0.04, abs=1e-3)
+
+
+def test_after_a_halt_one_call_at_a_time_until_one_succeeds(calls: Calls) -> None:
+    async def scenario() -> None:
+        first, _, throttle = dispatchers(calls, 10)
+        await first.start(calls.sink)
+        throttle.note("a", Halt("invalid_api_key", "no", 401))
+        first.offer(items("a", 4))
+        await passes()
+        assert set(calls.running) == {"a0"}
+        await calls.end("a0")
+        assert set(calls.running) == {"a1", "a2", "a3"}
+        await first.stop()
+
+    asyncio.run(scenario())
+
+
+def test_callers_go_before_dispatchers_and_give_up_in_time(calls: Calls) -> None:
+    async def scenario() -> None:
+        first, _, throttle = dispatchers(calls, 1)
+        await first.start(calls.sink)
+        callers = Callers(throttle)
+        first.offer(items("a", 2))
+        await passes()
+        waiting = asyncio.create_task(callers.take("a", 30.0))
+        with pytest.raises(TimeoutError):
+            await callers.take("a", 0.0)
+        await calls.end("a0")
+        await waiting
+        assert (set(calls.running), throttle.in_flight) == (set(), 1)
+        callers.free("a")
+        await passes()
+        assert set(calls.running) == {"a1"}
+        await first.stop()
 
     asyncio.run(scenario())
