@@ -28,6 +28,7 @@ _BURST_S = 0.02
 _NEARLY = 0.97
 _TOKENS_WEIGHT = 0.05
 _REFUSED = 429
+_MAX_ROUTES = 1_000
 
 
 class Sharer(Protocol):
@@ -62,6 +63,8 @@ class Route:
     """Time in which calls waited for the rate."""
     tokens: float | None = None
     """Tokens of a call, a moving average."""
+    reported: int = 0
+    """Calls started by the time of the last report."""
     halted: bool = False
     """The last call said that a person must act: until one succeeds, one is tried at a time."""
     budgets: dict[str, Allowance] = field(default_factory=dict)
@@ -203,9 +206,15 @@ class Throttle:
     def route(self, name: str) -> Route:
         found = self.routes.get(name)
         if found is None:
+            if len(self.routes) >= _MAX_ROUTES:
+                self._forget_idle()
             found = self.routes[name] = Route(min(self._start, self._capacity))
             self.on_news()
         return found
+
+    def _forget_idle(self) -> None:
+        """Forget routes without calls: callers name models, and most that are named are never called again."""
+        self.routes = {name: route for name, route in self.routes.items() if route.in_flight or self.wanted(name)}
 
     # -- bounds
 

@@ -116,6 +116,8 @@ freed AS (
 DELETE FROM penstock.limit_reports r WHERE r.provider = ANY(%(of)s::text[]) AND r.process = %(process)s
 
 -- name: remove_silent
--- Removes the reports of processes that are silent.
-DELETE FROM penstock.limit_reports
- WHERE provider = ANY(%(of)s::text[]) AND seen_at < @now - make_interval(secs => 10 * %(grace_s)s)
+-- Removes the reports of processes that are silent, and limits of models that were not called for long.
+WITH unused AS (
+  DELETE FROM penstock.limits WHERE adjusted_at < @now - make_interval(secs => %(keep_s)s)
+)
+DELETE FROM penstock.limit_reports WHERE seen_at < @now - make_interval(secs => 10 * %(grace_s)s)

@@ -158,6 +158,7 @@ class ProviderLimits:
             (name, model): self._report(limited.throttle, model, route)
             for name, limited in self._providers.items()
             for model, route in limited.throttle.routes.items()
+            if route.in_flight or route.started > route.reported or limited.throttle.wanted(model)
         }
         async with borrowed(self._database) as connection:
             others = await store.report_and_list(connection, self.process, mine, names, self._grace_s)
@@ -169,7 +170,7 @@ class ProviderLimits:
             await self._take_slots(connection)
             if monotonic() - self._swept_at > _SWEEP_S:
                 self._swept_at = monotonic()
-                await store.remove_silent(connection, names, self._grace_s)
+                await store.remove_silent(connection, self._grace_s)
         for limited in self._providers.values():
             limited.throttle.nudge()
         return any(own.wanted for own in mine.values())
@@ -177,6 +178,7 @@ class ProviderLimits:
     @staticmethod
     def _report(throttle: Throttle, model: str, route: Route) -> Reported:
         route.count(monotonic())
+        route.reported = route.started
         wanted = throttle.wanted(model)
         waits = route.per_s is not None and wanted > route.in_flight and route.in_flight < route.share
         report = Report(

@@ -17,6 +17,8 @@ from penstock.db.pool import Connection, Now
 
 _SQL = sql.load("penstock.limits", "limits.sql")
 
+_KEEP_S = 7 * 86_400.0
+
 Key = tuple[str, str]
 """A provider and a model."""
 
@@ -224,5 +226,6 @@ async def leave(connection: Connection, process: UUID, providers: Sequence[str])
     await connection.execute(_SQL["leave"], {"process": process, "of": list(providers)})
 
 
-async def remove_silent(connection: Connection, providers: Sequence[str], grace_s: float, *, now: Now = None) -> None:
-    await connection.execute(_SQL["remove_silent"], {"of": list(providers), "grace_s": grace_s, "now": now})
+async def remove_silent(connection: Connection, grace_s: float, *, now: Now = None) -> None:
+    """Remove the reports of processes that are silent, and limits of models that were not called for a week."""
+    await connection.execute(_SQL["remove_silent"], {"grace_s": grace_s, "keep_s": _KEEP_S, "now": now})

@@ -188,3 +188,13 @@ def test_callers_go_before_dispatchers_and_give_up_in_time(calls: Calls) -> None
         await first.stop()
 
     asyncio.run(scenario())
+
+
+def test_models_that_are_only_named_are_forgotten() -> None:
+    throttle = Throttle(10)
+    throttle.begin("busy")
+    for number in range(5_000):
+        throttle.route(f"named {number}")
+    assert len(throttle.routes) <= 1_000
+    throttle.end("busy")
+    assert throttle.routes["busy"].in_flight == 0
