@@ -111,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
                 "TRUNCATE penstock.files, penstock.file_lanes, penstock.templates, penstock.batches,"
                 " penstock.lanes, penstock.leases, penstock.deferrals, penstock.outcomes, penstock.attempts,"
                 " penstock.reclaims, penstock.progress, penstock.workers, penstock.gates, penstock.journal,"
-                " penstock.erasures, penstock.erasure_pieces, penstock.webhook_deliveries"
+                " penstock.erasures, penstock.erasure_pieces, penstock.webhook_deliveries CASCADE"
             )
         )
 

@@ -107,7 +107,8 @@ class SessionMachine(RuleBasedStateMachine):
             self.db.execute(
                 "TRUNCATE penstock.sessions, penstock.session_requests, penstock.templates, penstock.lanes,"
                 " penstock.leases, penstock.deferrals, penstock.outcomes, penstock.attempts, penstock.reclaims,"
-                " penstock.progress, penstock.workers, penstock.journal, penstock.erasures, penstock.erasure_pieces"
+                " penstock.progress, penstock.workers, penstock.journal, penstock.erasures,"
+                " penstock.erasure_pieces CASCADE"
             )
         )
 

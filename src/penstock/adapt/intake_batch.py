@@ -28,6 +28,8 @@ _LONG_S = 0.05
 """Shorter batches are not made smaller because of waits: nobody would have a connection much sooner."""
 _WAITS = 3
 """Batches in a row that have to wait before a wait counts as sustained."""
+_AS_SLOW = 2
+"""Such batches that show that it is the transaction that takes long: one may follow a batch that was slow in part."""
 _FIRST_REST_S, _LAST_REST_S = 0.5, 5.0
 
 
@@ -65,6 +67,8 @@ class IntakeBatchSize:
     _errors: int = 0
     _halved: MeasuredBatch | None = None
     """The batch whose slowness has just halved the bounds."""
+    _as_slow: int = 0
+    """Batches in a row that took as long as the one before, twice their size."""
 
     def __post_init__(self) -> None:
         self.rows = min(max(_FIRST_ROWS, self.limits.intake_min_rows), self.limits.intake_max_rows)
@@ -87,9 +91,11 @@ class IntakeBatchSize:
             self._waits = 0
             self._halve(batch, "waits for connections")
         elif slowness > _SLOW:
-            if halved is not None and batch.seconds > 0.8 * halved.seconds:
+            as_slow = halved is not None and batch.seconds > 0.8 * halved.seconds
+            self._as_slow = self._as_slow + 1 if as_slow else 0
+            if self._as_slow == _AS_SLOW:
                 # Half as much took as long: transactions have become dear, and smaller ones would be more of them.
-                self._baseline_s = batch.cost_s
+                self._as_slow, self._baseline_s = 0, batch.cost_s
                 self._double("as slow when halved")
             elif self._halve(batch, "time per row rises"):
                 self._halved = batch
@@ -104,7 +110,7 @@ class IntakeBatchSize:
         self.bytes = self._least_bytes
         self.reason = "error"
         self._baseline_s = self._halved = None
-        self._waits = 0
+        self._waits = self._as_slow = 0
 
     def _compare(self, cost_s: float) -> float:
         """How many times the baseline this is; the baseline follows."""

@@ -20,7 +20,7 @@ from penstock.batches.error_groups import is_fingerprint
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import borrowed
 from penstock.export.grid import PENDING, STATUS_OF
-from penstock.model import parse_id, public_id, request_public_id
+from penstock.model import BatchState, parse_id, public_id, request_public_id
 
 _MAX_NAMED = 10_000
 _SHOWN = 20
@@ -123,6 +123,8 @@ def _wish(call: Call[Any, Any], job: jobs.Job, batch: Batch, body: ReprocessBody
 
 def _refuse_by_state(batch: Batch, job: jobs.Job, wish: reprocess.Wish) -> None:
     """Refuse at once what the operation would end with: rows that were never run are asked for, or not there."""
+    if batch.state is BatchState.CANCELLING:
+        raise conflict("The job is being cancelled: ask again when its calls in flight have ended.")
     left = batch.counts.total - batch.counts.settled
     if wish.unrun and (not batch.state.terminal or wish.ordinals is not None):
         raise invalid(

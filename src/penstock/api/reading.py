@@ -20,6 +20,7 @@ _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>\$.*)`)?$",
 # A key may contain brackets: read as another parameter, it would not narrow the answer.
 _BRACKETED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<key>.*)\]", re.DOTALL)
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _MAX_QUERY_FIELDS = 200
 
 
@@ -64,6 +65,7 @@ class QueryReader(Generic[T]):
         self._names = {field.encode_name: field.name for field in about.fields}
         self._lists = {field.encode_name for field in about.fields if _holds(field.type, inspect.ListType)}
         self._tables = {field.encode_name for field in about.fields if _holds(field.type, inspect.DictType)}
+        self._moments = {field.encode_name for field in about.fields if _holds(field.type, inspect.DateTimeType)}
 
     def read(self, query: bytes) -> T:
         if not query and self._all_optional:
@@ -81,6 +83,11 @@ class QueryReader(Generic[T]):
                 values.setdefault(match["name"], []).append(value)
             elif name in self._lists:
                 values.setdefault(name, []).append(value)
+            elif name in self._moments and _NUMBER.fullmatch(value.strip()):
+                # msgspec would read it as seconds since 1970.
+                raise ApiError(
+                    400, f"Invalid '{name}': expected a date and time as in RFC 3339.", param=name, code="invalid_value"
+                )
             elif name not in self._tables:
                 values[name] = value
             else:

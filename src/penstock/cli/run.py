@@ -29,7 +29,7 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 @table_options
 @click.option(
     "--concurrency",
-    type=click.IntRange(1),
+    type=int,
     help="Most calls in flight per worker process.  [default: as many as pay, found out; 64 of a function]",
 )
 @click.option("--rpm", type=click.IntRange(1), help="Most requests a minute, of each model, over all workers.")

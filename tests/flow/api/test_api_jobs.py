@@ -253,6 +253,7 @@ def test_a_job_cancelled_while_it_was_read_is_read_on(own_server: ServerProcess,
         assert own_server.ask("POST", f"/api/jobs/{name}/cancel").status == 200
         until_state(own_server, name, "CANCELLED")
         wait_until(lambda: ask(connection, "SELECT count(*) FROM penstock.jobs WHERE ingested_at IS NULL") == 0, 30)
+        wait_until(lambda: ask(connection, "SELECT state = 'cancelled' FROM penstock.batches"), 30)
         assert ask(connection, "SELECT rows FROM penstock.jobs") < rows
         refused = own_server.ask("POST", f"/api/jobs/{name}/reprocess", {"scope": "job"})
         assert (refused.status, "add PENDING" in refused.json["error"]["message"]) == (409, True)

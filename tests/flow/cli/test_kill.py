@@ -43,6 +43,7 @@ FLUSH_ROWS = 16
 LOST_PER_KILL = CONCURRENCY + 2 * FLUSH_ROWS
 BOUNDS = (
     *("--concurrency", str(CONCURRENCY)),
+    *("--set", f"concurrency_start={2 * CONCURRENCY}"),
     *("--set", f"settle_max_rows={FLUSH_ROWS}"),
     *("--set", f"settle_capacity_rows={FLUSH_ROWS}"),
 )
@@ -285,7 +286,7 @@ def test_a_third_interrupt_leaves_at_once(tmp_path: Path, database_18: str) -> N
             cwd=tmp_path,
         ) as process,
     ):
-        wait_until(lambda: call_count(mock) >= 64, 60)
+        wait_until(lambda: call_count(mock) >= 16, 60)
         # With this lock held nothing can be given back, and giving back is all that is left to do.
         connection.execute("LOCK TABLE penstock.leases")
         for _ in range(3):

@@ -130,7 +130,7 @@ def test_a_base_url_that_nobody_answers(tmp_path: Path, database_18: str, source
         (["--base-url", "http://127.0.0.1:1", "--set", "max_atempts=3"], ["max_atempts", "Did you mean max_attempts"]),
         (["--base-url", "http://127.0.0.1:1", "--set", "max_attempts"], ["expected NAME=VALUE"]),
         (["--base-url", "http://127.0.0.1:1", "--set", "max_attempts=0"], ["max_attempts: 0 is out of range"]),
-        (["--base-url", "http://127.0.0.1:1", "--concurrency", "0"], ["concurrency", "out of range"]),
+        (["--base-url", "http://127.0.0.1:1", "--concurrency", "10001"], ["concurrency", "out of range"]),
         (["--base-url", "http://127.0.0.1:1", "--config", "missing.toml"], ["missing.toml", "No such file"]),
         (["--base-url", "http://127.0.0.1:1", "--ca-file", "ca.pem"], ["--ca-file without an https://"]),
         (["--base-url", "https://127.0.0.1:1", "--ca-file", "missing.pem"], ["missing.pem cannot be read", "ca_file"]),
@@ -378,7 +378,7 @@ def test_an_interrupted_intake_keeps_nothing(tmp_path: Path, mock: MockProcess) 
     data_dir = tmp_path / ".penstock"
     slow_down_intake(data_dir, 0.2)
     with opened(data_dir) as connection:
-        slow = ("--set", "intake_max_rows=1")
+        slow = ("--set", "intake_max_rows=500")
         with start_cli(
             "run", source, "--base-url", mock.base_url, "-o", "answers.jsonl", "--json", *slow, cwd=tmp_path
         ) as process:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ class Query(msgspec.Struct):
     wait: float | None = None
     status: list[str] = []
     metadata: dict[str, str] = {}
+    since: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
 def refusal(content: bytes, kind: object = Body, content_type: str | None = "application/json") -> ApiError:
@@ -75,6 +77,7 @@ def test_a_query_is_converted() -> None:
         status=["a", "b"], metadata={"k": "v", "x y": "z"}
     )
     assert read(b"status[]=a") == Query(status=["a"])
+    assert read(b"since=2026-01-02T03:04:05Z") == Query(since=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
     # Every key can be asked for: one that was not understood would not narrow the answer.
     assert read(b"metadata[[]=a&metadata[x]]=b&metadata[]=c") == Query(metadata={"[": "a", "x]": "b", "": "c"})
 
@@ -88,6 +91,9 @@ def test_a_query_is_converted() -> None:
         (b"order=up", "order"),
         (b"metadata=3", "metadata"),
         (b"wait=null", "wait"),
+        (b"since=0.5", "since"),
+        (b"since=-1e3", "since"),
+        (b"since=2026-01-02T03:04:05", "since"),
     ],
 )
 def test_a_bad_query_is_answered_with_its_parameter(query: bytes, param: str) -> None:
