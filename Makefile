@@ -25,7 +25,7 @@ $(READY): requirements.lock pyproject.toml
 lock: ## refresh requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --system-certs --universal --generate-hashes --no-annotate --no-header --no-emit-index-url --group dev --extra folder --extra s3 --extra ftp --extra otel pyproject.toml -o requirements.lock --python-version 3.11
 
-demo: setup ## run 2,000 requests and a table's rows against a mock upstream, and look at the results
+demo: setup ## run 2,000 requests against a mock upstream, kill the run half-way and go on; then a table's rows
 	@$(BIN)/python examples/demo.py
 
 # One more than there are cores: many tests wait, for a grace, a drain or a packet that does not come.
@@ -65,6 +65,9 @@ format: setup ## format the source
 bench: setup ## measure against peers and against bare PostgreSQL, side by side
 	@$(BIN)/python -m bench
 
+attacks: setup ## every attack at once beside a tenant that behaves: make attacks MINUTES=10
+	@$(BIN)/python -m tests.attacks --minutes $(or $(MINUTES),10)
+
 chaos: setup ## a seeded run of faults, checked: make chaos SEED=1 MINUTES=10
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
@@ -75,19 +78,34 @@ chaos-jobs: setup ## a table through kills of everything, compared row by row: m
 	@$(BIN)/python -m tests.chaos.jobs --kind csv --rows $(or $(ROWS),100000)
 	@$(BIN)/python -m tests.chaos.jobs --kind xlsx --rows $(or $(ROWS),100000)
 
+fuzz: setup ## odd requests with real ids over every operation, none may fail: make fuzz REQUESTS=20000 SEED=1
+	@scripts/system-packages
+	@FUZZ_REQUESTS=$(or $(REQUESTS),20000) FUZZ_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -n 0 tests/security/test_fuzz.py
+
 races: setup ## every order of every few moves at once (make test has a quarter of those of two, a twelfth of those of three)
 	@$(PYTEST) --all tests/race
 
 replay: setup ## the same faults once more, everything kept: make replay SEED=1
 	@$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10) --keep
 
-conformance: setup ## the official clients in every major version, and litellm, against a server
+conformance: setup ## the official clients in every major version, and what is built on them, against a server
 	@$(BIN)/python -m tests.conformance
 
 docs: setup ## write the pages that are made from the source
 	@$(BIN)/python scripts/configuration_page.py
+	@$(BIN)/python scripts/reference_pages.py
+
+screenshots: setup ## every page of the console, light and dark, wide and narrow, into docs/console: make screenshots PAGES="job keys"
+	@scripts/system-packages
+	@$(BIN)/python -m tests.screenshots $(PAGES)
+
+vendor: setup ## fetch the console's libraries from npm as their vendor.toml names them, and check them
+	@$(BIN)/python scripts/vendor.py
+
+check-console: setup ## check the types of the console's pages (needs npm)
+	@$(BIN)/python scripts/console_types.py
 
 clean: ## remove the environment and what the demo wrote
 	@rm -rf $(VENV) demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup lock demo test test-all flakes check format bench chaos chaos-sessions chaos-jobs races replay conformance docs clean
+.PHONY: help setup lock demo test test-all flakes check format bench attacks chaos chaos-sessions chaos-jobs fuzz races replay conformance docs screenshots vendor check-console clean

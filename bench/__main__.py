@@ -44,6 +44,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "held_snapshot": ["--quick"],
     "pending": ["--quick"],
     "jobs": ["--quick"],
+    "moving": ["--quick"],
 }
 
 

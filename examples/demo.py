@@ -1,4 +1,4 @@
-"""`make demo`: 2,000 requests over two models and a table's rows, against a mock upstream that fails and limits."""
+"""`make demo`: 2,000 requests against a mock upstream that fails and limits, killed half-way; and a table's rows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import json
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 EXAMPLES = Path(__file__).parent
 PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 MODELS = ("penstock-small", "penstock-large")
 TOPICS = ("rivers", "turbines", "gates", "reservoirs", "valves", "spillways")
+KILL_WITHIN_S = 120
 
 
 def write_requests(path: Path, count: int) -> None:
@@ -34,12 +38,42 @@ def write_requests(path: Path, count: int) -> None:
             file.write(json.dumps(request) + "\n")
 
 
-def run(*arguments: str) -> int:
-    """Run `penstock run` and show its command. Its exit code; 0 where some inputs were refused, as the mock does."""
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start `penstock run`, and show its command."""
     print(f"$ penstock run {shlex.join(arguments)}", flush=True)
-    code = subprocess.run([*PENSTOCK, "run", *arguments], check=False).returncode
+    return subprocess.Popen([*PENSTOCK, "run", *arguments], start_new_session=True)
+
+
+def run(*arguments: str) -> int:
+    """Run `penstock run` to its end. Its exit code; 0 where some inputs were refused, as the mock does."""
+    with start(*arguments) as process:
+        code = process.wait()
     # Refused inputs are part of the demo: exit code 3 says that some rows failed, and where they are.
     return 0 if code == 3 else code
+
+
+def kill_half_way(stats_url: str, calls: int, *arguments: str) -> None:
+    """Run `penstock run`, and kill all of its processes after so many calls."""
+    with start(*arguments) as process:
+        deadline = time.monotonic() + KILL_WITHIN_S
+        while process.poll() is None and read_calls(stats_url) < calls and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    print(
+        f"\n*** kill -9 after {read_calls(stats_url):,} calls. Everything it had is stored: the same command goes on.\n"
+    )
+
+
+def read_stats(stats_url: str) -> Any:
+    with urllib.request.urlopen(stats_url) as answer:
+        return json.load(answer)
+
+
+def read_calls(stats_url: str) -> int:
+    calls: int = read_stats(stats_url)["calls"]
+    return calls
 
 
 @contextlib.contextmanager
@@ -59,6 +93,30 @@ def mock_upstream() -> Iterator[str]:
         process.wait()
 
 
+def show_answer(answers: Path, source: Path) -> None:
+    """Show one question and its answer."""
+    line = json.loads(answers.open(encoding="utf-8").readline())
+    asked = next(request for text in source.open(encoding="utf-8") if (request := json.loads(text)))
+    print(f"\none of the answers, {line['custom_id']}:")
+    print(f"  asked     {asked['body']['messages'][0]['content']}")
+    print(f"  answered  {line['response']['body']['choices'][0]['message']['content']}")
+
+
+def explain_calls(stats: Any, requests: int) -> None:
+    """Say why there were more calls than requests. Only calls count here, not what else the mock was asked."""
+    calls, by_status = stats["calls"], dict(stats["by_status"])
+    by_status["200"] = calls - sum(count for status, count in by_status.items() if status != "200")
+    print(f"\nthe upstream saw {calls:,} calls for {requests:,} inputs:")
+    why = {
+        "200": "answered; what was in flight at the kill was asked again, and every answer is recorded once",
+        "400": "inputs it refuses every time: they are in the errors file, with its words",
+        "429": "over its limit of 150 calls a second: tried again later, which costs no attempt",
+        "500": "errors that pass, as it was told to make: tried again after a pause",
+    }
+    for status, count in sorted(by_status.items()):
+        print(f"  {count:>6,} x HTTP {status}  {why.get(status, '')}".rstrip())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2_000)
@@ -72,17 +130,24 @@ def main() -> int:
     ask = ("--model", MODELS[0], "--prompt", "Which category is {{ product_title }}?", "--schema", schema)
 
     with mock_upstream() as base_url:
+        stats_url = f"{base_url.removesuffix('/v1')}/mock/stats"
         print(f"mock upstream at {base_url}: 5% errors, 0.5% refused inputs, 150 calls/s")
-        here = ("--base-url", base_url, "--data-dir", str(directory / "data"), "--new")
-        code = run(str(source), "-o", str(answers), *here, "--concurrency", "32")
+        here = ("--base-url", base_url, "--data-dir", str(directory / "data"))
+        words = (str(source), "-o", str(answers), *here, "--concurrency", "32")
+        kill_half_way(stats_url, arguments.requests // 2, *words, "--new")
+        code = run(*words)
         if code == 0:
+            explain_calls(read_stats(stats_url), arguments.requests)
+            show_answer(answers, source)
             print("\nRows of a table go the same way:")
-            code = run(table, *ask, "-o", str(sheet), *here)
-        with urllib.request.urlopen(f"{base_url.removesuffix('/v1')}/mock/stats") as answer:
-            stats = json.load(answer)
-    print(f"\nthe upstream saw {sum(stats['by_status'].values()):,} calls: {stats['by_status']}")
+            code = run(table, *ask, "-o", str(sheet), *here, "--new")
     if code == 0:
-        print(f"answers, one a line:  {answers}\na sheet to open:      {sheet}")
+        print(f"\nanswers, one a line:  {answers}\na sheet to open:      {sheet}")
+        # A server needs an upstream; with nothing left to run, it does not call it.
+        serve = f"penstock serve --data-dir {directory / 'data'} --base-url http://127.0.0.1:8089/v1"
+        print(f"both in the console:  {os.path.relpath(Path(sys.executable).parent)}/{serve}")
+        print("                      then open http://127.0.0.1:8080/console/ in a browser")
+        print("                      (penstock run --console shows a run while it goes on)")
     return code
 
 

@@ -21,6 +21,7 @@ message that names the place.
 | `public_url` | `PENSTOCK_PUBLIC_URL` | `serve --public-url URL` | none | where clients reach the server |
 | `root_path` | `PENSTOCK_ROOT_PATH` | `serve --root-path PATH` | none | what a proxy puts before every path |
 | `webhook_allow` | `PENSTOCK_WEBHOOK_ALLOW` | | none | private networks and hosts that webhooks may go to (list) |
+| `secrets_key_file` | `PENSTOCK_SECRETS_KEY_FILE` | | in `data_dir` | keys that [seal secrets](security.md) |
 | `[[providers]]` | | `serve --base-url URL` | none | the endpoints that serve models: see [serve.md](serve.md) |
 | `[[adapters]]` | | | none | places where files arrive by themselves: see [jobs.md](jobs.md) |
 

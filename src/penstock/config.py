@@ -149,6 +149,9 @@ class RetryLimits:
         300, 0, 86_400, "a model halted for its key or quota is tried again so often; 0: only when it is resumed"
     )
     retry_after_max_s: float = _knob(3_600, 1, 86_400, "longest wait that an upstream can ask for")
+    stop_after_failures: int = _knob(
+        30, 0, 1_000_000, "failures of one kind after which a run pauses in which nothing has succeeded; 0: it goes on"
+    )
 
     def after(self, spent: int, max_attempts: int | None = None) -> RetryLimits:
         """Limits for an input that has had `spent` attempts before it was run again, in a job with its own limit."""
@@ -198,7 +201,12 @@ class ServeLimits:
     """The HTTP server's bounds."""
 
     api_pool_max: int = _knob(10, 2, 200, "database connections of the API")
-    max_connections: int = _knob(10_000, 10, 1_000_000, "clients connected at once; more are answered 503")
+    max_connections: int = _knob(
+        10_000, 10, 1_000_000, "clients connected at once, half of them without a key yet; more are answered 503"
+    )
+    request_memory_bytes: int = _knob(
+        256 * MIB, 16 * MIB, 1024 * GIB, "memory for bodies and answers over all connections; beyond it, 503"
+    )
     max_head_bytes: int = _knob(64 * KIB, 4 * KIB, MIB, "largest request line and headers")
     max_json_bytes: int = _knob(8 * MIB, KIB, 256 * MIB, "largest JSON body of a request; files are not bound by it")
     head_timeout_s: float = _knob(20, 0.1, 600, "time for a request's line and headers to arrive")
@@ -211,7 +219,7 @@ class ServeLimits:
     )
     max_exports: int = _knob(4, 1, 1_000, "sheets that are written at once; more are answered 503")
     keep_alive_s: float = _knob(15, 0.1, 3_600, "how long an idle connection is kept")
-    key_cache_s: float = _knob(5, 0, 300, "how long a key's state is remembered, and so a revoked key still works")
+    key_cache_s: float = _knob(5, 0, 300, "how long a revoked key still works, and what it has open goes on, at most")
     pending_dashboard: bool = _switch("whether GET /api/pending answers: what is pending in all of one's jobs")
 
 
@@ -242,6 +250,12 @@ class EraseLimits:
     purge_batch_size: int = _knob(1_000, 1, 100_000, "rows removed per statement")
     purge_throttle_ms: int = _knob(100, 0, 60_000, "rest between two statements")
     purge_interval_ms: int = _knob(3_600_000, 100, 86_400_000, "how often a server looks for what is left to remove")
+    keep_s: float = _knob(
+        0,
+        0,
+        315_360_000,
+        "how long ended batches and jobs are kept, with inputs and results; 0: until they are removed",
+    )
     audit_keep_s: float = _knob(31_536_000, 60, 315_360_000, "how long the record of a change to a job is kept")
 
 
@@ -254,7 +268,7 @@ class QuotaLimits:
         0, 0, 1024 * 1024 * GIB, "bytes that one owner may store; more are answered 429"
     )
     owner_requests_per_minute: int = _knob(0, 0, 10_000_000, "requests of one owner a minute; more are answered 429")
-    owner_max_priority: int = _knob(100, 0, 100, "highest priority that an owner may ask for; more is answered 403")
+    owner_max_priority: int = _knob(0, 0, 100, "highest priority that an owner may ask for; more is answered 403")
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +320,8 @@ class Config:
     """Prefix that a proxy puts before every path."""
     webhook_allow: tuple[str, ...] = ()
     """Networks and host names that webhooks may go to although they are not public."""
+    secrets_key_file: Path | None = None
+    """File of the keys that seal secrets in the database, if they are not in the environment or the data directory."""
     database_url: str | None = None
     data_dir: Path = Path(".penstock")
 

@@ -14,7 +14,7 @@ from penstock.config import GROUPS, Config, Knob, knobs, plain
 from penstock.errors import UsageError
 from penstock.validators import checked_public_url
 
-_OTHER_SETTINGS = ("database_url", "data_dir", "public_url", "root_path", "webhook_allow")
+_OTHER_SETTINGS = ("database_url", "data_dir", "public_url", "root_path", "webhook_allow", "secrets_key_file")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
@@ -74,11 +74,20 @@ def load(
         public_url=checked_public_url(*chosen["public_url"]) if "public_url" in chosen else None,
         root_path=_root_path(*chosen["root_path"]) if "root_path" in chosen else "",
         webhook_allow=_entries(*chosen["webhook_allow"]) if "webhook_allow" in chosen else (),
+        secrets_key_file=Path(str(chosen["secrets_key_file"][0])) if "secrets_key_file" in chosen else None,
         database_url=str(chosen["database_url"][0]) if "database_url" in chosen else None,
         data_dir=Path(str(chosen["data_dir"][0])) if "data_dir" in chosen else Path(".penstock"),
     )
     _check_together(config)
     return config
+
+
+def find_toml(data_dir: Path | None) -> Path | None:
+    """Find the settings file that nobody named: that of PENSTOCK_CONFIG, or the one in the data directory."""
+    if named := os.environ.get("PENSTOCK_CONFIG"):
+        return Path(named)
+    inside = (data_dir or Path(os.environ.get("PENSTOCK_DATA_DIR", ".penstock"))) / "penstock.toml"
+    return inside if inside.is_file() else None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -41,6 +41,12 @@ class UsageError(PenstockError):
     exit_code = ExitCode.USAGE
 
 
+class Interrupted(PenstockError):  # noqa: N818 -- a person's wish
+    """A person stopped it; the hint says how to go on."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 def report(error: PenstockError, *, as_json: bool = False) -> None:
     """Print an error for a person, and for a program too if asked: what happened, then what to do."""
     if as_json:

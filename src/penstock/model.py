@@ -420,7 +420,7 @@ ID_PREFIX = {
     "job": "job_",
     "operation": "op_",
 }
-_HEX = re.compile(r"[0-9a-f]{32}")
+_HEX, _DASHED = re.compile(r"[0-9a-f]{32}"), re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def new_id() -> UUID:
@@ -435,10 +435,11 @@ def public_id(kind: str, uuid: UUID) -> str:
 
 
 def parse_id(kind: str, text: str) -> UUID | None:
-    """Parse an id that `public_id` wrote; None for anything else."""
+    """Parse an id that `public_id` wrote, or a UUID with dashes, as of imported objects; None for anything else."""
     prefix = ID_PREFIX[kind]
     digits = text.removeprefix(prefix)
-    return UUID(hex=digits) if text.startswith(prefix) and _HEX.fullmatch(digits) else None
+    written = text.startswith(prefix) and _HEX.fullmatch(digits)
+    return UUID(hex=digits) if written or _DASHED.fullmatch(digits) else None
 
 
 def batch_public_id(batch_id: UUID) -> str:

@@ -1,14 +1,17 @@
-"""Validators of configured URLs, headers and API keys. Secrets are never shown.
+"""Validators of configured URLs, headers and API keys, and of numbers that JSON has not. Secrets are never shown.
 
 URLs that tenants choose are checked by `deliver/addresses.py`, which is stricter: such a URL may be an attack.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import UsageError
@@ -31,6 +34,8 @@ _RESERVED_HEADERS = frozenset(
         "upgrade",
     }
 )
+CARRIES_SECRETS = re.compile(r"authorization|cookie|api-?key|token|secret|password|credential", re.IGNORECASE)
+"""Names of headers that hold secrets."""
 _BLANK = re.compile(r"[\x00-\x20]")
 _KEY_PLACES = "The key comes from the environment (--api-key-env) or a file (--api-key-file)."
 
@@ -75,6 +80,14 @@ def checked_public_url(value: object, place: str) -> str:
     if parts is None or "@" in parts.netloc or parts.query or parts.fragment:
         raise UsageError(f"{place}: not the URL of a server", hint="For example https://batch.example.org/penstock")
     return url.rstrip("/")
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -122,3 +135,17 @@ def read_secret_variable(name: str, what: str) -> str:
     if not secret:
         raise UsageError(f"{what} is not set", hint=f"Set it before the command: export {name}=...")
     return secret
+
+
+def find_no_number(value: Any) -> str | None:
+    """NaN or an infinity somewhere in the value. The encoder would write null: a wrong result would look right."""
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, float) and not math.isfinite(found):
+            return str(found)
+        if isinstance(found, dict):
+            left += found.values()
+        elif isinstance(found, list | tuple):
+            left += found
+    return None

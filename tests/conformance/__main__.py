@@ -1,5 +1,5 @@
-"""`make conformance`: this folder's tests with every major version of the official clients, each in an environment of
-its own beside `.venv`, all against one server."""
+"""`make conformance`: this folder's tests with every major version of the official clients, and with what is built on
+them, each in an environment of its own beside `.venv`, all against one server."""
 
 from __future__ import annotations
 
@@ -23,6 +23,25 @@ CLIENTS = {
     "anthropic": (("anthropic",), ("test_anthropic.py",)),
     "anthropic-older": (("anthropic<2",), ("test_anthropic.py",)),
     "litellm": (("litellm",), ("test_litellm.py",)),
+    "curator": (("bespokelabs-curator",), ("test_curator.py",)),
+    "instructor": (("instructor", "anthropic"), ("test_instructor.py",)),
+    "langchain": (("langchain-openai",), ("test_langchain.py",)),
+    "llama-index": (("llama-index-llms-openai",), ("test_llama_index.py",)),
+    "any-llm": (("any-llm-sdk[openai]",), ("test_any_llm.py",)),
+    "autobatcher": (("autobatcher",), ("test_autobatcher.py",)),
+    "frames": (("pandas", "polars", str(ROOT)), ("test_frames.py",)),
+}
+# What is named in the page: distributions, and what of them is tried.
+FRAMEWORKS = {
+    "litellm": "files and batches: create, retrieve, content, list, cancel, delete",
+    "bespokelabs-curator": "`LLM(..., batch=True, backend='openai')` over a list of prompts",
+    "instructor": "`BatchProcessor` of OpenAI and of Anthropic: submit, status, results, list",
+    "langchain-openai": "`ChatOpenAI`: invoke, stream, batch, async, and in a session",
+    "llama-index-llms-openai": "`OpenAI`: chat, stream, async",
+    "any-llm-sdk": "a completion; batches: create, retrieve, results, list",
+    "autobatcher": "`BatchOpenAI`: single calls that become a batch",
+    "pandas": "rows of a frame for `penstock.map`",
+    "polars": "rows of a frame for `penstock.map`",
 }
 
 
@@ -89,8 +108,7 @@ PAGE = """# Official clients
 
 Every call the official clients have for files, uploads, batches, webhooks and message batches, sync and async, success
 and every class of error, made against a real server by `make conformance`. A dash: this version does not have the call.
-litellm's calls for files and batches (`create_file`, `file_retrieve`, `file_content`, `file_delete`, `create_batch`,
-`retrieve_batch`, `cancel_batch`, `list_batches`) are tried in the same run.
+What is built on them is tried in the same run, each in an environment of its own: see the last table.
 
 This page is written by `make conformance`, when all of it is green.
 """
@@ -111,7 +129,22 @@ def write_page(environments: dict[str, Path]) -> None:
         page += f"\n| `{package}` | {' | '.join(version for version, _ in clients)} |\n|---|{'---|' * len(clients)}\n"
         for method in sorted(set().union(*(methods for _, methods in clients))):
             page += f"| `{method}` | {' | '.join('yes' if method in methods else '–' for _, methods in clients)} |\n"
+    page += "\n| built on them | version | what is tried |\n|---|---|---|\n"
+    for distribution, about in FRAMEWORKS.items():
+        page += f"| `{distribution}` | {version_of(distribution, environments)} | {about} |\n"
     (ROOT / "docs" / "conformance.md").write_text(page, "utf-8")
+
+
+def version_of(distribution: str, environments: dict[str, Path]) -> str:
+    """The version in the environment that is for it."""
+    name = next(name for name, (packages, _) in CLIENTS.items() if _is_for(packages, distribution))
+    ask = f"import importlib.metadata; print(importlib.metadata.version({distribution!r}))"
+    command: list[str | Path] = [environments[name], "-c", ask]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _is_for(packages: tuple[str, ...], distribution: str) -> bool:
+    return any(package.split("[")[0] == distribution for package in packages)
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 from penstock.db.embedded import postgres
 from penstock.db.embedded.cluster import PGDATA
 from penstock.db.embedded.keeper import find_postmaster
+from penstock.db.embedded.reserve import RESERVE
 from tests.support.batch_api import ENDPOINT, jsonl
 from tests.support.cli import request_line
 from tests.support.disks import MIB, disk, mounting
@@ -221,6 +222,8 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
     content = requests(2_000)
     with served(tmp_path, *NOWHERE, *SMALL_COPIES, workers=0) as server:
         kept = server.ask("PUT", "/v1/files?purpose=batch", jsonl(10)).json["id"]
+        unwanted = [server.ask("PUT", "/v1/files?purpose=batch", jsonl(100)).json["id"] for _ in range(5)]
+        wait_until((data.path / RESERVE).exists, DEADLINE_S)
         data.fill()
         wait_until(lambda: server.ask("GET", "/readyz").status == 503, DEADLINE_S)
         assert server.ask("GET", "/readyz").json["checks"]["disk"] == "failed"
@@ -228,6 +231,15 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
         assert refused.status == 507, refused.content
         assert refused.json["error"]["code"] == "disk_full"
         assert refused.headers["retry-after"]
+        # Deleting works when nothing else does, and ends.
+        for file_id in unwanted:
+            assert server.ask("DELETE", f"/v1/files/{file_id}").status == 200
+        erasures = server.ask("GET", "/v1/erasures").json["data"]
+        assert {each["object_id"] for each in erasures} == set(unwanted)
+        wait_until(
+            lambda: {each["status"] for each in server.ask("GET", "/v1/erasures").json["data"]} == {"finished"},
+            DEADLINE_S,
+        )
         # Looking costs no room.
         assert [file["id"] for file in server.ask("GET", "/v1/files").json["data"]] == [kept]
         data.make_room()

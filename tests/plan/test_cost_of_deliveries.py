@@ -12,12 +12,14 @@ import pytest
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.deliver import endpoints
+from penstock.deliver.sealing import SecretBox
 from tests.plan.conftest import LARGE, SMALL
 from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Session
 
 _SQL = sql.load("penstock.deliver", "deliver.sql")
 _PAGE = 20
+BOX = SecretBox(lambda: [b"k" * 32])
 
 _ENDPOINTS = (
     "INSERT INTO penstock.webhook_endpoints (id, owner, name, url, event_types, secret, created_at, updated_at)"
@@ -102,12 +104,12 @@ async def deliveries(at: Crowded, connection: Connection) -> None:
 
 
 async def owned(_: Crowded, connection: Connection) -> None:
-    assert await endpoints.list_endpoints(connection, owner="owner-1", after=None, limit=_PAGE)
+    assert await endpoints.list_endpoints(connection, BOX, owner="owner-1", after=None, limit=_PAGE)
 
 
 async def create(_: Crowded, connection: Connection) -> None:
     assert await endpoints.create_endpoint(
-        connection, owner="owner-1", name="n", url="http://x/", event_types=["batch.completed"]
+        connection, BOX, owner="owner-1", name="n", url="http://x/", event_types=["batch.completed"]
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from uuid import UUID
 
 import pytest
 
+from penstock.batches import work
 from penstock.batches.audit import forget_old, list_changes
 from penstock.batches.error_groups import (
     fold_error_groups,
@@ -178,7 +180,41 @@ async def no_leftovers(_: Crowd, connection: Connection) -> None:
     assert await LeftoverWalk().step(connection, 100) == 0
 
 
+async def _work(connection: Connection, owner: str | None, states: tuple[str, ...], text: str | None = None) -> None:
+    behind, newest = work.states_behind(states), UUID(int=2**128 - 1)
+    met = await work.find_work(
+        connection, owner=owner, dialects=work.DIALECTS, states=behind, below=newest, look=26, text=text
+    )
+    found = await work.read_work(connection, [id_ for id_, _ in met], owner)
+    await work.read_paces(connection, found)
+
+
+async def work_of_all(_: Crowd, connection: Connection) -> None:
+    await _work(connection, None, work.STATES)
+
+
+async def work_of_owner(_: Crowd, connection: Connection) -> None:
+    await _work(connection, OWNERS[1], work.STATES)
+
+
+async def work_that_is_paused(_: Crowd, connection: Connection) -> None:
+    """There is none: it is not looked for among all."""
+    await _work(connection, None, ("PAUSED",))
+
+
+async def work_with_a_text(_: Crowd, connection: Connection) -> None:
+    await _work(connection, None, work.STATES, "nothing has this")
+
+
+async def a_page_of_one(crowd: Crowd, connection: Connection) -> None:
+    (one,) = await work.read_work(connection, [crowd.batch], None)
+    await work.read_paces(connection, [one])
+    await work.read_latency(connection, crowd.batch)
+    await work.read_limit(connection, one)
+
+
 _OPERATIONS: list[Operation] = [
+    *(work_of_all, work_of_owner, work_that_is_paused, work_with_a_text, a_page_of_one),
     *(first_of_job, deep_of_job, first_of_all, deep_of_all, first_of_owner, in_flight, to_be_tried_again),
     *(items_by_time, items_by_status, items_that_failed, items_by_row, last_page),
     *(error_groups, error_groups_further_on, failures_of_a_group, nothing_to_fold, a_list_of_jobs),

@@ -7,6 +7,7 @@ Every secret and every piece of data in here carries a mark of its own, so that 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import threading
@@ -34,7 +35,15 @@ from tests.support.wait import wait_until
 
 PROVIDER_KEY = "sk-CANARY-provider-0123456789abcdef"
 PASSWORD = "CANARY-password-0123456789"
+SINK_SECRET = "CANARY-sink-secret-0123456789abcdef"
 KEY_CACHE_S = 1.0
+SINK = """
+[[sinks]]
+name = "all"
+url = "http://127.0.0.1:9/sink"
+secret_env = "CANARY_SINK"
+requests = "all"
+"""
 
 
 @dataclass(slots=True)
@@ -107,7 +116,10 @@ def ground(tmp_path: Path, server_18: str, upstream: Upstream) -> Iterator[Tenan
     secret = make_conninfo(server_18, password=PASSWORD)
     # The last --base-url counts.
     told = ("--base-url", upstream.base_url, "--api-key-env", "CANARY_KEY")
-    with tenant_ground(tmp_path, secret, *options, *told, env={"CANARY_KEY": PROVIDER_KEY}) as ground:
+    config = tmp_path / "penstock.toml"
+    config.write_text(SINK)
+    env = {"CANARY_KEY": PROVIDER_KEY, "CANARY_SINK": SINK_SECRET}
+    with tenant_ground(tmp_path, secret, *options, *told, "--config", config, env=env) as ground:
         yield ground
 
 
@@ -190,6 +202,7 @@ def test_no_log_tells_what_was_sent_or_answered(ground: TenantGround, upstream: 
     wait_until(lambda: ground.ok("root", "GET", "/v1/providers")["data"][0]["gates"], 30)
     told = ground.ask("root", "GET", "/v1/providers").content
     assert b"CANARY-upstream-locked" in told
+    assert f"(in answer to {locked})".encode() in told
     assert PROVIDER_KEY.encode() not in told
     ground.ok("alice", "POST", f"/v1/batches/{locked}/cancel")
     # Failures of the server itself, whose words hold whole rows.
@@ -238,9 +251,21 @@ def test_a_dump_of_the_database_opens_nothing(ground: TenantGround) -> None:
     secrets = [*ground.keys.values(), made["key"]]
     for secret in secrets:
         assert ground.server.ask("GET", "/v1/files", key=secret).status == 200
+    hook = {"event_types": ["batch.failed"], "name": "hook", "url": "http://127.0.0.1:9/h"}
+    endpoint = ground.ok("alice", "POST", "/v1/webhook_endpoints", hook)
+    rotated = {"keep_old_secret_active_for_24_hours": True}
+    path = f"/v1/webhook_endpoints/{endpoint['id']}/rotate_secret"
+    signing = [endpoint["signing_secret"], ground.ok("alice", "POST", path, rotated)["signing_secret"]]
+    ground.ok("alice", "POST", ENDPOINT, {"model": "good", "messages": []}, headers={"x-session-id": "s"})
     dump = dumped(ground.database)
     assert b"sk-penstock-" in dump  # what is visible of them
-    assert PROVIDER_KEY.encode() not in dump
+    for text in signing:
+        secret = base64.b64decode(text.removeprefix("whsec_"))
+        for shape in (secret.hex(), text.removeprefix("whsec_")):
+            assert shape.encode() not in dump
+    for hidden in (PROVIDER_KEY, SINK_SECRET):
+        for shape in (hidden, hidden.encode().hex()):
+            assert shape.encode() not in dump
     for secret in secrets:
         visible = secret.rpartition("-")[0] if secret.count("-") == 3 else secret[:24]
         hidden = secret.removeprefix(visible)

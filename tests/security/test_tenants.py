@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pytest
 
 from penstock.api.app import endpoints
@@ -35,7 +36,9 @@ NAMED_BY = {
     "erasure_id": ("erasure",),
     "key_id": ("key",),
     "job_id": ("job", "paused job"),
+    "work_id": ("job", "paused job", "batch", "running batch", "message batch"),
     "operation_id": (),
+    "row": (),
     "request_id": (),
     # Names, not ids: everybody's, or everybody's own.
     "model": (),
@@ -145,13 +148,14 @@ def test_every_kind_of_id_is_named_by_some_route(furnished: Furnished) -> None:
 LISTS = [endpoint for endpoint in routes() if endpoint.query is not None and not VARIABLE.search(endpoint.path)]
 LISTS = [endpoint for endpoint in LISTS if endpoint.method == "GET" and endpoint.role == "user"]
 # Files that an adapter found are the operator's doing, not the tenant's: flow/api/test_api_ingestion.py has some.
-LISTS = [endpoint for endpoint in LISTS if endpoint.path != "/api/ingestion/files"]
+# Ticks are a stream of what /api/work lists: flow/console/test_work.py reads it.
+LISTS = [endpoint for endpoint in LISTS if endpoint.path not in ("/api/ingestion/files", "/api/ticks")]
 
 
 @pytest.mark.parametrize("endpoint", LISTS, ids=named)
 def test_lists_show_only_ones_own(furnished: Furnished, endpoint: Endpoint) -> None:
     ground = furnished.ground
-    entries = {"/api/jobs": "jobs", "/api/pending": "items"}.get(endpoint.path, "data")
+    entries = {"/api/jobs": "jobs", "/api/pending": "items", "/api/work": "work"}.get(endpoint.path, "data")
     assert ground.ok("alice", "GET", endpoint.path)[entries]
     nothing = ground.ask("carol", "GET", endpoint.path)
     assert nothing.json[entries] == []
@@ -244,6 +248,60 @@ def test_idempotency_keys_are_everybodys_own(furnished: Furnished) -> None:
         ground.until(who, f"/v1/batches/{made[who][0]}", "status", "completed")
         ground.ok(who, "DELETE", f"/v1/files/{file_id}")
         ground.ok(who, "POST", f"/v1/uploads/{made[who][1]}/cancel")
+
+
+# -- sessions: named by keys that every owner chooses for itself
+
+STEERING = [one for one in routes() if one.path.startswith("/v1/sessions/{key}") and one.method != "GET"]
+MAKING = {"PUT /v1/sessions/{key}", "POST /v1/sessions/{key}/requests"}
+ASKED = {"endpoint": ENDPOINT, "body": {"model": "small", "messages": [{"role": "user", "content": "hello"}]}}
+SESSION_BODIES = {
+    "PUT /v1/sessions/{key}": {"on_dead_head": "block", "max_queued": 1},
+    "POST /v1/sessions/{key}/requests": ASKED,
+    "POST /v1/sessions/{key}/resume": {"retry_head": True},
+}
+
+
+@pytest.fixture(scope="module")
+def session(furnished: Furnished) -> tuple[str, str]:
+    """A session of alice's with one request: its key, and the request's id."""
+    answered = furnished.ground.ok("alice", "POST", "/v1/sessions/alices/requests", ASKED)
+    return "alices", answered["id"]
+
+
+def rows_of_alice(database: str) -> list[Any]:
+    query = "SELECT count(*), md5(string_agg(t::text, '|' ORDER BY t::text)) FROM penstock.{} t WHERE owner = 'alice'"
+    with psycopg.connect(database, autocommit=True) as connection:
+        tables = ("sessions", "session_requests", "lanes")
+        return [connection.execute(query.format(table).encode()).fetchone() for table in tables]
+
+
+@pytest.mark.parametrize("endpoint", STEERING, ids=named)
+@pytest.mark.parametrize("tenant", ["bob", "root"])
+def test_somebody_elses_session_is_out_of_reach(
+    furnished: Furnished, session: tuple[str, str], endpoint: Endpoint, tenant: str
+) -> None:
+    ground, (key, request_id) = furnished.ground, session
+    before = rows_of_alice(ground.database)
+    answers: list[tuple[Any, ...]] = []
+    for which in (key, "nobody"):  # as long, so that lengths can be compared
+        path = endpoint.path.replace("{key}", which).replace("{request_id}", request_id)
+        answer = ground.ask(tenant, endpoint.method, path, SESSION_BODIES.get(named(endpoint)))
+        # What was made is one's own, under the same name.
+        answers.append((answer.status,) if named(endpoint) in MAKING else comparable(answer, which))
+        ground.ask(tenant, "DELETE", f"/v1/sessions/{which}")
+    assert answers[0] == answers[1]
+    assert answers[0][0] == (200 if named(endpoint) in MAKING else 404)
+    assert rows_of_alice(ground.database) == before
+
+
+def test_priority_above_the_default_is_given_by_the_operator(furnished: Furnished) -> None:
+    ground = furnished.ground
+    for priority, status in ((0, 200), (-5, 200), (1, 403), (100, 403)):
+        assert ground.ask("bob", "PUT", "/v1/sessions/urgent", {"priority": priority}).status == status
+    ground.ok("root", "PUT", "/v1/sessions/urgent", {"priority": 100})
+    for tenant in ("bob", "root"):
+        ground.ok(tenant, "DELETE", "/v1/sessions/urgent")
 
 
 @pytest.mark.parametrize("endpoint", [one for one in routes() if one.role == "admin"], ids=named)

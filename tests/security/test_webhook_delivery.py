@@ -23,12 +23,14 @@ from penstock.deliver import endpoints, rounds, signing, webhooks
 from penstock.deliver.addresses import Policy, parse_url
 from penstock.deliver.endpoints import WebhookEndpoint
 from penstock.deliver.post import PostError, post
+from penstock.deliver.sealing import SecretBox
 from penstock.deliver.webhooks import Sender, deliver_due
 from penstock.model import public_id
 from tests.support.certificates import make_certificate
 from tests.support.db import connected, one, pooled
 from tests.support.receiver import OK, Message, Receiver, receiving, status
 
+BOX = SecretBox(lambda: [b"k" * 32])
 CLIENT = openai.OpenAI(api_key="none", base_url="http://127.0.0.1:1/v1")
 
 
@@ -40,7 +42,7 @@ class Bench:
 
     async def endpoint(self, url: str, owner: str = "alice") -> WebhookEndpoint:
         made = await endpoints.create_endpoint(
-            self.connection, owner=owner, name="n", url=url, event_types=["batch.completed"]
+            self.connection, BOX, owner=owner, name="n", url=url, event_types=["batch.completed"]
         )
         assert made
         return made
@@ -59,7 +61,7 @@ class Bench:
         return Sender(Policy(["127.0.0.0/8", "localhost"]), self.config.webhooks.webhook_timeout_s)
 
     async def deliver(self, **changes: Any) -> int:
-        return await deliver_due(self.pool, self.config, sender=replace(self.sender, **changes))
+        return await deliver_due(self.pool, self.config, sender=replace(self.sender, **changes), box=BOX)
 
     async def row(self, delivery: int) -> dict[str, Any]:
         names = "attempts, status_code, error, delivered_at, given_up_at, due_at > now() AS later"
@@ -116,7 +118,7 @@ def test_both_secrets_sign_while_a_rotation_lasts(database_18: str) -> None:
     async def body(bench: Bench) -> None:
         async with receiving(Receiver()) as receiver:
             old = await bench.endpoint(receiver.url)
-            new = await endpoints.rotate_secret(bench.connection, old.id, "alice", keep_s=3600)
+            new = await endpoints.rotate_secret(bench.connection, BOX, old.id, "alice", keep_s=3600)
             assert new
             await bench.event(old)
             await bench.deliver()
@@ -124,7 +126,7 @@ def test_both_secrets_sign_while_a_rotation_lasts(database_18: str) -> None:
             assert len(message.headers["webhook-signature"].split()) == 2
             for endpoint in (old, new):
                 CLIENT.webhooks.unwrap(message.body, message.headers, secret=signing.encode_secret(endpoint.secret))
-            newest = await endpoints.rotate_secret(bench.connection, old.id, "alice", keep_s=0)
+            newest = await endpoints.rotate_secret(bench.connection, BOX, old.id, "alice", keep_s=0)
             assert newest
             await bench.event(old)
             await bench.deliver()
@@ -320,7 +322,7 @@ def test_what_a_dead_process_had_taken_comes_due_again(database: str) -> None:
     async def body(bench: Bench) -> None:
         async with receiving(Receiver()) as receiver:
             delivery = await bench.event(await bench.endpoint(receiver.url))
-            mail = webhooks.Webhooks(bench.pool, bench.config.webhooks, bench.sender)
+            mail = webhooks.Webhooks(bench.pool, bench.config.webhooks, bench.sender, BOX)
             (lost,) = await mail.take(10)
             assert await bench.deliver() == 0
             await bench.make_due()
@@ -443,3 +445,54 @@ def test_a_header_that_would_break_the_request_is_not_sent() -> None:
             assert receiver.messages == []
 
     asyncio.run(scenario())
+
+
+# -- S16
+
+
+def test_secrets_are_sealed_for_their_row_and_sealed_anew(database: str) -> None:
+    """Swapped between rows they sign nothing; an old key is replaced without a receiver noticing."""
+    old_box, new_box = SecretBox(lambda: [b"o" * 32]), SecretBox(lambda: [b"k" * 32, b"o" * 32])
+
+    async def body(bench: Bench) -> None:
+        async with receiving(Receiver()) as receiver:
+            bare = await bench.endpoint(receiver.url)  # as a version before has stored it
+            plain = "UPDATE penstock.webhook_endpoints SET secret = %s WHERE id = %s"
+            await bench.connection.execute(plain, [bare.secret, bare.id])
+            sealed = await endpoints.create_endpoint(
+                bench.connection, old_box, owner="bob", name="n", url=receiver.url, event_types=["batch.completed"]
+            )
+            assert sealed
+            foreign = await bench.event(sealed)
+            assert await bench.deliver() == 1
+            assert "key that this process does not have" in (await bench.row(foreign))["error"]
+            assert await endpoints.seal_all(bench.connection, BOX) == (1, 1)
+            assert await endpoints.seal_all(bench.connection, new_box) == (1, 0)
+            assert await endpoints.seal_all(bench.connection, new_box) == (0, 0)
+            for endpoint in (bare, sealed):
+                await bench.event(endpoint)
+            await bench.make_due()
+            assert await bench.deliver() == 3
+            for message in receiver.messages:
+                secrets = [signing.encode_secret(endpoint.secret) for endpoint in (bare, sealed)]
+                assert any(_verifies(message, secret) for secret in secrets)
+            swap = (
+                "UPDATE penstock.webhook_endpoints e SET secret = o.secret FROM penstock.webhook_endpoints o"
+                " WHERE e.id <> o.id"
+            )
+            await bench.connection.execute(swap)
+            swapped = [await bench.event(endpoint) for endpoint in (bare, sealed)]
+            assert await bench.deliver() == 2
+            for delivery in swapped:
+                assert "belongs to another row" in (await bench.row(delivery))["error"]
+            assert len(receiver.messages) == 3
+
+    on_bench(database, body)
+
+
+def _verifies(message: Message, secret: str) -> bool:
+    try:
+        CLIENT.webhooks.unwrap(message.body, message.headers, secret=secret)
+    except openai.InvalidWebhookSignatureError:
+        return False
+    return True

@@ -63,6 +63,13 @@ class Disk:
                     while ballast.write(bytes(size)) == size:
                         pass
 
+    def leave(self, size_bytes: int) -> None:
+        """Fill all but so much of it."""
+        found = os.statvfs(self.path)
+        with self._ballast.open("ab", buffering=0) as ballast:
+            for _ in range(max(0, found.f_bavail * found.f_frsize - size_bytes) // MIB):
+                ballast.write(bytes(MIB))
+
     def make_room(self) -> None:
         self._ballast.unlink()
 

@@ -59,14 +59,23 @@ def post_job(
     filename: str = "rows.csv",
     headers: Mapping[str, str] | None = None,
     key: str | None = None,
+    timeout_s: float = 30.0,
 ) -> Answered:
     """`POST /api/jobs` with one file."""
     body, kind = form({"spec": spec if isinstance(spec, str) else json.dumps(spec), "file": content}, filename)
-    return server.ask("POST", "/api/jobs", body, headers={"content-type": kind, **(headers or {})}, key=key)
+    sent = {"content-type": kind, **(headers or {})}
+    return server.ask("POST", "/api/jobs", body, headers=sent, key=key, timeout_s=timeout_s)
 
 
-def start_job(server: ServerProcess, content: bytes, spec: Mapping[str, Any], *, filename: str = "rows.csv") -> str:
-    answer = post_job(server, content, spec, filename=filename)
+def start_job(
+    server: ServerProcess,
+    content: bytes,
+    spec: Mapping[str, Any],
+    *,
+    filename: str = "rows.csv",
+    timeout_s: float = 30.0,
+) -> str:
+    answer = post_job(server, content, spec, filename=filename, timeout_s=timeout_s)
     assert answer.status == 200, answer.content
     name: str = answer.json["jobId"]
     return name

@@ -30,6 +30,12 @@ class MockProcess:
             stats: dict[str, object] = json.load(answer)
         return stats
 
+    def set(self, **options: object) -> None:
+        """Change options while it serves: `set(error_rate=1)`."""
+        body = json.dumps({name.replace("_", "-"): value for name, value in options.items()}).encode()
+        with urlopen(f"{self.origin}/mock/set", body, timeout=10) as answer:
+            assert answer.status == 200
+
 
 def spawn_mock(*args: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _PROGRAM, *args]

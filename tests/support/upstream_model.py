@@ -20,6 +20,10 @@ class SlotUpstream:
     slowdown: float = 1.0
     tokens: tuple[int, int] = (50, 150)
     seed: int = 1
+    unrest: float = 0.0
+    """How much the pace of everything changes from second to second, as on a machine that others use too."""
+    failing: Callable[[int], float] = lambda _: 0.0
+    """Part of the calls that fails, by the number of calls in flight."""
     done: list[tuple[float, int, float]] = field(default_factory=list)
     """When each call ended, its tokens, and how long it took."""
 
@@ -28,12 +32,13 @@ class SlotUpstream:
     ) -> list[float]:
         """Keep as many calls in flight as the controller says, or a fixed number; returns the limits it chose."""
         rng, bounds, tick_s = random.Random(self.seed), Bounds(1, 1_000), 0.5
+        weather, slow_until, slower = random.Random(self.seed), 0.0, 1.0
         state = concurrency.begin(start, 0.0, Totals(), bounds)
         level, limits = fixed or start, [float(start)]
         now, next_tick, in_flight = 0.0, tick_s, 0
         queue: list[float] = []
         running: list[tuple[float, float, int]] = []
-        calls, work, busy_s, flight_s, limited_s = 0, 0.0, 0.0, 0.0, 0.0
+        calls, work, busy_s, flight_s, limited_s, failed = 0, 0.0, 0.0, 0.0, 0.0, 0
         while now < seconds:
             while in_flight < level:
                 queue.append(now)
@@ -42,7 +47,9 @@ class SlotUpstream:
             while queue and len(running) < slots:
                 tokens = rng.randint(*self.tokens)
                 load = min(1.0, (len(running) + 1) / slots)
-                takes_s = tokens * self.token_s * (1 + (self.slowdown - 1) * load)
+                if now >= slow_until:
+                    slow_until, slower = now + 1, weather.lognormvariate(0, self.unrest)
+                takes_s = slower * tokens * self.token_s * (1 + (self.slowdown - 1) * load)
                 heapq.heappush(running, (now + takes_s, queue.pop(0), tokens))
             then = min(running[0][0] if running else next_tick, next_tick)
             flight_s += in_flight * (then - now)
@@ -50,14 +57,17 @@ class SlotUpstream:
             now = then
             while running and running[0][0] <= now:
                 _, sent, tokens = heapq.heappop(running)
-                in_flight -= 1
+                fails, in_flight = rng.random() < self.failing(in_flight), in_flight - 1
+                if fails:
+                    failed += 1
+                    continue
                 calls, busy_s = calls + 1, busy_s + now - sent
                 work += tokens if counts_tokens else 1
                 self.done.append((now, tokens, now - sent))
             if now >= next_tick:
                 next_tick += tick_s
                 if fixed is None:
-                    totals = Totals(calls, work, busy_s, flight_s, limited_s)
+                    totals = Totals(calls, work, busy_s, flight_s, limited_s, failed)
                     state, _ = concurrency.adjust(state, now, totals, bounds)
                     level = max(1, round(state.level))
                     limits.append(state.limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,9 @@ def test_modules_stay_small_and_well_named(path: Path) -> None:
     assert len(lines) <= MAX_LINES, f"{path.name} has {len(lines)} lines: more than one room in it?"
 
 
+PAGES_OF_DOCS = sorted((REPOSITORY / "docs").rglob("*.md"))
+
+
 @pytest.mark.parametrize("stage", sorted(STAGES))
 def test_a_stage_does_not_import_another(stage: str) -> None:
     for path in (ROOT / stage).rglob("*.py"):
@@ -46,12 +50,12 @@ def test_a_stage_does_not_import_another(stage: str) -> None:
 
 
 def test_only_settle_writes_outcomes() -> None:
+    """But for an import, which brings those of another system."""
+    writing = re.compile(r"(INTO|UPDATE|COPY)\s+penstock\.outcomes\b")
     writers = [
-        path.relative_to(ROOT).as_posix()
-        for path in ROOT.rglob("*.sql")
-        if "INTO penstock.outcomes" in path.read_text("utf-8") or "UPDATE penstock.outcomes" in path.read_text("utf-8")
+        path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.sql") if writing.search(path.read_text("utf-8"))
     ]
-    assert writers == ["settle/settle.sql"]
+    assert sorted(writers) == ["moving/moving.sql", "settle/settle.sql"]
 
 
 def test_the_configuration_page_is_current() -> None:
@@ -63,7 +67,28 @@ def test_the_configuration_page_is_current() -> None:
         assert row in page, f"docs/configuration.md lacks or misstates {knob.name}: expected\n{row}"
 
 
-@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_the_reference_is_current() -> None:
+    written = runpy.run_path(str(REPOSITORY / "scripts" / "reference_pages.py"))
+    for name, page in written["PAGES"].items():
+        current = (REPOSITORY / "docs" / "reference" / name).read_text("utf-8")
+        assert current == page(), f"docs/reference/{name} is not what the code says: run make docs"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    docs = REPOSITORY / "docs"
+    linked = set(re.findall(r"\]\(([\w/.-]+\.md)\)", (docs / "README.md").read_text("utf-8")))
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    expected = pages - {"README.md", "wheel.md"} - {page for page in pages if page.startswith("adr/")}
+    assert linked == expected, "docs/README.md lists every page, and no other"
+
+
+@pytest.mark.parametrize("page", [*PAGES_OF_DOCS, REPOSITORY / "README.md"], ids=lambda page: page.name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES_OF_DOCS, ids=lambda page: page.name)
 def test_the_tests_that_a_page_names_exist(page: Path) -> None:
     for path, _, name in re.findall(r"`((?:tests|bench)/[\w/]+\.py)(::(\w+))?`", page.read_text("utf-8")):
         assert (REPOSITORY / path).exists(), path

@@ -13,6 +13,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.support.server import served
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -46,6 +48,39 @@ def test_the_description_has_no_link_into_the_repository(metadata: Message) -> N
     assert description.startswith("# Penstock")
     targets = re.findall(r"\]\(([^)]*)\)|\]:\s*(\S+)|(?:href|src)=[\"']([^\"']*)", description)
     assert [target for found in targets for target in found if target and not target.startswith("https://")] == []
+
+
+def test_the_wheel_that_the_readme_names_can_be_installed(wheel: ZipFile, tmp_path: Path) -> None:
+    built = Path(str(wheel.filename))
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert readme.count(f"install dist/{built.name}") == 2
+    uv = str(Path(sys.executable).with_name("uv"))
+    # Without what it depends on, which is here already.
+    subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--target", tmp_path, built], check=True)
+    command = [sys.executable, "-c", "import penstock, sys; print(penstock.map.__module__, penstock.__file__)"]
+    said = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, check=True, capture_output=True, text=True)
+    assert said.stdout.split() == ["penstock.library.map", str(tmp_path / "penstock" / "__init__.py")]
+
+
+def test_the_installed_wheel_serves_every_asset_of_the_console(
+    wheel: ZipFile, tmp_path: Path, database_18: str
+) -> None:
+    wheel.extractall(tmp_path / "installed")  # what an installer does with a wheel of Python alone
+    static = tmp_path / "installed" / "penstock" / "console" / "static"
+    # A file that differs from the repository's: it is the installed one that is served.
+    (static / "index.html").write_bytes((static / "index.html").read_bytes() + b"<!-- installed -->")
+    env = {"PYTHONPATH": str(tmp_path / "installed")}
+    with served(tmp_path, "--base-url", "http://127.0.0.1:9/v1", database=database_18, workers=0, env=env) as server:
+        page = server.ask("GET", "/console/")
+        assert page.content.endswith(b"<!-- installed -->")
+        for path in static.rglob("*"):
+            if path.is_file() and path.suffix != ".toml":
+                name = path.relative_to(static).as_posix()
+                answer = server.ask("GET", f"/console/static/{name}")
+                assert (answer.status, answer.content) == (200, path.read_bytes()), name
+        named = re.findall(rb'(?:href|src)="([^"]+)"|"(\./static/[^"]+)"', page.content)
+        for reference in {(one or other).decode().removeprefix("./") for one, other in named}:
+            assert server.ask("GET", f"/console/{reference.partition('#')[0]}").status == 200, reference
 
 
 def test_what_the_code_leans_on_is_bounded(metadata: Message) -> None:

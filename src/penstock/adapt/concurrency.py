@@ -15,6 +15,10 @@ a unit of work takes, which varies far less than the number of calls that happen
 - *steering*: levels a little above and below the limit take turns. What the upper one brings beyond the lower, compared
   with the calls it has more, moves the limit.
 
+Upstreams are restless: the same calls bring more in one second than in the next. How much the figures scatter is
+measured too. The more they do, the longer a level lasts, the farther the levels are apart, and the surer a trend must
+be before it moves the limit.
+
 Pure functions: the time is an argument, and what they remember is a value that can be stored.
 """
 
@@ -25,9 +29,12 @@ from typing import Literal
 
 import msgspec
 
+from penstock.adapt.overload import Overload, judge
+
 CLIMB = 1.8
 DESCEND = 1.35
 _WORTH_CLIMBING = 0.5
+_UNSURE_MAX = 0.3
 _NOTHING_GAINED = 0.06
 _DITHER = 0.1
 # More calls are worth it while 1 % of them brings more than this part of 1 % of work.
@@ -35,17 +42,23 @@ _WORTH_HAVING = 0.1
 _GAIN_UP = 0.5
 _GAIN_DOWN = 1.0
 _STEP_MAX = 1.3
-_TREND_WEIGHT = 0.6
+# The trend as a filter sees it: how far off it may be at first, and how much it may change from level to level.
+_TREND_VARIANCE = 1.0
+_TREND_DRIFT = 0.02
+# Scatter of the figures of one level, as a part of them: at first, and the weight and bound of each new one.
+_NOISE = 0.03
+_NOISE_WEIGHT = 0.2
+_NOISE_MAX = 0.5
+_DITHER_MAX = 0.25
 # A level lasts for one or two rounds of calls, and for as many of them as make its figures believable.
 _MIN_CALLS = 16
 _MIN_LEVEL_S = 0.4
+_MAX_LEVEL_S = 6.0
+_LEVEL_S_OF_NOISE = 20.0
 # A level counts if so much of it was used. Otherwise it says nothing of the limit.
 _BUSY_SHARE = 0.6
 # Work that comes to so much less, or more, than the calls at a time explain: the upstream has changed.
 _CHANGED = 0.2
-_ERROR_SHARE = 0.1
-_ERROR_MIN = 4
-_ERROR_CUT = 0.7
 _FORGOTTEN_S = 600.0
 _ONLY_LONGER = "more calls only took longer"
 
@@ -112,8 +125,14 @@ class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
     """Totals when the level began, or was settled."""
     last: Level | None = None
     """The level before this one."""
-    trend: float | None = None
-    """Part of 1 % of work that 1 % of calls brings, a moving average."""
+    trend: float = 0.5
+    """Part of 1 % of work that 1 % of calls brings, and the variance of that estimate."""
+    variance: float = _TREND_VARIANCE
+    noise: float = _NOISE
+    """How much the work done per second scatters at one level: the mean of its relative changes."""
+    drops: int = 0
+    """Levels after each other that brought much less work than was to be expected."""
+    overload: Overload = Overload()
 
 
 class Pressure(msgspec.Struct, frozen=True):
@@ -141,13 +160,16 @@ def adjust(
     if seen.calls < 0 or seen.flight_s < 0:
         return _restart(state, now_s, totals, bounds), None  # a process has left, and its totals with it
     if now_s - state.since_s > _FORGOTTEN_S:
-        again = msgspec.structs.replace(state, course="up", last=None, trend=None)
-        return _restart(again, now_s, totals, bounds), None
+        return _restart(_turn(state, "up"), now_s, totals, bounds), None
     if not bounds.floor <= state.limit <= bounds.ceiling:
         return _move(state, state.limit, now_s, totals, bounds), "the limits set by the operator"
-    if seen.failed >= _ERROR_MIN and seen.failed >= _ERROR_SHARE * (seen.failed + seen.calls):
-        cut = msgspec.structs.replace(state, course="steady", last=None, trend=None)
-        return _move(cut, state.limit * _ERROR_CUT, now_s, totals, bounds), f"errors ×{seen.failed}"
+    overload, limit = judge(state.overload, totals.calls + totals.failed, totals.failed, state.limit)
+    judged = msgspec.structs.replace(state, overload=overload)
+    if limit != state.limit:
+        why = f"errors ×{totals.failed - state.overload.failed}"
+        why = why if limit < state.limit else "fewer calls brought no fewer errors"
+        return _move(_turn(judged, "steady"), limit, now_s, totals, bounds), why
+    state = judged
     if state.settled_s is None:
         return _settle(state, now_s, totals, seen, bounds.spread_s), None
     lasted_s = now_s - state.settled_s
@@ -172,7 +194,8 @@ def _settle(state: Concurrency, now_s: float, totals: Totals, seen: Totals, spre
 
 def _is_measured(state: Concurrency, seen: Totals, lasted_s: float) -> bool:
     rounds = 1.0 if state.course == "up" else 2.0
-    return lasted_s >= _MIN_LEVEL_S and seen.calls >= max(_MIN_CALLS, rounds * state.level)
+    least_s = min(max(_MIN_LEVEL_S, _LEVEL_S_OF_NOISE * state.noise), _MAX_LEVEL_S)
+    return lasted_s >= least_s and seen.calls >= max(_MIN_CALLS, rounds * state.level)
 
 
 def _climb(
@@ -181,7 +204,8 @@ def _climb(
     last = state.last
     state = msgspec.structs.replace(state, last=level)
     gained = None if last is None else _elasticity(last, level)
-    if gained is None or gained >= _WORTH_CLIMBING:
+    unsure = 0.0 if last is None else min(_scatter(state, last, level) / 2, _UNSURE_MAX)
+    if gained is None or gained >= _WORTH_CLIMBING + unsure:
         if state.limit >= bounds.ceiling:
             return _restart(_turn(state, "steady"), now_s, totals, bounds), None
         why = "trying more" if gained is None else f"{gained:.0%} of what more calls could bring"
@@ -199,7 +223,7 @@ def _descend(
     lost = None if last is None else _elasticity(last, level)
     if last is None or lost is None:
         return _move(_turn(state, "steady", level), state.limit, now_s, totals, bounds), None
-    if lost < _WORTH_HAVING and state.limit > bounds.floor:
+    if lost < max(_WORTH_HAVING, _scatter(state, last, level)) and state.limit > bounds.floor:
         # Compared with the same upper level to the end: small losses add up.
         return _move(state, state.limit / DESCEND, now_s, totals, bounds), "fewer calls bring as much"
     return _move(_turn(state, "steady"), _knee(level, last), now_s, totals, bounds), "fewer calls bring less"
@@ -213,7 +237,7 @@ def _knee(lower: Level, upper: Level) -> float:
 
 
 def _turn(state: Concurrency, course: Course, last: Level | None = None) -> Concurrency:
-    return msgspec.structs.replace(state, course=course, last=last, trend=None)
+    return msgspec.structs.replace(state, course=course, last=last, trend=0.5, variance=_TREND_VARIANCE, drops=0)
 
 
 def _steer(
@@ -223,33 +247,46 @@ def _steer(
     gained = None if last is None else _elasticity(last, level)
     if last is None or gained is None:
         return _move(msgspec.structs.replace(state, last=level), state.limit, now_s, totals, bounds), None
-    change = level.work_per_s / (last.work_per_s * min(1.0, level.in_flight / last.in_flight))
-    if change < 1 - _CHANGED:
+    change = math.log(level.work_per_s / (last.work_per_s * min(1.0, level.in_flight / last.in_flight)))
+    if change < -max(_CHANGED, 3 * state.noise):
+        if not state.drops:  # measured once more: it may be chance
+            return _restart(msgspec.structs.replace(state, drops=1), now_s, totals, bounds), None
         fewer = max(level.work_per_s * last.unit_s * (1 + _DITHER / 2), state.limit / 2)
         moved = _move(_turn(state, "steady"), min(fewer, state.limit), now_s, totals, bounds)
-        return moved, f"{1 - change:.0%} less work done"
-    if gained > 1 + _CHANGED or gained < -_CHANGED:
-        return _move(_turn(state, "steady", level), state.limit, now_s, totals, bounds), None
-    trend = gained if state.trend is None else state.trend + _TREND_WEIGHT * (gained - state.trend)
-    if trend > 1 - _CHANGED and gained > 1 - _CHANGED and state.trend is not None:
+        return moved, f"{1 - math.exp(change):.0%} less work done"
+    state = _learn(state, last, level, gained)
+    sure = math.sqrt(state.variance)
+    if state.trend - sure > _WORTH_CLIMBING:
         return _move(_turn(state, "up", level), state.limit * CLIMB, now_s, totals, bounds), "all of it was used"
-    if trend < _NOTHING_GAINED and gained < _NOTHING_GAINED and state.trend is not None:
+    if state.trend + sure < 2 * _WORTH_HAVING and gained < _NOTHING_GAINED:
         upper = max(last, level, key=lambda each: each.in_flight)
         return _move(_turn(state, "down", upper), state.limit / DESCEND, now_s, totals, bounds), _ONLY_LONGER
-    gain = _GAIN_UP if trend > _WORTH_HAVING else _GAIN_DOWN
-    factor = math.exp(gain * (trend - _WORTH_HAVING))
+    # So much of the trend as cannot be chance.
+    worth = state.trend - _WORTH_HAVING
+    worth = math.copysign(max(0.0, abs(worth) - sure / 2), worth)
+    factor = math.exp((_GAIN_UP if worth > 0 else _GAIN_DOWN) * worth)
     factor = min(max(factor, 1 / _STEP_MAX), _STEP_MAX)
-    state = msgspec.structs.replace(state, last=level, trend=trend)
-    moved = _move(state, state.limit * factor, now_s, totals, bounds)
-    why = f"1 % more calls bring {max(0.0, trend):.1f} % more" if abs(factor - 1) > 0.02 else None
+    moved = _move(msgspec.structs.replace(state, last=level), state.limit * factor, now_s, totals, bounds)
+    why = f"1 % more calls bring {max(0.0, state.trend):.1f} % more" if abs(factor - 1) > 0.02 else None
     return moved, why
+
+
+def _learn(state: Concurrency, last: Level, level: Level, gained: float) -> Concurrency:
+    """Take what a level gained over the one before into the trend, by as much as its scatter lets it be believed."""
+    calls = math.log(level.in_flight / last.in_flight)
+    strayed = abs(math.log(level.work_per_s / last.work_per_s) - min(max(state.trend, 0.0), 1.0) * calls)
+    noise = state.noise + _NOISE_WEIGHT * (min(strayed, _NOISE_MAX) - state.noise)
+    variance = state.variance + _TREND_DRIFT
+    believed = variance / (variance + _scatter(state, last, level) ** 2)
+    trend = state.trend + believed * (gained - state.trend)
+    return msgspec.structs.replace(state, trend=trend, variance=(1 - believed) * variance, noise=noise, drops=0)
 
 
 def _yield_to(
     state: Concurrency, pressure: Pressure, now_s: float, totals: Totals, bounds: Bounds
 ) -> tuple[Concurrency, str | None]:
     """Do with what the upstream can take: it says that calls wait in its own queue, or that its cache is full."""
-    state = msgspec.structs.replace(state, course="steady", last=None, trend=None)
+    state = _turn(state, "steady")
     if pressure.cache > 0.95:
         return _move(state, state.limit * 0.8, now_s, totals, bounds), f"its cache is {pressure.cache:.0%} full"
     fewer = max(state.limit - pressure.waiting / 2, state.limit * 0.8)
@@ -261,7 +298,13 @@ def _elasticity(last: Level, level: Level) -> float | None:
     calls = math.log(max(level.in_flight, 1e-9) / max(last.in_flight, 1e-9))
     if abs(calls) < _DITHER / 2:
         return None
-    return min(max(math.log(level.work_per_s / last.work_per_s) / calls, -1.0), 1.5)
+    # Bounded alike on both sides of none: where the figures scatter, their mean must not lean towards more calls.
+    return min(max(math.log(level.work_per_s / last.work_per_s) / calls, -1.5), 1.5)
+
+
+def _scatter(state: Concurrency, last: Level, level: Level) -> float:
+    """How far off an elasticity may be by chance."""
+    return state.noise / max(abs(math.log(level.in_flight / last.in_flight)), _DITHER / 2)
 
 
 def _move(state: Concurrency, limit: float, now_s: float, totals: Totals, bounds: Bounds) -> Concurrency:
@@ -271,7 +314,7 @@ def _move(state: Concurrency, limit: float, now_s: float, totals: Totals, bounds
     level = limit
     if state.course == "steady":
         # At least one call apart, otherwise small limits would never be left.
-        apart = max(limit * _DITHER, 0.6)
+        apart = max(limit * min(max(_DITHER, state.noise), _DITHER_MAX), 0.6)
         level = limit + apart if below or limit - apart < bounds.floor else limit - apart
         level = _within(level, bounds)
     carried = max(level, state.level, state.carried if state.settled_s is None else 0.0)

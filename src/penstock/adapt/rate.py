@@ -35,6 +35,8 @@ _LOOK_BACK_S = 5.0
 # Refusals that come together are one event: calls that were under way when the first came back.
 _SAME_EVENT_S = 0.5
 _LOWEST = 1 / 60
+# Rounds come more often than this: in a longer pause nothing was called.
+_ROUND_S = 1.0
 _FORGOTTEN_S = 3_600.0
 _STATED_FOR_S = 60.0
 
@@ -60,6 +62,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     step: float = _RAISE
     trust: float = _TRUST_MIN
     """How much longer than at first the rate stands still: refusals came only when it was raised."""
+    seen_s: float = 0.0
+    """When the state was last looked at."""
     stated: float | None = None
     stated_s: float = 0.0
     """What headers allow, and when they last said so."""
@@ -68,6 +72,13 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 def begin(now_s: float, admitted: int) -> Rate:
     """The state before anything is known."""
     return Rate(refused_s=now_s, counted_s=now_s, counted=admitted, raised_s=now_s, raised=admitted)
+
+
+def pass_time(state: Rate, now_s: float) -> Rate:
+    """The state at `now_s`. Time in which no process was there to call does not count for an estimate: the calls that
+    were not made then would be taken for calls that are not allowed."""
+    absent_s = max(0.0, now_s - state.seen_s - _ROUND_S) if state.seen_s else 0.0
+    return msgspec.structs.replace(state, seen_s=now_s, counted_s=min(state.counted_s + absent_s, now_s))
 
 
 def refuse(state: Rate, now_s: float, admitted: int, open_at_s: float) -> tuple[Rate, str | None]:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from random import getrandbits
 from time import monotonic
 from typing import Any
@@ -22,7 +23,7 @@ import msgspec
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.api import (
@@ -34,34 +35,45 @@ from penstock.api import (
     follow,
     health,
     ingestion,
+    items,
     job_errors,
     job_kickoff,
     job_operations,
     job_rows,
     jobs,
     keys,
+    me,
     messages,
     metrics,
     models,
     passthrough,
     pending,
+    preview,
     providers,
     quotas,
     results,
     samples,
     sessions,
+    ticks,
     uploads,
     webhooks,
+    work,
+    workers,
 )
 from penstock.api.access import SHOWN_PATH_CHARS, count_request, log_access
-from penstock.api.auth import Auth
-from penstock.api.endpoint import Call, Caller, Endpoint, Server
-from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, over_quota, render
+from penstock.api.auth import Auth, key_ended
+from penstock.api.endpoint import Call, Caller, Encoded, Endpoint, Server
+from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, out_of_memory, over_quota, refusal
 from penstock.api.guard import Guard, SlowReaderError, read_body
+from penstock.api.key_watch import KeyWatch
 from penstock.api.openapi import document
+from penstock.api.reading import check_url
 from penstock.api.routes import Reader, Routes
+from penstock.api.sign_in import check_origin
 from penstock.batches.run_again import NotRetryable
 from penstock.config import Config, DatabaseLimits
+from penstock.console import views
+from penstock.db.embedded.reserve import delete_with_reserve
 from penstock.db.pool import Pool, open_pool
 from penstock.dispatch.providers import Providers
 from penstock.erase.erase import NotErasable
@@ -77,8 +89,10 @@ from penstock.quotas.quotas import QuotaExceeded
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties
+from penstock.server.connections import trust_connection
 from penstock.server.halts import Halts
 from penstock.server.kickoff import Kickoffs
+from penstock.server.memory import Hold, MemoryBudget, MemoryUsedUpError
 from penstock.server.quotas import OwnerQuotas
 from penstock.server.waiters import Waiters
 from penstock.worker.identity import LastingIdentity
@@ -97,11 +111,17 @@ _MODULES = (
     results,
     follow,
     jobs,
+    preview,
     job_rows,
+    items,
     job_errors,
     samples,
     pending,
     audit,
+    me,
+    work,
+    workers,
+    ticks,
     ingestion,
     job_operations,
     job_kickoff,
@@ -134,7 +154,7 @@ def create_app(server: Server, *, in_process: bool = False, trust_prefix: bool =
     declared = endpoints()
     if server.config.metrics.metrics_public:
         declared = tuple(replace(each, role="anyone") if each.path == metrics.PATH else each for each in declared)
-    return Api(server, auth, declared, trust_prefix=trust_prefix, counted=not in_process)
+    return Api(server, auth, declared, views.PAGES, trust_prefix=trust_prefix, counted=not in_process)
 
 
 class Api:
@@ -145,11 +165,12 @@ class Api:
         server: Server,
         auth: Auth,
         declared: Sequence[Endpoint],
+        pages: Sequence[Endpoint] = (),
         *,
         trust_prefix: bool = False,
         counted: bool = True,
     ) -> None:
-        """`counted` requests are limited in number."""
+        """`pages` are for browsers, and not described. `counted` requests are limited in number."""
         self._server = server
         self._counted = counted
         self._auth = auth
@@ -160,7 +181,7 @@ class Api:
         )
         self.endpoints = (*declared, described)
         self._document = document(self.endpoints)
-        self._routes = Routes(self.endpoints)
+        self._routes = Routes((*self.endpoints, *pages))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -172,20 +193,33 @@ class Api:
         path = self._mounted(scope)
         dialect: Dialect = "anthropic" if path.startswith("/v1/messages") else "openai"
         request_id = f"req_{getrandbits(96):024x}"  # it names a request and guards nothing
-        guard = Guard(receive, send, self._server.config.serve, _constant_headers(dialect, request_id))
+        memory = Hold(self._server.memory)
+        guard = Guard(receive, send, self._server.config.serve, _constant_headers(dialect, request_id), memory)
         who, route = _UNKNOWN, None
         try:
             response: Response
             try:
                 request = Request(scope, guard.receive)
                 route, who = await self._admit(request, path)
-                response = await self._answer(route, who, request, request_id)
+                if who is not _UNKNOWN:
+                    memory.belong_to(who.owner)
+                    trust_connection(scope)
+                if who.key_id is not None:
+                    self._server.key_watch.begin(who.key_id, guard)
+                response = await self._answer(route, who, request, request_id, memory)
+                guard.cover(b"" if isinstance(response, StreamingResponse) else response.body)
             except (ClientDisconnect, SlowReaderError):
-                raise
+                if not guard.shut_out:
+                    raise
+                response = Response()
             except Exception as error:
                 # Every failure is answered in the shape of the client's dialect.
-                response = _refusal(_to_api_error(error, request_id), dialect, request_id)
+                response = refusal(_to_api_error(error, request_id), dialect, request_id)
                 await guard.linger()
+            # A stream is begun all the same, and broken off: it holds what only it can let go.
+            if guard.shut_out and not isinstance(response, StreamingResponse):
+                response = refusal(key_ended(), dialect, request_id)
+                guard.open_for_refusal()
             await _send(response, scope, guard)
         except (ClientDisconnect, SlowReaderError):
             pass  # no client is left to be answered; without an end, the server closes the connection
@@ -193,6 +227,9 @@ class Api:
             # Too late for another answer: the connection is cut.
             _log_error(error, request_id)
         finally:
+            if who.key_id is not None:
+                self._server.key_watch.end(who.key_id, guard)
+            memory.release()
             seconds = monotonic() - started
             log_access(scope["method"], path, guard, who, seconds, request_id)
             count_request(route.endpoint if isinstance(route, Reader) else None, guard, seconds)
@@ -215,9 +252,10 @@ class Api:
     async def _admit(self, request: Request, path: str) -> tuple[Reader | Response, Caller]:
         """Find the endpoint and the caller. Keys are checked first: a caller without one does not learn which routes
         exist."""
+        check_url(request.scope)
         method = request.method
         found = self._routes.find(path)
-        if found is None:
+        if found is None or (path == "/" and not views.wants_page(request.headers)):
             who = await self._auth.identify(request.headers)
             if self._counted:
                 await self._server.quotas.admit(who.owner)
@@ -227,6 +265,8 @@ class Api:
         if route is not None and route.endpoint.role == "anyone":
             return route, _UNKNOWN
         who = await self._auth.identify(request.headers)
+        if who.signed_in:
+            check_origin(request, self._server.config.public_url)
         if self._counted and (route is None or route.endpoint.counted):
             await self._server.quotas.admit(who.owner)
         if route is None:
@@ -243,36 +283,30 @@ class Api:
             raise ApiError(403, "This needs an admin's key.", type="permission_error", code="forbidden")
         return route, who
 
-    async def _answer(self, reader: Reader | Response, who: Caller, request: Request, request_id: str) -> Response:
+    async def _answer(
+        self, reader: Reader | Response, who: Caller, request: Request, request_id: str, memory: Hold
+    ) -> Response:
         if isinstance(reader, Response):
             return reader
         endpoint = reader.endpoint
         query = reader.query.read(request.scope["query_string"]) if reader.query else None
         body = None
         if reader.body is not None:
-            content = await read_body(request, self._server.config.serve.max_json_bytes)
+            content = await read_body(request, self._server.config.serve.max_json_bytes, memory)
             body = reader.body.read(content, request.headers.get("content-type"))
         with span(f"{endpoint.method} {endpoint.path}", "SERVER", caller=request.headers):
-            answer = await endpoint.handle(Call(self._server, who, request, request_id, query, body))
+            handle = partial(endpoint.handle, Call(self._server, who, request, request_id, memory, query, body))
+            deletes, data_dir = endpoint.method == "DELETE", self._server.config.data_dir
+            answer = await (delete_with_reserve(data_dir, handle) if deletes else handle())
         if isinstance(answer, Response):
             return answer
-        return _Encoded(msgspec.json.encode(answer), endpoint.status, endpoint.media)
+        return Encoded(msgspec.json.encode(answer), endpoint.status, endpoint.media)
 
     async def _describe(self, call: Call[None, None]) -> Response:
         prefix = self._server.config.public_url or call.request.scope.get("root_path") or "/"
         return Response(
             msgspec.json.encode({**self._document, "servers": [{"url": prefix}]}), media_type="application/json"
         )
-
-
-class _Encoded(Response):
-    """Response that is encoded already and needs no headers of its own: faster than starlette's."""
-
-    def __init__(self, body: bytes, status: int, media: str) -> None:
-        self.status_code = status
-        self.body = body
-        self.background = None
-        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media.encode())]
 
 
 def _constant_headers(dialect: Dialect, request_id: str) -> list[tuple[bytes, bytes]]:
@@ -295,10 +329,6 @@ async def _send(response: Response, scope: Scope, guard: Guard) -> None:
 # -- errors and the access log
 
 
-def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> Response:
-    return Response(render(error, dialect, request_id), error.status, error.headers, "application/json")
-
-
 def _to_api_error(error: Exception, request_id: str) -> ApiError:
     """The answer to a client for any exception."""
     match error:
@@ -311,10 +341,12 @@ def _to_api_error(error: Exception, request_id: str) -> ApiError:
         case UploadMissing():
             return ApiError(404, error.message, param="id")
         case IntakeRefused():
-            status = 413 if error.code == "file_too_large" else 400
+            status = 413 if error.code in ("file_too_large", "too_many_tasks") else 400
             return ApiError(status, error.advice, param=error.param, code=error.code)
         case QuotaExceeded():
             return over_quota(error)
+        case MemoryUsedUpError():
+            return out_of_memory()
         case IntakeGivenUp() | TooManyWaitingError():
             return busy(error.message)
         case psycopg.errors.DiskFull():
@@ -371,6 +403,9 @@ def make_server(
         OwnerQuotas(database, config.quotas, config.serve.key_cache_s),
         QueueFigures(config, database),
         ProcessMetrics(),
+        MemoryBudget(config.serve.request_memory_bytes),
+        KeyWatch(database, config.serve.key_cache_s),
+        ticks.Ticks(database),
     )
 
 

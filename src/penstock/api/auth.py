@@ -14,23 +14,29 @@ from starlette.datastructures import Headers
 
 from penstock.api.endpoint import Caller
 from penstock.api.errors import ApiError
-from penstock.api.keys import KEY, FoundKey, find_key, has_any_key, hash_of
-from penstock.db.pool import Pool, borrowed
+from penstock.api.keys import KEY, FoundKey, find_key, find_signed_in, has_any_key, hash_of
+from penstock.api.sign_in import token_in
+from penstock.db.pool import Connection, Pool, borrowed
 from penstock.server.listener import is_loopback
 
 LOCAL = Caller("local", "admin", None)
 """Caller, and owner of everything, on a server without keys."""
 
+Look = Callable[[Connection, bytes], Coroutine[Any, Any, FoundKey | None]]
+"""Looks a key up by a hash: its own, or that of a sign-in."""
+
 _MAX_REMEMBERED = 10_000
 _ANY_KEY = b""
+_OWN_SITES = (b"none", b"same-origin")
 
 
 class Auth:
-    """Authentication: finds the caller of a request. Answers of the database are remembered for `cache_s`."""
+    """Authentication: finds the caller of a request. Answers of the database are remembered for half of `cache_s`: the
+    other half is for requests under way (`key_watch.py`)."""
 
     def __init__(self, database: Pool, cache_s: float, *, public_host: str | None = None, in_process: bool = False):
         self._database = database
-        self._cache_s = cache_s
+        self._cache_s = cache_s / 2
         self._public_host = public_host
         self._in_process = in_process
         self._keys: dict[bytes, tuple[float, FoundKey | None]] = {}
@@ -56,6 +62,12 @@ class Auth:
         if await self.single_user():
             self._refuse_web_pages(first)
             return LOCAL
+        token = None if presented else token_in(first)
+        if token is not None:
+            key = await self._find(token, find_signed_in)
+            if key is not None and key.usable:
+                return Caller(key.owner, key.role, key.id, signed_in=True)
+            raise _refused("You are not signed in any more.", code="signed_out")
         if not presented:
             raise _refused("You didn't provide an API key. Send it as 'Authorization: Bearer sk-penstock-...'.")
         raise _refused("Incorrect API key provided: it is unknown, expired or revoked.", code="invalid_api_key")
@@ -74,19 +86,19 @@ class Auth:
             self._has_keys = await has_any_key(connection) or self._has_keys
         self._keyless_until = now + self._cache_s
 
-    async def _find(self, secret: str) -> FoundKey | None:
+    async def _find(self, secret: str, look: Look = find_key) -> FoundKey | None:
         digest = hash_of(secret)
         known = self._keys.get(digest)
         if known is None or known[0] < monotonic():
-            key = await self._ask_once(digest, lambda: self._ask_for(digest))
+            key = await self._ask_once(digest, lambda: self._ask_for(digest, look))
         else:
             key = known[1]
         return key if key is not None and compare_digest(key.hash, digest) else None
 
-    async def _ask_for(self, digest: bytes) -> FoundKey | None:
+    async def _ask_for(self, digest: bytes, look: Look) -> FoundKey | None:
         now = monotonic()
         async with borrowed(self._database) as connection:
-            found = await find_key(connection, digest)
+            found = await look(connection, digest)
         if len(self._keys) >= _MAX_REMEMBERED:
             self._keys.clear()
         self._keys[digest] = (now + self._cache_s, found)
@@ -114,7 +126,9 @@ class Auth:
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
         if not self._own_name(host):
             raise _refused("Without API keys this server answers only to loopback names.")
-        if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
+        # Without an Origin, as of an image or a link, the browser still says whose page it is.
+        site = headers.get(b"sec-fetch-site", b"none").lower()
+        if site not in _OWN_SITES if origin is None else _host_of(origin.decode("latin-1")) != host:
             raise _refused("Without API keys this server answers no other site's pages.")
 
     def _own_name(self, host: str) -> bool:
@@ -126,9 +140,19 @@ class Auth:
 def _name_of(host: str) -> str:
     """Name in a Host header, without the port; empty if the header is not valid."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        parts = urlsplit(f"//{host}")
+        name, _ = parts.hostname or "", parts.port  # which is looked at only when asked for
     except ValueError:
         return ""
+    return name
+
+
+def _host_of(origin: str) -> str | None:
+    """Host in an Origin header, with the port; None if the header is not valid."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _keys_in(headers: Mapping[bytes, bytes]) -> list[str]:
@@ -139,6 +163,11 @@ def _keys_in(headers: Mapping[bytes, bytes]) -> list[str]:
         found.append(value.strip())
     found += [headers[name].decode("latin-1").strip() for name in (b"x-api-key", b"api-key") if name in headers]
     return [secret for secret in found if secret]
+
+
+def key_ended() -> ApiError:
+    """401: the key was revoked, or has expired, while the request was under way."""
+    return _refused("The API key was revoked, or has expired, meanwhile.", code="invalid_api_key")
 
 
 def _refused(message: str, code: str | None = None) -> ApiError:

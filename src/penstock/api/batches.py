@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.api import objects
+from penstock.api.audit import record
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, check_priority, conflict, not_found
 from penstock.api.files import cursor
@@ -54,6 +55,8 @@ Metadata = Annotated[
         }
     ),
 ]
+_DIALECTS = ("openai", "run")
+"""Batches that were made over the API, and by `penstock run`. Both are read and steered alike."""
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 Moment = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799, description="Unix time, in seconds.")]
 _STATUSES = (*get_args(objects.BatchStatus), "paused")
@@ -89,6 +92,10 @@ class BatchesQuery(msgspec.Struct):
     metadata: dict[str, str] | None = None
     created_after: Moment | None = None
     created_before: Moment | None = None
+
+
+class DeleteQuery(msgspec.Struct):
+    with_input: bool = False
 
 
 class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -184,7 +191,7 @@ async def find_batch(call: Call[Any, Any], batch_id: UUID) -> Batch:
 
 
 def known(call: Call[Any, Any], batch: Batch | None) -> Batch:
-    if batch is None or batch.dialect != "openai":
+    if batch is None or batch.dialect not in _DIALECTS:
         raise not_found("Batch", call.path["batch_id"])
     return batch
 
@@ -208,7 +215,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
             rows = await read.list_batches(
                 connection,
                 owner=call.caller.owner,
-                dialect="openai",
+                dialect=_DIALECTS,
                 after=cursor("batch", query.after),
                 limit=query.limit + 1,
                 states=states,
@@ -263,12 +270,18 @@ async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState)
     return objects.batch_object(batch)
 
 
-async def steer(call: Call[Any, Any], connection: Connection, found: Batch, move: Move) -> bool:
-    """Move the caller's batch, whatever its dialect; False if it cannot go there."""
+async def steer(
+    call: Call[Any, Any], connection: Connection, found: Batch, move: Move, verb: str | None = None
+) -> bool:
+    """Move the caller's batch, whatever its dialect; False if it cannot go there. Of a job, the audit trail keeps the
+    verb."""
     if found.state is BatchState.VALIDATING and call.server.providers:
         # So that its lines are known, and each has a line in the error file.
         await validate_batch(connection, found.id, call.server.providers.pool_of)
-    moved = await move(connection, found.id, call.caller.scope)
+    async with connection.transaction():
+        moved = await move(connection, found.id, call.caller.scope)
+        if moved and found.dialect == "job" and verb is not None:
+            await record(call, connection, verb, found)
     if moved and move is batch_steer.cancel_batch:
         # With nothing in flight there is nothing to wait for.
         await finish_batch(connection, found.id)
@@ -318,11 +331,12 @@ def request_line(batch_id: UUID, text: str, name: str) -> int:
     return int(match[2])
 
 
-async def delete_batch(call: Call[None, None]) -> objects.BatchDeleted:
+async def delete_batch(call: Call[DeleteQuery, None]) -> objects.BatchDeleted:
+    """With `with_input`, the input file goes too, unless another batch is over it."""
     batch_id = call.id("batch", "batch_id")
     async with borrowed(call.server.database) as connection:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
-        gone = await erase.delete_batch(connection, batch_id, call.caller.scope)
+        gone = await erase.delete_batch(connection, batch_id, call.caller.scope, with_input=call.query.with_input)
     if not gone:
         raise not_found("Batch", call.path["batch_id"])
     call.server.background.wake("purge")

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from penstock.api.follow import Hub
+    from penstock.api.key_watch import KeyWatch
     from penstock.api.passthrough import Upstreams
+    from penstock.api.ticks import Ticks
     from penstock.config import Config
     from penstock.db.pool import Connection, Pool
     from penstock.dispatch.providers import Providers
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
     from penstock.server.background import BackgroundDuties
     from penstock.server.halts import Halts
     from penstock.server.kickoff import Kickoffs
+    from penstock.server.memory import Hold, MemoryBudget
     from penstock.server.quotas import OwnerQuotas
     from penstock.server.session_workers import SessionWorkers
     from penstock.server.waiters import Waiters
 
 Role = Literal["user", "admin"]
+_HIGHEST_PRIORITY = 100
 
 Q = TypeVar("Q", covariant=True)
 B = TypeVar("B", covariant=True)
@@ -76,6 +80,8 @@ class Caller:
     owner: str
     role: Role
     key_id: UUID | None
+    signed_in: bool = False
+    """Whether it came by the console's cookie rather than by the key itself."""
 
     @property
     def scope(self) -> str | None:
@@ -105,10 +111,16 @@ class Server:
     queue_figures: QueueFigures
     metrics: ProcessMetrics
     """Figures of this process and its worker processes."""
+    memory: MemoryBudget
+    """Memory for requests and answers."""
+    key_watch: KeyWatch
+    ticks: Ticks
     cursors: PageCursors | None = None
     """Maker of cursors, once its secret was read."""
     exports: int = 0
     """Sheets that are being written."""
+    previews: int = 0
+    """Files that are being looked into, each held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
 
@@ -129,10 +141,22 @@ class Server:
         finally:
             self.exports -= 1
 
+    @contextmanager
+    def count_preview(self, most: int) -> Iterator[None]:
+        """Count a file while it is looked into. Beyond so many, 503."""
+        if self.previews >= most:
+            raise busy("As many files as may be are being looked into just now. Try again.")
+        self.previews += 1
+        try:
+            yield
+        finally:
+            self.previews -= 1
+
     def stop(self) -> None:
         """End streams and waits; clients come again elsewhere."""
         self.stopping.set()
         self.hub.stop()
+        self.ticks.stop()
         self.kickoffs.stop()
         self.waiters.stop()
 
@@ -145,6 +169,7 @@ class Server:
     async def close(self) -> None:
         """Close everything, after the last request."""
         self.stop()
+        await self.key_watch.close()
         await self.acceptor.close()
         await self.waiters.close()
         await self.kickoffs.close()
@@ -167,13 +192,16 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 class Call(Generic[Q, B]):
     """One request, read and checked."""
 
-    __slots__ = ("body", "caller", "query", "request", "request_id", "server")
+    __slots__ = ("body", "caller", "memory", "query", "request", "request_id", "server")
 
-    def __init__(self, server: Server, caller: Caller, request: Request, request_id: str, query: Q, body: B) -> None:
+    def __init__(
+        self, server: Server, caller: Caller, request: Request, request_id: str, memory: Hold, query: Q, body: B
+    ) -> None:
         self.server = server
         self.caller = caller
         self.request = request
         self.request_id = request_id
+        self.memory = memory
         self.query = query
         self.body = body
 
@@ -184,8 +212,9 @@ class Call(Generic[Q, B]):
         return found
 
     async def quota(self) -> Quota:
-        """The limits of the caller's owner."""
-        return await self.server.quotas.read(self.caller.owner)
+        """The limits of the caller's owner. A key of an admin may ask for any priority."""
+        quota = await self.server.quotas.read(self.caller.owner)
+        return msgspec.structs.replace(quota, max_priority=_HIGHEST_PRIORITY) if self.caller.role == "admin" else quota
 
     def id(self, kind: str, name: str) -> UUID:
         """The id in the path. One that cannot be an id answers like one that does not exist."""
@@ -199,6 +228,16 @@ class Call(Generic[Q, B]):
         """URL of `path` for clients: below the configured public URL, or relative to the root they use."""
         public = self.server.config.public_url
         return f"{public}{path}" if public else path
+
+
+class Encoded(Response):
+    """Response that is encoded already and needs no headers of its own: faster than starlette's."""
+
+    def __init__(self, body: bytes, status: int, media: str) -> None:
+        self.status_code = status
+        self.body = body
+        self.background = None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media.encode())]
 
 
 Handler = Callable[[Call[Any, Any]], Awaitable[Any]]

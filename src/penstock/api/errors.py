@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from starlette.responses import Response
 
 from penstock.anthropic_errors import error_type
 from penstock.quotas.quotas import Quota, QuotaExceeded
@@ -71,6 +72,10 @@ def render(error: ApiError, dialect: Dialect, request_id: str) -> bytes:
     return msgspec.json.encode(OpenAIError(detail))
 
 
+def refusal(error: ApiError, dialect: Dialect, request_id: str) -> Response:
+    return Response(render(error, dialect, request_id), error.status, error.headers, "application/json")
+
+
 def not_found(kind_word: str, public_id: str, param: str | None = "id") -> ApiError:
     """404: the one answer for an object that does not exist, was deleted, or is another owner's."""
     return ApiError(404, f"No such {kind_word} object: {public_id[:_MAX_ID_CHARS]}", param=param)
@@ -87,6 +92,18 @@ def busy(message: str = "The database cannot be reached at the moment.", *, repe
     if not repeatable:
         headers["x-should-retry"] = "false"
     return ApiError(503, message, type="server_error", code="unavailable", headers=headers)
+
+
+def out_of_memory() -> ApiError:
+    """503: as much as one owner may hold is held. Clients that send or read slowly hold the most."""
+    return ApiError(
+        503,
+        "As much memory as your requests may hold is held by those under way (request_memory_bytes). Try again when"
+        " some of them have ended.",
+        type="server_error",
+        code="request_memory_used_up",
+        headers={"retry-after": "1"},
+    )
 
 
 def over_quota(error: QuotaExceeded) -> ApiError:

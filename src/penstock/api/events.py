@@ -60,7 +60,7 @@ _data = msgspec.json.Decoder(EventData)
 async def receive_events(call: Call[None, None]) -> Response:
     """202 with the request of each event: an object for one event, an array for a batch."""
     headers = {name.lower(): value for name, value in call.request.headers.items()}
-    content = await read_body(call.request, call.server.config.serve.max_json_bytes)
+    content = await read_body(call.request, call.server.config.serve.max_json_bytes, call.memory)
     try:
         found, batched = read(headers, content)
     except EventError as error:

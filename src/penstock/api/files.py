@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, conflict, not_found
-from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
+from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, invalid, missing
+from penstock.api.upload_threads import upload_work
 from penstock.batches.read import Batch, Which, find_batch_of_result
 from penstock.db.pool import borrowed
 from penstock.erase import erase
@@ -72,7 +73,7 @@ async def create_file(call: Call[None, None]) -> objects.File:
             if feeder is None and form.filename is not None:
                 purpose = _purpose(form.fields["purpose"]) if "purpose" in form.fields else None
                 upload = _open(call, form.filename, purpose, (await call.quota()).max_stored_bytes)
-                feeder = await closing.enter_async_context(Feeder(upload))
+                feeder = await closing.enter_async_context(Feeder(upload, upload_work(call)))
             if feeder is not None:
                 for piece in pieces:
                     await feeder.put(piece)
@@ -82,7 +83,7 @@ async def create_file(call: Call[None, None]) -> objects.File:
         if "purpose" not in form.fields:
             raise missing("purpose")
         await feeder.flush()
-        return await _finish(upload, _purpose(form.fields["purpose"]), _lifetime(form.fields))
+        return await _finish(feeder, upload, _purpose(form.fields["purpose"]), _lifetime(form.fields))
 
 
 async def put_file(call: Call[PutQuery, None]) -> objects.File:
@@ -92,19 +93,24 @@ async def put_file(call: Call[PutQuery, None]) -> objects.File:
     refuse_too_large(call)
     quota = await call.quota()
     upload = _open(call, clean_filename(call.query.filename), call.query.purpose, quota.max_stored_bytes)
-    async with Feeder(upload) as feeder:
+    async with Feeder(upload, upload_work(call)) as feeder:
         async for data in call.request.stream():
             await feeder.put(data)
         await feeder.flush()
-        return await _finish(upload, call.query.purpose, call.query.expires_after_seconds)
+        return await _finish(feeder, upload, call.query.purpose, call.query.expires_after_seconds)
 
 
 def refuse_too_large(call: Call[Any, Any]) -> None:
     """Refuse by its Content-Length, before anything is read."""
     most = call.server.config.intake.max_upload_bytes
-    length = call.request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > most + _FORM_BYTES:
+    if _content_length(call) > most + _FORM_BYTES:
         raise ApiError(413, f"The file is larger than {most:,} bytes (max_upload_bytes).", code="file_too_large")
+
+
+def _content_length(call: Call[Any, Any]) -> int:
+    """Size of the body, as its head says; 0 if it does not."""
+    length = call.request.headers.get("content-length", "")
+    return int(length) if length.isdigit() else 0
 
 
 def _open(call: Call[Any, Any], filename: str, purpose: str | None, max_stored_bytes: int) -> FileIntake:
@@ -120,13 +126,14 @@ def _open(call: Call[Any, Any], filename: str, purpose: str | None, max_stored_b
         keep_problems=True,
         idempotency_key=idempotency_key(call.request.headers),
         max_stored_bytes=max_stored_bytes,
+        expected_bytes=_content_length(call),
     )
 
 
-async def _finish(upload: FileIntake, purpose: str, asked_s: int | None) -> objects.File:
+async def _finish(feeder: Feeder, upload: FileIntake, purpose: str, asked_s: int | None) -> objects.File:
     upload.purpose = purpose
     upload.expires_after_s = lifetime_s(purpose, asked_s)
-    return objects.file_object((await in_thread(upload.finish)).file)
+    return objects.file_object((await feeder.finish(upload.finish)).file)
 
 
 def lifetime_s(purpose: str, asked_s: int | None) -> float | None:
@@ -191,7 +198,7 @@ async def retrieve_file(call: Call[None, None]) -> objects.File:
     # Not yet a file of its own: what the batch has recorded so far.
     batch = found.batch
     return objects.File(
-        id=call.path["file_id"],
+        id=public_id("file", call.id("file", "file_id")),
         bytes=batch.output_bytes if found.which == "output" else batch.error_bytes,
         created_at=objects.seconds(batch.validated_at or batch.created_at),
         filename=found.filename,

@@ -24,7 +24,7 @@ _ANSWER_WITHIN_S = 3.0
 _REMEMBERED_S = 1.0
 _REASONS = {
     "database": "the database does not answer",
-    "connections": "no database connection was free within a second",
+    "connections": "no database connection was free, for calls within a second or for uploads",
     "migrations": "migrations are missing: penstock db migrate",
     "disk": "less than min_free_bytes is free on the disk of the data directory",
 }
@@ -91,11 +91,14 @@ async def _database(server: Server) -> tuple[Verdict, Verdict, Verdict]:
     try:
         async with asyncio.timeout(_CONNECTION_WITHIN_S) as limit, borrowed(server.database) as connection:
             limit.reschedule(asyncio.get_running_loop().time() + _ANSWER_WITHIN_S)
-            return "ok", "ok", await _migrations(connection)
+            migrations = await _migrations(connection)
+        # Uploads have connections of their own.
+        database, _, _ = await _past_the_pool(server)
     except (PoolTimeout, TimeoutError):
         return await _past_the_pool(server)
     except psycopg.Error:
         return "failed", "failed", "failed"
+    return "ok", database, migrations
 
 
 async def _past_the_pool(server: Server) -> tuple[Verdict, Verdict, Verdict]:

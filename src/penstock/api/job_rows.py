@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from datetime import datetime
-from typing import Annotated, Literal
-from uuid import UUID
+from typing import Annotated, Any, Literal
 
 import msgspec
 import psycopg
@@ -15,19 +13,21 @@ from starlette.responses import Response
 from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.errors import not_found
 from penstock.api.files import download
+from penstock.api.items import JobItem, is_job, list_requests, read_row, request_item, row_item
 from penstock.api.jobs import known_job
 from penstock.api.multipart import invalid
 from penstock.api.pending import read_page, read_statuses
+from penstock.api.work import find_owned
 from penstock.batches.error_groups import is_fingerprint, list_failures_of
 from penstock.batches.read import get_batch
 from penstock.db import arrays
 from penstock.db.pool import Connection, borrowed
 from penstock.errors import UsageError
 from penstock.export import sheet_file
+from penstock.export.custom_ids import find_custom_id
 from penstock.export.grid import (
     STATUSES,
     Grid,
-    GridRow,
     LiveRows,
     find_grid,
     find_ordinals,
@@ -35,22 +35,10 @@ from penstock.export.grid import (
     read_grid,
     stretches,
 )
+from penstock.export.merged import read_results_page
 from penstock.export.pending import PENDING_STATUSES, PendingQuery, read_pending
-from penstock.model import request_public_id
 
 Format = Literal["xlsx", "csv", "jsonl"]
-
-
-class JobItem(Camel):
-    id: str
-    row: int
-    status: str
-    attempts: int
-    input: msgspec.Raw
-    result: msgspec.Raw | None
-    error: str | None
-    locked_by: str | None
-    updated_at: datetime
 
 
 class JobItems(Camel):
@@ -66,6 +54,8 @@ class ItemsQuery(msgspec.Struct):
     fingerprint: str | None = None
     sort: Literal["row", "updatedAt"] | None = None
     after: str | None = None
+    custom_id: Annotated[str, msgspec.Meta(max_length=1_000)] | None = msgspec.field(default=None, name="customId")
+    cell_bytes: Annotated[int, msgspec.Meta(ge=16, le=1_048_576)] | None = msgspec.field(default=None, name="cellBytes")
 
 
 class ExportQuery(msgspec.Struct):
@@ -77,15 +67,23 @@ class ExportQuery(msgspec.Struct):
 
 async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
     """A page of rows in their order: all of them, those with certain statuses, or those that failed in one way. Pending
-    rows can also be had by the time of their last change."""
+    rows can also be had by the time of their last change, and one row by its custom id: if that page is empty, the
+    search goes on from `next`. Of a batch, rows are its requests, with the numbers of the file's lines. With
+    `cellBytes`, longer texts in the input and the result are cut, and end with `…`."""
     query, size = call.query, call.query.page_size
+    if query.custom_id is not None:
+        return await _find_by_custom_id(call, query.custom_id)
     statuses = _statuses(query)
     if query.sort == "updatedAt" or query.after is not None:
         return await _list_by_time(call, statuses)
     if query.fingerprint is not None and (statuses is not None or not is_fingerprint(query.fingerprint)):
         raise invalid("fingerprint", "expected that of an error group, without statuses.")
     async with borrowed(call.server.database) as connection, connection.transaction():
-        batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
+        batch = await find_owned(call, connection, "job_id")
+        if not await is_job(connection, batch):
+            requests, later = await list_requests(connection, batch, query.from_row, size, statuses)
+            items = [request_item(batch, row, query.cell_bytes) for row in requests]
+            return JobItems(items=items, next=None if later is None else str(later))
         grid = await find_grid(connection, batch.id)
         if grid is None:
             return JobItems(items=[], next=None)
@@ -102,7 +100,21 @@ async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
         rows = await read_grid(connection, grid, live, stretches(ordinals[:size]))
     # A page of large rows has fewer.
     next_ = str(ordinals[len(rows)] + 1) if len(rows) < len(ordinals) else None
-    return JobItems(items=[_item(batch.id, row) for row in rows], next=next_)
+    return JobItems(items=[row_item(batch.id, row, query.cell_bytes) for row in rows], next=next_)
+
+
+async def _find_by_custom_id(call: Call[ItemsQuery, None], custom_id: str) -> JobItems:
+    query = call.query
+    async with borrowed(call.server.database) as connection:
+        batch = await find_owned(call, connection, "job_id")
+        search = await find_custom_id(connection, batch.id, custom_id, query.from_row)
+        if search.line is None:
+            return JobItems(items=[], next=None if search.next is None else str(search.next))
+        if not await is_job(connection, batch):
+            requests = await read_results_page(connection, batch.id, search.line - 1, 1)
+            return JobItems(items=[request_item(batch, row, query.cell_bytes) for row in requests], next=None)
+        found = await read_row(connection, batch, search.line)
+    return JobItems(items=[row_item(batch.id, found[1], query.cell_bytes)] if found else [], next=None)
 
 
 async def _list_by_time(call: Call[ItemsQuery, None], statuses: set[str] | None) -> JobItems:
@@ -117,7 +129,7 @@ async def _list_by_time(call: Call[ItemsQuery, None], statuses: set[str] | None)
         if grid is None:
             return JobItems(items=[], next=None)
         rows, next_ = await read_pending(connection, grid, page)  # a page of large rows has fewer
-    return JobItems(items=[_item(batch.id, row) for row in rows], next=cursor_at(next_))
+    return JobItems(items=[row_item(batch.id, row, query.cell_bytes) for row in rows], next=cursor_at(next_))
 
 
 async def _find_failures(
@@ -137,32 +149,20 @@ async def _find_failures(
 
 def _statuses(query: ItemsQuery) -> set[str] | None:
     texts = [text for text in (query.status, query.statuses) if text]
-    return read_statuses(",".join(texts) or None, STATUSES)
-
-
-class _Body(msgspec.Struct):
-    row: msgspec.Raw
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
-
-
-def _item(batch_id: UUID, row: GridRow) -> JobItem:
-    return JobItem(
-        id=request_public_id(batch_id, row.line),
-        row=row.line,
-        status=row.status,
-        attempts=row.attempts,
-        input=_decode_body(row.body).row,
-        result=None if row.result is None else msgspec.Raw(row.result),
-        error=row.error,
-        locked_by=None if row.worker_id is None else str(row.worker_id),
-        updated_at=row.updated_at,
-    )
+    return read_statuses(",".join(texts) or None, (*STATUSES, "CANCELLED", "EXPIRED"))
 
 
 async def export_job(call: Call[ExportQuery, Nothing | None]) -> Response:
     """The job's sheet as it is now, from one snapshot."""
+    return await _export(call)
+
+
+async def download_job(call: Call[ExportQuery, None]) -> Response:
+    """The same, as a browser follows a link."""
+    return await _export(call)
+
+
+async def _export(call: Call[ExportQuery, Any]) -> Response:
     job_id, query = call.id("job", "job_id"), call.query
     async with borrowed(call.server.database) as connection:
         known_job(call, await get_batch(connection, job_id, call.caller.scope))
@@ -189,8 +189,14 @@ async def export_job(call: Call[ExportQuery, Nothing | None]) -> Response:
 
 
 ENDPOINTS = (
+    Endpoint("GET", "/api/jobs/{job_id}/items", list_items, "A page of rows, from a row number on.", errors=(404,)),
     Endpoint(
-        "GET", "/api/jobs/{job_id}/items", list_items, "A page of a job's rows, from a row number on.", errors=(404,)
+        "GET",
+        "/api/jobs/{job_id}/export",
+        download_job,
+        "A job's sheet, for a link.",
+        media="application/octet-stream",
+        errors=(404, 503),
     ),
     Endpoint(
         "POST",

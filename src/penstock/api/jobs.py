@@ -13,14 +13,14 @@ from starlette.responses import Response
 
 from penstock.adapters.source import FileNotReady, FileUnreadable, SourceUnavailable
 from penstock.api.audit import actor_of, client_of, record
-from penstock.api.batches import Move
+from penstock.api.batches import Move, steer
 from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.errors import busy, check_priority, conflict, not_found
 from penstock.api.files import refuse_too_large
-from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid, missing
+from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, invalid, missing
+from penstock.api.upload_threads import upload_work
 from penstock.batches import jobs, read
 from penstock.batches import steer as batch_steer
-from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import borrowed
 from penstock.dispatch.rows.check import NotRenderable
@@ -84,6 +84,8 @@ class Job(Camel):
     last_error: str | None
     ingest: JobIngest
     columns: list[str]
+    stored_bytes: int
+    """Bytes of the input as it came, and of the results."""
 
 
 class JobList(Camel):
@@ -116,7 +118,7 @@ async def create_job(call: Call[None, None]) -> JobCreated:
             pieces = form.write(data)
             if feeder is None and form.filename is not None:
                 upload = _open(call, form.filename, quota)
-                feeder = await closing.enter_async_context(Feeder(upload))
+                feeder = await closing.enter_async_context(Feeder(upload, upload_work(call)))
             if feeder is not None:
                 for piece in pieces:
                     await feeder.put(piece)
@@ -130,7 +132,7 @@ async def create_job(call: Call[None, None]) -> JobCreated:
             raise invalid("source", "a file is given too; give one of them.")
         await feeder.flush()
         parts = form.files if len(form.files) > 1 else None
-        return await _finish(call, upload, replace(job, parts=parts))
+        return await _finish(call, feeder, upload, replace(job, parts=parts))
 
 
 def _open(call: Call[Any, Any], filename: str, quota: Quota) -> JobUpload:
@@ -196,9 +198,9 @@ async def _create_from_source(call: Call[Any, Any], job: NewJob, quota: Quota) -
     try:
         source, file = await call.server.background.scans.find(job.source, call.caller.scope)
         upload = _open(call, clean_filename(file.path), quota)
-        async with Feeder(upload) as feeder:
+        async with Feeder(upload, upload_work(call)) as feeder:
             await feed_file(feeder, source, file)
-            return await _finish(call, upload, job)
+            return await _finish(call, feeder, upload, job)
     except FileUnreadable as error:
         raise invalid("source", error.advice) from None
     except FileNotReady as error:
@@ -220,9 +222,9 @@ async def _find_earlier(call: Call[Any, Any], job: NewJob) -> JobCreated | None:
     return JobCreated(job_id=public_id("job", earlier[0]))
 
 
-async def _finish(call: Call[Any, Any], upload: JobUpload, job: NewJob) -> JobCreated:
+async def _finish(call: Call[Any, Any], feeder: Feeder, upload: JobUpload, job: NewJob) -> JobCreated:
     try:
-        stored = await in_thread(
+        stored = await feeder.finish(
             partial(upload.finish, job.spec.columns, job.create, job.parts, through=job.check(upload.filename))
         )
     except NotRenderable as problem:
@@ -299,6 +301,7 @@ def _job(batch: Batch, job: jobs.Job) -> Job:
         last_error=job.problem or job.last_error,
         ingest=JobIngest(done=job.ingested_at is not None, rows=job.rows, problem=job.problem),
         columns=job.columns,
+        stored_bytes=job.input_bytes + batch.output_bytes + batch.error_bytes,
     )
 
 
@@ -316,7 +319,8 @@ def _state(batch: Batch, job: jobs.Job) -> JobState:
             return "PAUSED"
     if job.ingested_at is None:
         return "INGESTING"
-    return "RUNNING" if batch.counts.settled or batch.counts.in_flight else "QUEUED"
+    counts = batch.counts
+    return "RUNNING" if counts.settled or counts.in_flight or counts.retried else "QUEUED"
 
 
 # -- steering
@@ -339,12 +343,7 @@ async def _steer(call: Call[Any, Any], verb: str, move: Move, *there: JobState) 
     job_id = call.id("job", "job_id")
     async with borrowed(call.server.database) as connection:
         found = known_job(call, await get_batch(connection, job_id, call.caller.scope))
-        async with connection.transaction():
-            moved = await move(connection, job_id, call.caller.scope)
-            if moved:
-                await record(call, connection, verb, found)
-        if moved and move is batch_steer.cancel_batch:
-            await finish_batch(connection, job_id)  # with nothing in flight there is nothing to wait for
+        moved = await steer(call, connection, found, move, verb)
         batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
         job = _job(batch, (await jobs.read_jobs(connection, [batch.id]))[batch.id])
     if not moved and job.state not in there:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal
@@ -100,6 +101,29 @@ async def revoke_key(connection: Connection, key_id: UUID) -> Key | None:
 async def find_key(connection: Connection, digest: bytes) -> FoundKey | None:
     row = await (await connection.execute(_SQL["find_key_by_hash"], {"hash": digest})).fetchone()
     return None if row is None else FoundKey(row[0], row[1], row[2], bytes(row[3]), row[4])
+
+
+async def find_signed_in(connection: Connection, digest: bytes) -> FoundKey | None:
+    """The key behind a sign-in, by the hash of its token."""
+    row = await (await connection.execute(_SQL["find_key_by_sign_in"], {"hash": digest})).fetchone()
+    return None if row is None else FoundKey(row[0], row[1], row[2], bytes(row[3]), row[4])
+
+
+async def sign_in(connection: Connection, key_id: UUID, life_s: float) -> str:
+    """Store a sign-in under a key. Its token is returned and stored nowhere."""
+    token = secrets.token_urlsafe(_SECRET_BYTES)
+    await connection.execute(_SQL["sign_in"], {"hash": hash_of(token), "key_id": key_id, "life_s": life_s})
+    return token
+
+
+async def sign_out(connection: Connection, token: str) -> None:
+    await connection.execute(_SQL["sign_out"], {"hash": hash_of(token)})
+
+
+async def list_usable_keys(connection: Connection, ids: Sequence[UUID]) -> set[UUID]:
+    """Those of some keys that can be used now."""
+    cursor = await connection.execute(_SQL["list_usable_keys"], {"ids": list(ids)})
+    return {row[0] for row in await cursor.fetchall()}
 
 
 async def has_any_key(connection: Connection) -> bool:

@@ -13,7 +13,8 @@ from penstock.api.batches import steer
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.files import cursor, download
-from penstock.api.multipart import Feeder, idempotency_key, in_thread
+from penstock.api.multipart import Feeder, idempotency_key
+from penstock.api.upload_threads import upload_work
 from penstock.batches.create import find_batch_by_key
 from penstock.batches.read import Batch, get_batch, list_batches
 from penstock.batches.steer import cancel_batch
@@ -100,11 +101,11 @@ async def _receive(call: Call[Any, Any], key: str | None, max_stored_bytes: int)
         expires_after_s=erase.MESSAGE_RESULTS_KEPT.total_seconds(),
         max_stored_bytes=max_stored_bytes,
     )
-    async with Feeder(intake) as feeder:
+    async with Feeder(intake, upload_work(call)) as feeder:
         async for data in call.request.stream():
             await feeder.put(data)
         await feeder.flush()
-        return (await in_thread(intake.finish)).file
+        return (await feeder.finish(intake.finish)).file
 
 
 async def _begin(call: Call[Any, Any], file: FileRow, key: str | None, max_open: int) -> Batch:

@@ -1,7 +1,8 @@
-"""Models that are served, those that the configuration names without a pattern."""
+"""Models that are served: those that the configuration names, and what providers list where it names a pattern."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 import msgspec
@@ -23,7 +24,13 @@ class ModelList(msgspec.Struct, rename={"kind": "object"}, kw_only=True):
 
 
 async def _list(call: Call[None, None]) -> ModelList:
-    return ModelList(data=[ModelObject(id=model, owned_by=name) for model, name in call.server.providers.models])
+    found = dict(call.server.providers.models)
+    open_ended = [provider for provider in call.server.providers if provider.names_patterns]
+    listed = await asyncio.gather(*(call.server.upstreams.list_models(provider) for provider in open_ended))
+    for provider, names in zip(open_ended, listed, strict=True):
+        for name in names:
+            found.setdefault(name, provider.name)
+    return ModelList(data=[ModelObject(id=model, owned_by=name) for model, name in found.items()])
 
 
 async def _retrieve(call: Call[None, None]) -> ModelObject:
@@ -35,7 +42,13 @@ async def _retrieve(call: Call[None, None]) -> ModelObject:
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/v1/models", _list, "The models that are served by name.", name="list_models"),
+    Endpoint(
+        "GET",
+        "/v1/models",
+        _list,
+        "The models that are served: by name, and as providers list them.",
+        name="list_models",
+    ),
     Endpoint(
         "GET",
         "/v1/models/{model:path}",

@@ -14,12 +14,11 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from penstock.api.errors import ApiError
+from penstock.api.upload_threads import UploadWork
 from penstock.tasks import ignore_result
 
 # Mistakes in a form are told to its sender, not to the log.
@@ -30,9 +29,8 @@ PIECE_BYTES = 256 * 1024
 
 _T = TypeVar("_T")
 
-# Each thread may hold a database connection of its own: few enough for the server, enough to keep it busy.
-_MAX_THREADS = 8
-_limiter: RunVar[CapacityLimiter] = RunVar("penstock uploads")
+_UPLOAD_BYTES = 1024 * 1024
+"""What an upload holds beside its bytes: compressors, mostly. So those that wait for a thread are bounded too."""
 
 _MAX_PARTS = 32
 _MAX_FIELD_BYTES = 16 * 1024
@@ -41,18 +39,12 @@ _MAX_HEADER_BYTES = 4 * 1024
 _MAX_FILENAME_CHARS = 255
 
 
-async def in_thread(work: Callable[[], _T]) -> _T:
-    """Run something that blocks on the database. It is not left behind: a cancelled caller waits for its end."""
-    try:
-        limiter = _limiter.get()
-    except LookupError:
-        limiter = CapacityLimiter(_MAX_THREADS)
-        _limiter.set(limiter)
-    return await to_thread.run_sync(work, limiter=limiter)
-
-
 class Sink(Protocol):
     """Where the bytes go."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of them is in memory."""
 
     def feed(self, data: bytes, /) -> None: ...
 
@@ -65,8 +57,10 @@ class Feeder:
     The sink works on one piece while the next is gathered. What it raises is raised with the next piece, or by `flush`.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, work: UploadWork) -> None:
         self._sink = sink
+        self._work = work
+        self._memory = work.memory
         self._pieces: list[bytes] = []
         self._size = 0
         self._feeding: asyncio.Task[None] | None = None
@@ -83,22 +77,34 @@ class Feeder:
         await self._hand_on()
         await self._fed()
 
+    async def finish(self, work: Callable[[], _T]) -> _T:
+        """Run the end of the sink's work: it is stopped if the client goes."""
+        return await self._work.run_for_client(work)
+
     async def __aenter__(self) -> Self:
+        self._count_memory()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._work.stop()
         if self._feeding is not None:
             await asyncio.wait({self._feeding})
             ignore_result(self._feeding)
-        await in_thread(self._sink.close)
+        await self._work.close(self._sink.close)
 
     async def _hand_on(self) -> None:
         await self._fed()
+        self._count_memory()
         if self._pieces:
-            self._feeding = asyncio.create_task(in_thread(partial(self._feed, self._pieces)))
+            self._feeding = asyncio.create_task(self._work.run(partial(self._feed, self._pieces)))
             self._pieces, self._size = [], 0
+
+    def _count_memory(self) -> None:
+        if self._memory is not None:
+            self._memory.resize(_UPLOAD_BYTES + self._size + self._sink.held_bytes)
 
     def _feed(self, pieces: list[bytes]) -> None:
         for piece in pieces:
@@ -219,9 +225,12 @@ class Form:
         kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         if kind != b"form-data" or b"name" not in options:
             raise ApiError(400, "A part of the form has no name.")
-        name = options[b"name"].decode("utf-8", "replace")
+        try:
+            name, filename = options[b"name"].decode(), options.get(b"filename", b"").decode()
+        except UnicodeDecodeError:
+            raise ApiError(400, "A name in the form is not UTF-8 text.") from None
         if name == self._file_field:
-            self._file_begins(name, options.get(b"filename", b"").decode("utf-8", "replace"))
+            self._file_begins(name, filename)
         elif name not in self._text_fields:
             shown = clean_filename(name)
             raise ApiError(422, f"Unknown parameter: '{shown}'.", param=shown, code="unknown_parameter")

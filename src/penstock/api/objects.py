@@ -170,6 +170,12 @@ class Batch(msgspec.Struct, kw_only=True):
     paused_at: Seconds | None
     priority: int
     eta_seconds: int | None
+    skipped: int
+    """Requests that a function left out, which is no error; `request_counts` has them among the failed."""
+    result_bytes: int
+    """Bytes of the output and error file, as far as they are written."""
+    target: str | None
+    """What `penstock run` calls for its batch, a URL or a function; null for batches that servers work off."""
 
 
 class BatchDeleted(msgspec.Struct, kw_only=True):
@@ -329,6 +335,9 @@ def batch_object(row: BatchRow) -> Batch:
         paused_at=seconds_or_none(row.paused_at),
         priority=row.priority,
         eta_seconds=None if row.eta_s is None else round(row.eta_s),
+        skipped=counts.skipped,
+        result_bytes=row.output_bytes + row.error_bytes,
+        target=row.target,
     )
 
 

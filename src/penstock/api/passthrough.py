@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from http import HTTPStatus
+from itertools import islice
 from time import monotonic, time
 from typing import Any
 
@@ -27,14 +29,13 @@ from penstock.api.answer_wait import AnswerWait
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, render
 from penstock.api.guard import read_body
-from penstock.api.multipart import invalid
+from penstock.api.multipart import idempotency_key, invalid
 from penstock.api.sessions import SubmitQuery, give_up, still_waiting, wait
 from penstock.api.submitting import ENDPOINTS_OF_SESSIONS, BodyTarget, Submission, check_key, read_target, submit
 from penstock.claim import gates
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed
 from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, read_budgets, wait_hint_s
-from penstock.dispatch.http.client import OpenAnswer
 from penstock.dispatch.http.errors import TransportError
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import EVENT_STREAM, StoredStream
@@ -48,16 +49,23 @@ from penstock.sessions.answers import RequestRow
 from penstock.sessions.streams import HEAD
 
 # A caller's headers that are passed on: those about the request, not about the caller.
-_ASKED_HEADERS = ("accept", "idempotency-key", "openai-beta", "anthropic-beta", "anthropic-version")
+_ASKED_HEADERS = ("accept", "openai-beta", "anthropic-beta", "anthropic-version")
 # An answer's headers that are passed on: those that clients act on.
 _PASSED_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms")
 _PASSED_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
+# Bounds of what is passed on: providers state a dozen limits, each in a few characters.
+_MAX_PASSED_HEADERS = 40
+_MAX_HEADER_CHARS = 200
+# Types by which a browser would run what an upstream wrote, as if it were a page of this server.
+_ACTIVE_TYPES = ("text/html", "application/xhtml", "text/xml", "application/xml", "image/svg", "text/javascript")
 _TIMEOUTS = frozenset({"connect_timeout", "first_byte_timeout", "idle_timeout", "request_timeout"})
 _NO_BUFFERING = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _FINAL = {"x-should-retry": "false"}
 _JSON = "application/json"
 # Seconds that a call waits for a slot of its provider, and after which its caller should come again if none got free.
 _SLOT_WAIT_S = 2.0
+_MODELS_WITHIN_S = 5.0
+_MODELS_KEPT_S = 60.0
 _COME_AGAIN_S = 1
 
 _stored_stream = msgspec.json.Decoder(StoredStream)
@@ -71,6 +79,8 @@ class Upstreams:
         self._limits = limits
         self._open: dict[str, HttpProcessor] = {}
         self._callers: dict[str, Callers] = {}
+        self._models: dict[str, tuple[float, list[str]]] = {}
+        """Models that a provider listed, and when."""
 
     @contextlib.asynccontextmanager
     async def slot(self, provider: Provider, model: str) -> AsyncIterator[None]:
@@ -128,6 +138,14 @@ class Upstreams:
             self._open[provider.name] = found
         return found
 
+    async def list_models(self, provider: Provider) -> list[str]:
+        """Names of the models that a provider lists, of late."""
+        read_at, names = self._models.get(provider.name, (-math.inf, []))
+        if monotonic() - read_at > _MODELS_KEPT_S:
+            names = [name for name in await self.of(provider).list_models(_MODELS_WITHIN_S) if provider.serves(name)]
+            self._models[provider.name] = (monotonic(), names)
+        return names
+
     async def close(self) -> None:
         await asyncio.gather(*(processor.close() for processor in self._open.values()))
         self._open.clear()
@@ -138,7 +156,7 @@ class Upstreams:
 
 async def pass_on(path: str, call: Call[SubmitQuery, None]) -> Response:
     """Read the body as it is, and give it to a session or to the provider."""
-    content = await read_body(call.request, call.server.config.sessions.session_max_body_bytes)
+    content = await read_body(call.request, call.server.config.sessions.session_max_body_bytes, call.memory)
     key = _session_key(call)
     if key is None:
         return await _forward(call, path, content, read_target(call, content))
@@ -170,6 +188,8 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyT
     upstream = call.server.upstreams.of(asked.provider)
     given = call.request.headers
     headers = {name: given[name] for name in _ASKED_HEADERS if name in given}
+    if (key := idempotency_key(given)) is not None:
+        headers["idempotency-key"] = bound_key(call.caller.owner, key)
     upstreams, database = call.server.upstreams, call.server.database
     try:
         async with contextlib.AsyncExitStack() as held:
@@ -180,17 +200,18 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyT
                 return Response(answer.body, answer.status, _answer_headers(answer.headers))
             opened = await held.enter_async_context(upstream.forward_open(path, headers, content))
             if opened.status >= 400:
-                refusal = Answer(opened.status, upstream.redacted(await opened.read()), opened.headers)
+                refusal = upstream.redacted(Answer(opened.status, await opened.read(), opened.headers))
                 await upstreams.note(asked.provider, asked.model, refusal, database)
                 return Response(refusal.body, refusal.status, _answer_headers(refusal.headers))
-            headers = _answer_headers(opened.headers) | _NO_BUFFERING
-            return _PassedStream(_pieces(call, opened), opened.status, headers, held.pop_all())
+            headers = _answer_headers(upstream.redacted_headers(opened)) | _NO_BUFFERING
+            pieces = _pieces(call, upstream.redacted_pieces(opened))
+            return _PassedStream(pieces, opened.status, headers, held.pop_all())
     except TransportError as error:
         raise _to_api_error(error) from None
 
 
 class _PassedStream(StreamingResponse):
-    """Stream that holds its call and its slot until it is over, even if the client reads nothing of it."""
+    """Stream that holds its call and slot, or its wait, until it is over, even if the client reads nothing of it."""
 
     def __init__(
         self,
@@ -207,7 +228,7 @@ class _PassedStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _pieces(call: Call[Any, Any], opened: OpenAnswer) -> AsyncIterator[bytes]:
+async def _pieces(call: Call[Any, Any], opened: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Pieces of the answer as they come. If it breaks off, an error event says so: an end alone would pass for a whole
     answer."""
     fault = None
@@ -220,12 +241,26 @@ async def _pieces(call: Call[Any, Any], opened: OpenAnswer) -> AsyncIterator[byt
         yield _error_event(call, fault)
 
 
+def bound_key(owner: str, key: str) -> str:
+    """The caller's Idempotency-Key as the provider sees it. All owners call under one credential: under a key that two
+    of them chose, the provider would answer one with what it answered the other."""
+    return hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
+
+
 def _answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    names = [name for name in headers if name in _PASSED_HEADERS or name.startswith(_PASSED_PREFIXES)]
-    passed = {name: value for name in names if (value := headers.get(name)) is not None}
-    if upstream_id := headers.get("x-request-id") or headers.get("request-id"):
+    names = (name for name in headers if name in _PASSED_HEADERS or name.startswith(_PASSED_PREFIXES))
+    told = ((name, headers[name]) for name in names)
+    passed = dict(islice(((name, value) for name, value in told if _is_passable(value)), _MAX_PASSED_HEADERS))
+    if passed.get("content-type", "").lower().startswith(_ACTIVE_TYPES):
+        passed["content-type"] = "text/plain"
+    upstream_id = headers.get("x-request-id") or headers.get("request-id") or ""
+    if _is_passable(upstream_id):
         passed["x-upstream-request-id"] = upstream_id
     return passed
+
+
+def _is_passable(value: str) -> bool:
+    return 0 < len(value) <= _MAX_HEADER_CHARS and value.isprintable()
 
 
 def _to_api_error(error: TransportError) -> ApiError:
@@ -237,9 +272,11 @@ def _to_api_error(error: TransportError) -> ApiError:
 
 
 def _answer_response(submission: Submission, row: RequestRow) -> Response:
-    """The upstream's answer as if it had been called directly; Penstock's error where there is none."""
+    """The upstream's answer as if it had been called directly; Penstock's error where there is none, or where the
+    upstream called a success what is none: a failed request is never answered like one that succeeded."""
     about = {"x-session-request-id": submission.public_id, "x-session-sequence": str(row.sequence)}
-    if row.response is not None and row.status_code is not None:
+    tells = row.status == "completed" or (row.status_code is not None and row.status_code >= 400)
+    if row.response is not None and row.status_code is not None and tells:
         headers = about | (_FINAL if row.status_code >= 400 else {})
         if row.stream and (stored := _as_stream(row.response)) is not None:
             return Response(stored.text.encode(), row.status_code, headers | {"content-type": stored.content_type})
@@ -283,7 +320,9 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
             head = waiter.take_piece()
             content_type = head.content.decode("latin-1") if head.number == HEAD else EVENT_STREAM
             headers = {"content-type": content_type, "x-session-request-id": submission.public_id, **_NO_BUFFERING}
-            return StreamingResponse(_relay(call, submission, waiter, head.lease_nonce, waiting), 200, headers)
+            held = contextlib.AsyncExitStack()
+            held.push(waiting.__exit__)
+            return _PassedStream(_relay(call, submission, waiter, head.lease_nonce), 200, headers, held)
     except BaseException:
         waiting.__exit__(None, None, None)
         raise
@@ -292,7 +331,7 @@ async def _stream(call: Call[Any, Any], submission: Submission) -> Response:
 
 
 async def _relay(
-    call: Call[Any, Any], submission: Submission, waiter: Waiter, lease_nonce: int, waiting: Any
+    call: Call[Any, Any], submission: Submission, waiter: Waiter, lease_nonce: int
 ) -> AsyncIterator[bytes]:
     """Pieces as they come, and the rest from the recorded answer. Pieces of one call only: never two mixed."""
     sent = 0
@@ -316,8 +355,6 @@ async def _relay(
                 await waiter.changed.wait()
     except TimeoutError:
         yield _error_event(call, _broken_off())
-    finally:
-        waiting.__exit__(None, None, None)
 
 
 def _rest(call: Call[Any, Any], row: RequestRow, lease_nonce: int, sent: int) -> bytes:

@@ -18,7 +18,8 @@ from penstock.limits import store
 
 
 class GateObject(msgspec.Struct, kw_only=True):
-    """Gate of a model that is not called at the moment, and why."""
+    """Gate of a model that is not called at the moment, for any owner, and why. The message of a halt names the batch
+    whose request was refused."""
 
     model: str
     state: Literal["waiting", "halted"]

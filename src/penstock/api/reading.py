@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 from msgspec import inspect
+from starlette.types import Scope
 
 from penstock.api.errors import ApiError
 
@@ -22,6 +23,16 @@ _BRACKETED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<key>.*)\]", re.DOTALL)
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _MAX_QUERY_FIELDS = 200
+
+
+def check_url(scope: Scope) -> None:
+    """Refuse a path or a query that is not UTF-8: read as something else, it could mean another object."""
+    for part in (scope.get("raw_path") or b"", scope["query_string"]):
+        if b"%" in part or not part.isascii():
+            try:
+                unquote_to_bytes(part).decode()
+            except UnicodeDecodeError:
+                raise ApiError(400, "The path and the query must be UTF-8.", code="invalid_url") from None
 
 
 def is_optional(kind: Any) -> bool:
@@ -71,7 +82,7 @@ class QueryReader(Generic[T]):
         if not query and self._all_optional:
             return self._kind()
         try:
-            pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+            pairs = parse_qsl(query.decode(), keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS, errors="strict")
         except ValueError:
             raise ApiError(400, "The query cannot be read.", code="invalid_query") from None
         values: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from penstock.api.endpoint import Call, Camel, Endpoint
 from penstock.api.jobs import known_job
 from penstock.api.multipart import invalid
 from penstock.api.objects import Seconds
+from penstock.api.work import find_owned
 from penstock.batches.read import get_batch
 from penstock.batches.samples import (
     MAX_POINTS,
@@ -132,10 +133,19 @@ async def list_batch_samples(call: Call[BatchSamplesQuery, None]) -> BatchSample
 async def list_job_samples(call: Call[JobSamplesQuery, None]) -> JobSamples:
     """A job's figures by interval, oldest first; intervals in which nothing happened are left out. Samples get
     coarser with age, so that an interval can be longer than asked for: `seconds` says so."""
-    query = call.query
     async with borrowed(call.server.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
-        chart = await _read(connection, batch.id, query.start, query.end, query.resolution)
+        return await _chart(connection, batch.id, call.query)
+
+
+async def list_work_samples(call: Call[JobSamplesQuery, None]) -> JobSamples:
+    """The same of a batch or a job."""
+    async with borrowed(call.server.database) as connection:
+        return await _chart(connection, (await find_owned(call, connection)).id, call.query)
+
+
+async def _chart(connection: Connection, batch_id: UUID, query: JobSamplesQuery) -> JobSamples:
+    chart = await _read(connection, batch_id, query.start, query.end, query.resolution)
     return JobSamples(
         resolution=chart.resolution_s,
         latency_bounds_ms=list(LATENCY_BOUNDS_MS),
@@ -194,4 +204,7 @@ ENDPOINTS = (
         "GET", "/v1/batches/{batch_id}/samples", list_batch_samples, "A batch's figures over time.", errors=(404,)
     ),
     Endpoint("GET", "/api/jobs/{job_id}/samples", list_job_samples, "A job's figures over time.", errors=(404,)),
+    Endpoint(
+        "GET", "/api/work/{work_id}/samples", list_work_samples, "Figures of a batch or job over time.", errors=(404,)
+    ),
 )

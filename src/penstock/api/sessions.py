@@ -169,7 +169,10 @@ async def _describe_halt(call: Call[Any, Any], submission: Submission) -> str:
     code = await call.server.halts.why(provider.session_pool, model)
     if code is None:
         return ""
-    return f": the provider '{provider.name}' refuses calls of {model} ({code}), which an operator has to mend"
+    return (
+        f": the provider '{provider.name}' refuses calls of {model} ({code}), so nobody's are made until an operator"
+        " has mended it. It is not your API key that was refused"
+    )
 
 
 def _location(call: Call[Any, Any], submission: Submission) -> str:

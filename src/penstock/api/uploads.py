@@ -10,7 +10,8 @@ import msgspec
 from penstock.api import objects
 from penstock.api.endpoint import Call, Endpoint, Nothing
 from penstock.api.files import lifetime_s
-from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, in_thread, invalid
+from penstock.api.multipart import Feeder, Form, clean_filename, idempotency_key, invalid
+from penstock.api.upload_threads import upload_work
 from penstock.db.pool import borrowed
 from penstock.intake import parts
 from penstock.intake.files import FileRow
@@ -61,7 +62,8 @@ async def create_part(call: Call[None, None]) -> objects.UploadPart:
     server = call.server
     upload_id = call.id("upload", "upload_id")
     form = Form(call.request.headers.get("content-type", ""), "data")
-    writer = await in_thread(
+    work = upload_work(call)
+    writer = await work.run(
         partial(
             PartWriter,
             server.conninfo,
@@ -73,13 +75,13 @@ async def create_part(call: Call[None, None]) -> objects.UploadPart:
             max_stored_bytes=(await call.quota()).max_stored_bytes,
         )
     )
-    async with Feeder(writer) as feeder:
+    async with Feeder(writer, work) as feeder:
         async for data in call.request.stream():
             for piece in form.write(data):
                 await feeder.put(piece)
         form.finish()
         await feeder.flush()
-        row = await in_thread(writer.finish)
+        row = await feeder.finish(writer.finish)
     return objects.UploadPart(
         id=public_id("part", row.id),
         created_at=objects.seconds(row.created_at),
@@ -97,7 +99,7 @@ async def complete_upload(call: Call[None, CompleteBody]) -> objects.Upload:
         if part_id is None:
             raise invalid("part_ids", f"the upload has no part {text[:100]}.")
         ids.append(part_id)
-    done = await in_thread(
+    done = await upload_work(call).run_for_client(
         partial(
             parts.complete_upload,
             server.conninfo,

@@ -16,6 +16,7 @@ from penstock.db.pool import borrowed
 from penstock.deliver import endpoints, signing
 from penstock.deliver.addresses import AddressRefused, parse_url
 from penstock.deliver.endpoints import EVENT_TYPES, Delivery, EventType, WebhookEndpoint
+from penstock.deliver.sealing import SecretBox, secret_box
 from penstock.deliver.webhooks import send_sample, sender_for
 from penstock.model import parse_id, public_id
 
@@ -118,6 +119,7 @@ async def create_webhook(call: Call[None, WebhookCreate]) -> WebhookObjectWithSe
     async with borrowed(call.server.database) as connection:
         made = await endpoints.create_endpoint(
             connection,
+            _box(call),
             owner=call.caller.owner,
             name=name,
             url=body.url,
@@ -137,7 +139,9 @@ async def list_webhooks(call: Call[WebhookQuery, None]) -> WebhookList:
         if after is None:
             raise _bad_cursor()
     async with borrowed(call.server.database) as connection:
-        rows = await endpoints.list_endpoints(connection, owner=call.caller.owner, after=after, limit=query.limit + 1)
+        rows = await endpoints.list_endpoints(
+            connection, _box(call), owner=call.caller.owner, after=after, limit=query.limit + 1
+        )
     data = [_object(row) for row in rows[: query.limit]]
     return WebhookList.of(data, has_more=len(rows) > query.limit)
 
@@ -155,7 +159,7 @@ async def update_webhook(call: Call[None, WebhookUpdate]) -> WebhookObject:
     event_types = None if body.event_types is None else list(dict.fromkeys(body.event_types))
     async with borrowed(call.server.database) as connection:
         changed = await endpoints.update_endpoint(
-            connection, endpoint_id, call.caller.scope, name=name, url=body.url, event_types=event_types
+            connection, _box(call), endpoint_id, call.caller.scope, name=name, url=body.url, event_types=event_types
         )
     return _object(_require(call, changed))
 
@@ -172,7 +176,7 @@ async def rotate_webhook_secret(call: Call[None, WebhookRotate | None]) -> Webho
     keep = call.body is not None and call.body.keep_old_secret_active_for_24_hours
     async with borrowed(call.server.database) as connection:
         rotated = await endpoints.rotate_secret(
-            connection, _id(call), call.caller.scope, keep_s=_KEEP_OLD_SECRET_S if keep else 0
+            connection, _box(call), _id(call), call.caller.scope, keep_s=_KEEP_OLD_SECRET_S if keep else 0
         )
     return _with_secret(_require(call, rotated))
 
@@ -182,7 +186,9 @@ async def test_webhook(call: Call[None, WebhookTest]) -> WebhookTestResult:
     endpoint."""
     found = await _find(call)
     server = call.server
-    result = await send_sample(server.database, sender_for(server.config), found.id, found.url, call.body.event_type)
+    result = await send_sample(
+        server.database, sender_for(server.config), _box(call), found.id, found.url, call.body.event_type
+    )
     if result.status_code is None:
         raise ApiError(400, f"The event was not delivered: {result.error}.", code="webhook_not_delivered")
     return WebhookTestResult(
@@ -211,13 +217,17 @@ async def list_webhook_deliveries(call: Call[WebhookQuery, None]) -> DeliveryLis
     return DeliveryList.of(data, has_more=len(rows) > query.limit)
 
 
+def _box(call: Call[Any, Any]) -> SecretBox:
+    return secret_box(call.server.config)
+
+
 def _id(call: Call[Any, Any]) -> UUID:
     return call.id("webhook", "webhook_endpoint_id")
 
 
 async def _find(call: Call[Any, Any]) -> WebhookEndpoint:
     async with borrowed(call.server.database) as connection:
-        return _require(call, await endpoints.get_endpoint(connection, _id(call), call.caller.scope))
+        return _require(call, await endpoints.get_endpoint(connection, _box(call), _id(call), call.caller.scope))
 
 
 def _require(call: Call[Any, Any], found: WebhookEndpoint | None) -> WebhookEndpoint:

@@ -9,10 +9,15 @@ WITH source AS MATERIALIZED (
 ),
 batch AS (
   INSERT INTO penstock.batches
-    (id, owner, file_id, pool, idempotency_key, target, metadata, priority, deadline, total, created_at, validated_at)
-  SELECT %(id)s, %(owner)s, id, %(pool)s, %(key)s, %(target)s, %(metadata)s::jsonb, %(priority)s,
-         coalesce(%(deadline)s::timestamptz, 'infinity'), lines, @now,
-         @now
+    (id, owner, dialect, file_id, pool, idempotency_key, target, endpoint, metadata, priority, deadline, window_s, total,
+     created_at, validated_at, output_file_id, error_file_id)
+  SELECT %(id)s, %(owner)s, CASE WHEN %(is_job)s::boolean THEN 'job' ELSE 'run' END, id, %(pool)s, %(key)s, %(target)s,
+         -- Where the lines have several, none is the batch's.
+         (SELECT min(endpoint) FROM penstock.file_lanes l WHERE l.source_id = source.source_id
+          HAVING min(endpoint) = max(endpoint)),
+         %(metadata)s::jsonb, %(priority)s,
+         coalesce(%(deadline)s::timestamptz, @now + make_interval(secs => %(window_s)s), 'infinity'), %(window_s)s, lines,
+         @now, @now, %(output_file_id)s, %(error_file_id)s
     FROM source
   RETURNING id, owner, priority, deadline
 ),
@@ -27,8 +32,7 @@ lane AS (
    CROSS JOIN LATERAL (
      SELECT coalesce(max(weight), 1) AS weight FROM penstock.owners WHERE owner = %(owner)s) AS w
    CROSS JOIN LATERAL (
-     SELECT penstock.nearness(coalesce(%(deadline)s::timestamptz, 'infinity'), @now)
-              AS nearness) AS n
+     SELECT penstock.nearness(batch.deadline, @now) AS nearness) AS n
 )
 INSERT INTO penstock.lanes
   (batch_id, owner, created_at, pool, route, endpoint, source_id, source_lane, total, priority, deadline, weight,
@@ -43,7 +47,7 @@ RETURNING id, batch_id, route, total
 
 -- name: find_batch_by_key
 -- Finds the batch that a key already created, with the file it runs over.
-SELECT b.id, b.state, b.total, b.pool, f.id AS file_id, f.digest, b.metadata
+SELECT b.id, b.state, b.total, b.pool, f.id AS file_id, f.digest, b.metadata, b.target
   FROM penstock.batches b
   JOIN penstock.files f ON f.id = b.file_id
  WHERE b.owner = %(owner)s AND b.idempotency_key = %(key)s AND (b.deleted_at IS NULL) IS TRUE

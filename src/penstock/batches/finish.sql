@@ -73,7 +73,10 @@ over AS MATERIALIZED (
 ),
 ended AS (
   UPDATE penstock.batches b
-     SET completed_at = CASE WHEN o.whole THEN @now END,
+     -- A rerun that was cancelled is over, and the batch completed when it did before.
+     SET completed_at = CASE WHEN o.whole AND b.cancelling_at IS NOT NULL THEN coalesce(b.completed_before, @now)
+                             WHEN o.whole THEN @now END,
+         cancelling_at = CASE WHEN NOT (o.whole AND b.completed_before IS NOT NULL) THEN b.cancelling_at END,
          cancelled_at = CASE WHEN NOT o.whole AND b.cancelling_at IS NOT NULL
                              THEN @now END,
          expired_at = CASE WHEN NOT o.whole AND b.cancelling_at IS NULL

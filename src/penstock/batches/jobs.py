@@ -49,6 +49,7 @@ class Job:
     """Rows are still to be read, or were when it ended."""
     filename: str | None
     """Name of the input, of the first file if several came together; None once it is deleted."""
+    input_bytes: int
     last_heartbeat: datetime | None
     """When a worker that holds some of its rows was last heard of."""
     last_error: str | None

@@ -9,7 +9,7 @@ VALUES (%(batch_id)s, %(owner)s, %(job_type)s, %(spec)s::json, %(client)s, @now,
 -- latest error of which rows are left. Batches that are none are left out. Everything is looked up by its key: as joins,
 -- the tables may be read whole.
 SELECT j.batch_id, j.owner, j.job_type, j.spec, j.client, j.created_at, j.ingested_at, j.columns, j.rows,
-       j.problem, j.images, b.growing, f.filename,
+       j.problem, j.images, b.growing, f.filename, coalesce(f.bytes, 0),
        (SELECT max(w.heartbeat_at)
           FROM (SELECT DISTINCT worker_id FROM penstock.leases WHERE batch_id = j.batch_id) AS h
          CROSS JOIN LATERAL (SELECT heartbeat_at FROM penstock.workers WHERE id = h.worker_id LIMIT 1) AS w)
@@ -26,7 +26,7 @@ SELECT j.batch_id, j.owner, j.job_type, j.spec, j.client, j.created_at, j.ingest
   FROM unnest(%(batches)s::uuid[]) AS asked (id)
  CROSS JOIN LATERAL (SELECT * FROM penstock.jobs WHERE batch_id = asked.id LIMIT 1) AS j
  CROSS JOIN LATERAL (SELECT file_id, growing FROM penstock.batches WHERE id = asked.id LIMIT 1) AS b
-  LEFT JOIN LATERAL (SELECT filename FROM penstock.files WHERE id = b.file_id LIMIT 1) AS f ON true
+  LEFT JOIN LATERAL (SELECT filename, bytes FROM penstock.files WHERE id = b.file_id LIMIT 1) AS f ON true
 
 -- name: create_job
 -- Creates a job over an upload that is sealed in the same transaction: a batch that grows as its rows are read. The

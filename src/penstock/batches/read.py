@@ -149,7 +149,8 @@ async def _with_pace(connection: Connection, batch: Batch, now: Now) -> Batch:
 
 def _id_at(moment: datetime, margin: timedelta) -> UUID:
     """First id of a moment: ids begin with the milliseconds since 1970."""
-    milliseconds = int((moment + margin).timestamp() * 1000)
+    # As numbers: a moment at either end of the calendar has no other beyond it.
+    milliseconds = int((moment.timestamp() + margin.total_seconds()) * 1000)
     return UUID(int=min(max(milliseconds, 0), 2**48 - 1) << 80)
 
 

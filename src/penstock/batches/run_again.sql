@@ -30,7 +30,7 @@ seeded AS (
 ),
 opened AS (
   UPDATE penstock.batches b
-     SET reruns = reruns + 1, steered_at = @now,
+     SET reruns = reruns + 1, steered_at = @now, completed_before = b.completed_at,
          completed_at = NULL, cancelled_at = NULL, expired_at = NULL, cancelling_at = NULL, paused_at = NULL,
          completed = NULL, failed = NULL, not_found = NULL, skipped = NULL, retried = NULL, output_bytes = NULL,
          error_bytes = NULL, input_tokens = NULL, cached_tokens = NULL, output_tokens = NULL, reasoning_tokens = NULL,

@@ -32,6 +32,24 @@ _ERROR_MAX_BYTES = 64 * 1024
 _MESSAGE_CHARS = 2_000
 # Statuses of a server that did not do it now, and may do it in a moment.
 _PASSING = (429, 502, 503, 504)
+_HINTS = {
+    401: "Set PENSTOCK_API_KEY to a key of this server; on the server, `penstock keys create` makes one.",
+    403: "The key in PENSTOCK_API_KEY may not do this: ask the server's admin.",
+    404: "`penstock ls` lists the batches of this key on this server.",
+    409: "`penstock show` tells the batch's state.",
+    413: "Split the file, or have the limit raised (docs/configuration.md).",
+    429: "Try again in a moment.",
+    503: "Try again in a moment; the server's log says what it lacks.",
+    507: "Make room on the database's disk, then try again.",
+}
+_LOCAL_HINTS = {
+    401: "See `--help`.",
+    403: "See `--help`.",
+    404: "`penstock ls` lists what is there.",
+    503: "Try again in a moment; penstock.log in the data directory says what is lacking.",
+}
+"""The same where no server is asked."""
+_LOG_HINTS = ("The server's log tells more.", "penstock.log in the data directory tells more.")
 
 
 @dataclass(slots=True)
@@ -78,6 +96,22 @@ class Transport(Protocol):
     async def is_served(self) -> bool:
         """Whether a server or a worker is alive on this data."""
 
+    async def say_idle(self, name: str) -> str | None:
+        """What is to be done so that the batch or job of this id is worked off; None if it is."""
+
+    async def purge(self) -> Purged | None:
+        """Remove the rows of what was deleted, and give their space back; None where a server does that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """Bytes of the whole database before and after a purge."""
+
+    before: int
+    after: int
+    shrunk: bool
+    """Whether the files were made smaller; otherwise the space is used again."""
+
 
 class Unreachable(PenstockError):  # noqa: N818 -- a state of affairs
     """Server that gave no whole answer."""
@@ -99,8 +133,11 @@ class Refused(PenstockError):  # noqa: N818 -- a verdict
         status: int,
         code: str | None = None,
         retry_after_s: float | None = None,
+        local: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
+        self.local = local
+        """Whether no server was asked: the application in this process refused it."""
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
@@ -128,6 +165,14 @@ class Api:
     async def is_served(self) -> bool:
         """Whether a server or a worker is alive on this data."""
         return await self._transport.is_served()
+
+    async def say_idle(self, name: str) -> str | None:
+        """What is to be done so that the batch or job of this id is worked off; None if it is."""
+        return await self._transport.say_idle(name)
+
+    async def purge(self) -> Purged | None:
+        """Remove the rows of what was deleted, and give their space back; None where a server does that."""
+        return await self._transport.purge()
 
     async def get(self, path: str, query: Query | None = None, *, patience_s: float = _PATIENCE_S) -> Json:
         """Read an object. Tried again for `patience_s` when the server does not answer."""
@@ -165,9 +210,9 @@ class Api:
             lambda: self._json(Request(method, path, query or {}, dict(headers), body)), patience_s=_PATIENCE_S
         )
 
-    async def delete(self, path: str) -> Json:
+    async def delete(self, path: str, query: Query | None = None) -> Json:
         """Delete an object. Sent once."""
-        return await self._json(Request("DELETE", path))
+        return await self._json(Request("DELETE", path, query or {}))
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -234,24 +279,22 @@ class Api:
         except (ValueError, TypeError, KeyError, AttributeError):
             return self._not_penstock(answer)
         status = answer.status
-        hint = {
-            401: "Set PENSTOCK_API_KEY to a key of this server; on the server, `penstock keys create` makes one.",
-            403: "The key in PENSTOCK_API_KEY may not do this: ask the server's admin.",
-            404: "`penstock ls` lists the batches of this key on this server.",
-            409: "`penstock show` tells the batch's state.",
-            413: "Split the file, or have the limit raised (docs/configuration.md).",
-            429: "Try again in a moment.",
-            503: "Try again in a moment; the server's log says what it lacks.",
-            507: "Make room on the database's disk, then try again.",
-        }.get(status)
+        hint = {**_HINTS, **(_LOCAL_HINTS if self.local else {})}.get(status)
         if status >= 500:
             trace = answer.headers.get("x-request-id")
             message = f"{self._transport.place} failed: {message}" + (
                 f" (request {trace})" if trace and trace not in message else ""
             )
-            hint = hint or "The server's log tells more."
+            hint = hint or _LOG_HINTS[self.local]
         retry_after_s = _seconds(answer.headers.get("retry-after"))
-        return Refused(message, hint=hint or "See `--help`.", status=status, code=code, retry_after_s=retry_after_s)
+        return Refused(
+            message,
+            hint=hint or "See `--help`.",
+            status=status,
+            code=code,
+            retry_after_s=retry_after_s,
+            local=self.local,
+        )
 
     def _not_penstock(self, answer: Answer) -> PenstockError:
         moved = answer.headers.get("location")
@@ -277,11 +320,12 @@ async def open_api(place: ApiPlace) -> AsyncIterator[Api]:
         config = place.config
         if config.database_url is None and not place.makes_database and not (config.data_dir / "pg").is_dir():
             raise PenstockError(
-                f"{config.data_dir} holds no data yet, and no server is named",
-                hint="Name a server with --server or PENSTOCK_SERVER; or `penstock submit` and `penstock serve` here.",
+                f"{config.data_dir} holds no data yet",
+                hint="`penstock run FILE` makes some here. Data elsewhere: --data-dir PATH; a server's: --server URL.",
             )
-        from penstock.cli.local import open_local_transport
+        from penstock.cli.local import log_into_data, open_local_transport
 
+        log_into_data(config)
         async with open_local_transport(config, uploads=place.makes_database) as local:
             yield Api(local)
     else:

@@ -27,11 +27,24 @@ class CommandContext:
 
     api: Api
     as_json: bool
+    place: tuple[str, ...] = ()
+    """Options that name the server or the database, as they were typed."""
+
+    def command(self, *words: str) -> str:
+        """Another command at the same place, as it can be pasted."""
+        import shlex
+
+        return shlex.join(["penstock", *words, *self.place])
 
     def say(self, text: str) -> None:
         """Print a line for a person, on standard error; with --json nothing."""
         if not self.as_json:
             click.echo(text, err=True)
+
+    async def say_idle(self, name: str) -> None:
+        """Say what is to be done so that a batch or job is worked off, if nothing works it off now."""
+        if not self.as_json and (idle := await self.api.say_idle(name)) is not None:
+            self.say(idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,8 @@ class ApiPlace:
     config: Config | None
     makes_database: bool
     """Whether the command may make the local database; others only use one that is there."""
+    words: tuple[str, ...] = ()
+    """Options that name it, as they were typed."""
 
 
 def client_command(
@@ -61,7 +76,7 @@ def client_command(
             except PenstockError as error:
                 from penstock.cli.api import Refused
 
-                if isinstance(error, Refused) and hints is not None:
+                if isinstance(error, Refused) and hints is not None and not error.local:
                     error.hint = hints.get(error.status, error.hint)
                 report(error, as_json=as_json)
                 code = error.exit_code
@@ -85,11 +100,12 @@ def _place(server: str | None, database: DatabaseOptions, *, makes_database: boo
             "--server and a database at once",
             hint="--server calls a running server; --database-url or --data-dir reads the database itself. Give one.",
         )
+    given = server is not None
     if server is None and not named:
         server = os.environ.get("PENSTOCK_SERVER", "").strip() or None
     if server is not None:
-        return ApiPlace(server, None, makes_database)
-    return ApiPlace(None, load_config(database), makes_database)
+        return ApiPlace(server, None, makes_database, ("--server", server) if given else ())
+    return ApiPlace(None, load_config(database), makes_database, database.as_words())
 
 
 def _carry_out(
@@ -124,7 +140,7 @@ def _carry_out(
         # Opening is not cancelled: a pool cut off half-opened may never close.
         async with open_api(place) as api:
             if not signalled:
-                task = loop.create_task(work(CommandContext(api, as_json)))
+                task = loop.create_task(work(CommandContext(api, as_json, place.words)))
                 try:
                     return await task or ExitCode.OK
                 except asyncio.CancelledError:

@@ -7,6 +7,7 @@ import click
 from penstock.cli.client import print_json
 from penstock.cli.limit import limit_command
 from penstock.cli.options import DatabaseOptions, database_options, load_config
+from penstock.cli.seal import seal_command
 from penstock.db.start import explain_database_errors, start_database
 from penstock.errors import ExitCode, PenstockError
 
@@ -19,6 +20,7 @@ def db() -> None:
 
 
 db.add_command(limit_command)
+db.add_command(seal_command)
 
 
 @db.command("migrate")

@@ -174,7 +174,8 @@ async def export_job(context: CommandContext, job: Json, output: Path, *, bom: b
         if not context.as_json:
             click.echo(f"  sheet  {output}  ({job_counts_text(job)})")
     if not complete:
-        context.say(f"The job is still under way: this is its sheet so far. penstock jobs watch {job['id']}")
+        context.say("This is the sheet so far: the job has not ended.")
+        context.say(f"To follow it: {context.command('jobs', 'watch', job['id'])}")
     return {"job": job["id"], "complete": complete, "output": str(output)}
 
 
@@ -266,8 +267,11 @@ async def _print_results(context: CommandContext, batch: Json) -> WrittenResults
 def _say_written(context: CommandContext, written: WrittenResults) -> None:
     if context.as_json:
         return
-    click.echo(f"  output  {written.output}  ({written.output_lines:,} lines)")
+    from penstock.cli.figures import count_text
+
+    click.echo(f"  output  {written.output}  ({count_text(written.output_lines, 'line')})")
     if written.errors is not None:
-        click.echo(f"  errors  {written.errors}  ({written.error_lines:,} lines)")
+        click.echo(f"  errors  {written.errors}  ({count_text(written.error_lines, 'line')})")
     if not written.complete:
-        context.say(f"The batch is still under way: these are the results so far. penstock watch {written.batch}")
+        context.say("These are the results so far: the batch has not ended.")
+        context.say(f"To follow it: {context.command('watch', written.batch)}")

@@ -32,16 +32,25 @@ def exit_code_of(batch: Json) -> ExitCode:
         return ExitCode.PAUSED
     if not has_ended(batch):
         return ExitCode.OPERATIONAL
-    return ExitCode.FAILED_ROWS if batch["request_counts"]["failed"] or state != "completed" else ExitCode.OK
+    failed = batch["request_counts"]["failed"] - batch.get("skipped", 0)
+    return ExitCode.FAILED_ROWS if failed or state != "completed" else ExitCode.OK
+
+
+def count_text(number: int, noun: str) -> str:
+    """`1 line`, `2,000 lines`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def counts_text(batch: Json) -> str:
     """`2,000 requests, 1,997 completed, 3 failed`."""
     counts = batch["request_counts"]
     total, completed, failed = counts["total"], counts["completed"], counts["failed"]
-    parts = [f"{total:,} {'request' if total == 1 else 'requests'}", f"{completed:,} completed"]
-    if failed:
-        parts.append(f"{failed:,} failed")
+    skipped = batch.get("skipped", 0)
+    parts = [count_text(total, "request"), f"{completed:,} completed"]
+    if failed > skipped:
+        parts.append(f"{failed - skipped:,} failed")
+    if skipped:
+        parts.append(f"{skipped:,} skipped")
     if not has_ended(batch) and total > completed + failed:
         parts.append(f"{total - completed - failed:,} to go")
     return ", ".join(parts)
@@ -55,6 +64,11 @@ def job_moment(text: str) -> float:
 def job_at_rest(job: Json) -> bool:
     """Whether nothing more comes of a job by itself."""
     return job["state"] == "PAUSED" or job["endedAt"] is not None
+
+
+def is_run(one: Json) -> bool:
+    """Whether a batch or job is one of `penstock run`: no server works it off."""
+    return one["client"] == "local" if "client" in one else one.get("target") is not None
 
 
 def job_exit_code(job: Json) -> ExitCode:
@@ -71,7 +85,7 @@ def job_exit_code(job: Json) -> ExitCode:
 def job_counts_text(job: Json) -> str:
     """`2,000 rows, 1,990 done, 7 failed, 3 not found`."""
     total, unlucky = job["total"], job["failed"] + job["notFound"] + job["skipped"]
-    parts = [f"{total:,} {'row' if total == 1 else 'rows'}", f"{job['processed'] - unlucky:,} done"]
+    parts = [count_text(total, "row"), f"{job['processed'] - unlucky:,} done"]
     for name, words in (("failed", "failed"), ("notFound", "not found"), ("skipped", "skipped")):
         if job[name]:
             parts.append(f"{job[name]:,} {words}")

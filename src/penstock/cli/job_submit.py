@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.client import CommandContext, Json, client_command, print_json
-from penstock.cli.job_watch import NOT_SERVED
 from penstock.cli.tables import SHEET_OPTION, PromptOptions, prompt_options
 from penstock.errors import ExitCode, UsageError
 
@@ -200,6 +199,6 @@ async def _say_what_next(context: CommandContext, job: Json) -> None:
         return
     name = job["id"]
     click.echo(name)
-    context.say(f"  follow it  penstock jobs watch {name}\n  its sheet  penstock export {name} -o sheet.xlsx")
-    if not await context.api.is_served():
-        context.say(f"Stored. {NOT_SERVED}")
+    context.say(f"  follow it  {context.command('jobs', 'watch', name)}")
+    context.say(f"  its sheet  {context.command('export', name, '-o', 'sheet.xlsx')}")
+    await context.say_idle(name)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _POLL_S = 1.0
 _PATIENCE_S = 300.0
 
-NOT_SERVED = "Nothing works it off until a server runs on this data: penstock serve"
 JOB_HINTS = {
     404: "`penstock jobs ls` lists the jobs of this key on this server.",
     409: "`penstock jobs show` tells the job's state.",
@@ -35,13 +34,18 @@ async def watch(context: CommandContext, job: str) -> ExitCode:
     2 if its file could not be read to the end, 4 if it was paused. With --json, a line for every change; the last has
     the exit code.
     """
-    from penstock.cli.figures import job_at_rest, job_exit_code
     from penstock.cli.lookup import find_job
+
+    return await watch_job(context, await find_job(context.api, job))
+
+
+async def watch_job(context: CommandContext, found: Json) -> ExitCode:
+    """Follow a job that was found."""
+    from penstock.cli.figures import job_at_rest, job_exit_code
     from penstock.cli.watch import print_changes
 
-    found = await find_job(context.api, job)
-    if not job_at_rest(found) and not await context.api.is_served():
-        context.say(NOT_SERVED)
+    if not job_at_rest(found):
+        await context.say_idle(found["id"])
     if context.as_json:
         return await print_changes(_follow(context.api, found), job_at_rest, job_exit_code)
     ended = await watch_job_until_end(context, found)
@@ -73,9 +77,9 @@ def print_job_end(context: CommandContext, job: Json, *, output: str | None = No
     if job["ingest"]["problem"] is not None:
         click.echo(f"  {plain(job['ingest']['problem'])}", err=output == "-")
     if job["state"] == "PAUSED":
-        context.say(f"To go on: penstock jobs resume {job['id']}")
+        context.say(f"To go on: {context.command('jobs', 'resume', job['id'])}")
     elif output is None:
-        context.say(f"Its sheet: penstock export {job['id']} -o sheet.xlsx")
+        context.say(f"Its sheet: {context.command('export', job['id'], '-o', 'sheet.xlsx')}")
 
 
 async def _follow(api: Api, job: Json) -> AsyncIterator[Json]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.client import CommandContext, Json, client_command, print_json
-from penstock.cli.figures import age, job_counts_text, job_moment, moment, plain, print_row
+from penstock.cli.figures import age, is_run, job_counts_text, job_moment, moment, plain, print_row, size_text
 from penstock.cli.job_submit import submit
-from penstock.cli.job_watch import JOB_HINTS, NOT_SERVED, watch
+from penstock.cli.job_watch import JOB_HINTS, watch
+from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.cli.api import Api
@@ -97,14 +98,18 @@ async def show(context: CommandContext, job: str) -> None:
     """
     from penstock.cli.lookup import find_job
 
-    found = await find_job(context.api, job)
+    await show_job(context, await find_job(context.api, job))
+
+
+async def show_job(context: CommandContext, found: Json) -> None:
+    """Show a job that was found."""
     failures = await _page(context.api, found["id"], _LISTED, {"statuses": _UNLUCKY})
     if context.as_json:
         print_json({**found, "failures": failures["items"]})
         return
     _print_details(found, failures["items"])
-    if found["endedAt"] is None and found["state"] != "PAUSED" and not await context.api.is_served():
-        context.say(NOT_SERVED)
+    if found["endedAt"] is None and found["state"] != "PAUSED":
+        await context.say_idle(found["id"])
 
 
 def _print_details(job: Json, failures: list[Json]) -> None:
@@ -114,6 +119,7 @@ def _print_details(job: Json, failures: list[Json]) -> None:
     print_row("type", plain(job["jobType"]))
     print_row("file", plain(job["filename"] or "(deleted)"))
     print_row("rows", job_counts_text(job))
+    print_row("size", size_text(job["storedBytes"]))
     if not job["ingest"]["done"]:
         print_row("reading", f"{job['ingest']['rows']:,} rows of the file so far")
     if job["ingest"]["problem"] is not None:
@@ -211,8 +217,7 @@ async def _page(api: Api, name: str, size: int, narrow: dict[str, str | int]) ->
 @client_command(hints=JOB_HINTS)
 async def pause(context: CommandContext, job: str) -> None:
     """Start no more rows of JOB. Calls in flight finish."""
-    name = await _steer(context, job, "pause")
-    context.say(f"To go on: penstock jobs resume {name}")
+    await steer_job(context, await _find(context, job), "pause")
 
 
 @jobs.command(short_help="Go on with a paused job.")
@@ -220,10 +225,7 @@ async def pause(context: CommandContext, job: str) -> None:
 @client_command(hints=JOB_HINTS)
 async def resume(context: CommandContext, job: str) -> None:
     """Go on with the paused JOB."""
-    name = await _steer(context, job, "resume")
-    context.say(f"To follow it: penstock jobs watch {name}")
-    if not await context.api.is_served():
-        context.say(NOT_SERVED)
+    await steer_job(context, await _find(context, job), "resume")
 
 
 @jobs.command(short_help="End a job; what is done is kept.")
@@ -231,21 +233,30 @@ async def resume(context: CommandContext, job: str) -> None:
 @client_command(hints=JOB_HINTS)
 async def cancel(context: CommandContext, job: str) -> None:
     """End JOB. Calls in flight finish, results so far are kept, and the other rows are not run."""
-    name = await _steer(context, job, "cancel")
-    context.say(f"What was done: penstock export {name} -o sheet.xlsx")
+    await steer_job(context, await _find(context, job), "cancel")
 
 
-async def _steer(context: CommandContext, text: str, verb: str) -> str:
-    """Steer a job, print its state, and return its id."""
+async def _find(context: CommandContext, text: str) -> Json:
     from penstock.cli.lookup import find_job
 
-    name: str = (await find_job(context.api, text))["id"]
+    return await find_job(context.api, text)
+
+
+async def steer_job(context: CommandContext, found: Json, verb: str) -> None:
+    """Steer a job that was found, print its state, and say what can be done now."""
+    name: str = found["id"]
     job = await context.api.post(f"/api/jobs/{name}/{verb}")
     if context.as_json:
         print_json(job)
+        return
+    click.echo(f"{name}  {job['state']}: {job_counts_text(job)}")
+    if verb == "pause":
+        context.say(f"To go on: {context.command('jobs', 'resume', name)}")
+    elif verb == "cancel":
+        context.say(f"What was done: {context.command('export', name, '-o', 'sheet.xlsx')}")
     else:
-        click.echo(f"{name}  {job['state']}: {job_counts_text(job)}")
-    return name
+        context.say(f"To follow it: {context.command('jobs', 'watch', name)}")
+        await context.say_idle(name)
 
 
 @jobs.command(short_help="Run a job's failed rows again.")
@@ -259,16 +270,21 @@ async def retry(context: CommandContext, job: str, status: str) -> None:
 
     With --json, {"operationId": ...}, the operation that does it.
     """
-    from penstock.cli.lookup import find_job
+    await retry_job(context, await _find(context, job), status)
 
-    name: str = (await find_job(context.api, job))["id"]
+
+async def retry_job(context: CommandContext, found: Json, status: str = _UNLUCKY) -> None:
+    """Run rows of a job again that was found."""
+    name: str = found["id"]
+    if is_run(found) and (idle := await context.api.say_idle(name)) is not None:
+        raise UsageError(f"{name} is a run. {idle}", hint="With --retry-failed that runs its failed rows again.")
     asked: Json = {"scope": "job", "statuses": status.upper().split(",")}
     operation = await context.api.post(f"/api/jobs/{name}/reprocess", asked)
     if context.as_json:
         print_json(operation)
     else:
         click.echo(f"{name}  {operation['operationId']}")
-        context.say(f"To follow it: penstock jobs watch {name}")
+        context.say(f"To follow it: {context.command('jobs', 'watch', name)}")
 
 
 @jobs.command(short_help="Erase a job with its rows and results.")
@@ -279,11 +295,10 @@ async def rm(context: CommandContext, job: str) -> None:
 
     With --json, {"id": ..., "deleted": true}.
     """
-    from penstock.cli.lookup import find_job
-
-    name: str = (await find_job(context.api, job))["id"]
+    name: str = (await _find(context, job))["id"]
     await context.api.delete(f"/api/jobs/{name}")
     if context.as_json:
         print_json({"id": name, "deleted": True})
     else:
         click.echo(f"{name}  deleted")
+    await context.api.purge()

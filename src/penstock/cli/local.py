@@ -9,14 +9,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from uuid import UUID
 
 from starlette.types import ASGIApp
 
 from penstock.api.app import create_app, make_server
+from penstock.cli.api import Purged
 from penstock.cli.asgi import AsgiTransport
+from penstock.cli.disk import give_back_space
 from penstock.config import Config
 from penstock.db import sql
-from penstock.db.pool import Pool, borrowed, open_pool
+from penstock.db.pool import Pool, borrowed, fetch_one, open_pool
 from penstock.db.start import explain_database_errors, migrate_database, start_database
 from penstock.dispatch.providers import Providers
 from penstock.model import new_id
@@ -25,16 +28,19 @@ from penstock.server.background import BackgroundDuties
 from penstock.worker.identity import register_identity
 
 _SQL = sql.load("penstock.cli", "local.sql")
+NOT_SERVED = "Nothing works it off until a server runs on this data: penstock serve"
+NOT_RUNNING = "Nothing works it off now: the `penstock run` command that began it goes on with it."
 _RUN_AGAIN = "What was stored is safe: once the database works again, run the command again."
 
 
 class LocalTransport(AsgiTransport):
     """Transport to the application on one database."""
 
-    def __init__(self, application: ASGIApp, place: str, database: Pool, grace_s: float) -> None:
+    def __init__(self, application: ASGIApp, place: str, database: Pool, config: Config) -> None:
         super().__init__(application, place)
         self._database = database
-        self._grace_s = grace_s
+        self._config = config
+        self._grace_s = config.liveness.heartbeat_grace_s
 
     async def is_served(self) -> bool:
         """Whether a server or one of its workers is alive on this database."""
@@ -42,16 +48,27 @@ class LocalTransport(AsgiTransport):
             cursor = await connection.execute(_SQL["is_any_server_alive"], {"grace_s": self._grace_s})
             return await cursor.fetchone() == (True,)
 
+    async def say_idle(self, name: str) -> str | None:
+        """What is to be done so that the batch or job of this id is worked off; None if it is."""
+        parameters = {"id": UUID(name.rpartition("_")[2]), "grace_s": self._grace_s}
+        async with borrowed(self._database) as connection:
+            row = await fetch_one(connection, _SQL["is_run_worked_off"], parameters)
+        if row is None or row == (False, False):
+            return None if await self.is_served() else NOT_SERVED
+        return None if row[1] else NOT_RUNNING
+
+    async def purge(self) -> Purged | None:
+        """Remove the rows of what was deleted, and give their space back."""
+        return await give_back_space(self._database, self._config)
+
 
 @contextlib.asynccontextmanager
 async def open_local_transport(config: Config, *, uploads: bool) -> AsyncIterator[LocalTransport]:
     """Open the application on the configured database; an embedded one is started if needed."""
-    _log_into(config)
     with contextlib.ExitStack() as held, explain_database_errors(_RUN_AGAIN):
         conninfo = await asyncio.to_thread(held.enter_context, start_database(config))
         await asyncio.to_thread(migrate_database, conninfo)
         place = "the database" if config.database_url is not None else str(config.data_dir)
-        grace_s = config.liveness.heartbeat_grace_s
         async with (
             await open_pool(conninfo, config.database, name="penstock client") as database,
             # An upload that a command leaves half-done can be swept, by its identity.
@@ -64,12 +81,12 @@ async def open_local_transport(config: Config, *, uploads: bool) -> AsyncIterato
             known = Providers(config.providers)
             server = make_server(config, conninfo, database, known, worker_id, background)
             try:
-                yield LocalTransport(create_app(server, in_process=True), place, database, grace_s)
+                yield LocalTransport(create_app(server, in_process=True), place, database, config)
             finally:
                 await server.close()
 
 
-def _log_into(config: Config) -> None:
+def log_into_data(config: Config) -> None:
     """Send the application's log to a file, or nowhere: a command's output is for its results."""
     handler: logging.Handler = logging.NullHandler()
     if config.database_url is None:

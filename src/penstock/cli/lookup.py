@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.cli.api import Api
+from penstock.cli.api import Api, Refused
 from penstock.cli.client import Json
 from penstock.cli.figures import age, job_moment, state_of
 from penstock.errors import UsageError
@@ -45,9 +45,10 @@ async def walk_jobs(api: Api, after: str | None, page: int) -> AsyncIterator[Jso
     query: dict[str, str | int] = {"pageSize": page} if after is None else {"pageSize": page, "after": after}
     while True:
         found = await api.get("/api/jobs", query)
-        for job in found["jobs"]:
+        # A server of an early release has none.
+        for job in found.get("jobs", ()):
             yield job
-        if found["next"] is None:
+        if found.get("next") is None:
             return
         query["after"] = found["next"]
 
@@ -68,11 +69,6 @@ JOB = Kind(
 )
 
 
-async def find_batch(api: Api, text: str) -> Json:
-    """Find the only batch whose id is, begins with or ends in `text`."""
-    return await find(api, text, BATCH)
-
-
 async def find_job(api: Api, text: str) -> Json:
     """Find the only job whose id is, begins with or ends in `text`."""
     return await find(api, text, JOB)
@@ -80,18 +76,31 @@ async def find_job(api: Api, text: str) -> Json:
 
 async def find(api: Api, text: str, *kinds: Kind) -> Json:
     """Find the only object, of the first of these kinds that has any, whose id is, begins with or ends in `text`."""
-    text = text.strip().lower()
+    text, others = text.strip().lower(), kinds
     kinds = tuple(kind for kind in kinds if text.startswith(kind.prefix)) or kinds
-    kind, digits = kinds[0], text.removeprefix(kinds[0].prefix)
+    kind, digits = kinds[0], text.removeprefix(kinds[0].prefix).replace("-", "")
     if not re.fullmatch(r"[0-9a-f]{1,32}", digits):
         hint = f"An id is {kind.prefix} and 32 digits; `{kind.lists_all}` lists them."
         raise UsageError(f"'{text}' is not a {kind.noun} id", hint=hint)
     if len(digits) == _DIGITS:
-        return await api.get(f"{kind.path}/{kind.prefix}{digits}")
+        return await _get_any(api, digits, kinds, others)
     for each in kinds:
         if found := await _list_like(api, each, text, digits):
             return _only(found, each, text)
     raise UsageError(f"no {kind.noun} has an id like '{text}'", hint=f"`{kind.lists_all}` lists every {kind.noun}.")
+
+
+async def _get_any(api: Api, digits: str, kinds: Sequence[Kind], others: Sequence[Kind]) -> Json:
+    """Get the object with all these digits: of one of the kinds that its id names, else of one of the others."""
+    refused: Refused | None = None
+    for kind in (*kinds, *(kind for kind in others if kind not in kinds)):
+        try:
+            return await api.get(f"{kind.path}/{kind.prefix}{digits}")
+        except Refused as error:
+            if error.status != 404:
+                raise
+            refused = refused or error
+    raise refused or UsageError("no kind of object is named", hint="See `--help`.")
 
 
 def _only(found: list[Json], kind: Kind, text: str) -> Json:

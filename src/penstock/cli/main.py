@@ -15,14 +15,16 @@ from penstock.errors import ExitCode, PenstockError, report
 _COMMANDS = {
     "run": ("penstock.cli.run:run", "Work off a file of requests or rows, write every answer."),
     "submit": ("penstock.cli.submit:submit", "Send a file of requests to be worked off."),
-    "ls": ("penstock.cli.ls:ls", "List batches, newest first."),
-    "show": ("penstock.cli.show:show", "Show one batch: figures, times, problems."),
-    "watch": ("penstock.cli.watch:watch", "Follow a batch until it ends."),
+    "ls": ("penstock.cli.ls:ls", "List batches and jobs, newest first."),
+    "show": ("penstock.cli.show:show", "Show one batch or job: figures, times, problems."),
+    "watch": ("penstock.cli.watch:watch", "Follow a batch or job until it ends."),
     "pause": ("penstock.cli.steer:pause", "Start no more requests of a batch."),
     "resume": ("penstock.cli.steer:resume", "Go on with a paused batch."),
     "cancel": ("penstock.cli.steer:cancel", "End a batch; what is done is kept."),
     "retry": ("penstock.cli.steer:retry", "Run a batch's failed requests again."),
     "export": ("penstock.cli.export:export", "Write the results of a batch, or a job's sheet."),
+    "rm": ("penstock.cli.rm:rm", "Erase batches or jobs, and give their space back."),
+    "prune": ("penstock.cli.rm:prune", "Erase what ended long ago, and give its space back."),
     "jobs": ("penstock.cli.jobs:jobs", "Do something with every row of a table, on a server."),
     "session": ("penstock.cli.session:session", "Send to sessions, and look at them."),
     "serve": ("penstock.cli.serve:serve", "Serve the batch API, with workers."),
@@ -30,8 +32,10 @@ _COMMANDS = {
     "keys": ("penstock.cli.keys:keys", "Create, list and revoke API keys."),
     "providers": ("penstock.cli.providers:providers", "List providers, and let halted ones go on."),
     "db": ("penstock.cli.database:db", "Migrate or inspect the database, share out its work."),
+    "import": ("penstock.cli.import_:import_command", "Move in from a database with a row per request, or back."),
     "doctor": ("penstock.cli.doctor:doctor", "Examine an installation: what is wrong, and what to do."),
     "mock": ("penstock.cli.mock:mock", "Serve a fake OpenAI-compatible upstream."),
+    "completion": ("penstock.cli.completion:completion", "Print the script for completion in a shell."),
 }
 
 

@@ -30,6 +30,17 @@ class DatabaseOptions:
     toml_path: Path | None
     settings: tuple[str, ...]
 
+    def as_words(self) -> tuple[str, ...]:
+        """These options as they are typed, for commands that are told to a person. A URL may hold a password."""
+        words: list[str] = []
+        if self.data_dir is not None:
+            words += ["--data-dir", str(self.data_dir)]
+        if self.database_url is not None:
+            words += ["--database-url", "URL" if "@" in self.database_url else self.database_url]
+        if self.toml_path is not None:
+            words += ["--config", str(self.toml_path)]
+        return tuple(words)
+
 
 def database_options(command: _Command) -> _Command:
     """Add --database-url, --data-dir, --config and --set; the command gets them as `database`."""
@@ -93,7 +104,7 @@ def load_config(
             raise UsageError(f"--set {setting}: expected NAME=VALUE", hint="For example --set max_attempts=3")
         overrides.append((name.strip(), value.strip()))
     return config_sources.load(
-        toml_path=database.toml_path or _find_toml(database.data_dir),
+        toml_path=database.toml_path or config_sources.find_toml(database.data_dir),
         overrides=overrides,
         flags=flags,
         database_url=database.database_url,
@@ -107,13 +118,3 @@ def parse_span(text: str, digits: int) -> int | None:
     """Seconds of a span of time such as 90s, 30m, 2h or 1d, with at most so many digits; None if it is none."""
     match = re.fullmatch(rf"(\d{{1,{digits}}})([smhd])", text.strip())
     return int(match[1]) * _UNITS_S[match[2]] if match else None
-
-
-def _find_toml(data_dir: Path | None) -> Path | None:
-    """Find the settings file if no option names it: PENSTOCK_CONFIG, or the one in the data directory."""
-    import os
-
-    if named := os.environ.get("PENSTOCK_CONFIG"):
-        return Path(named)
-    inside = (data_dir or Path(os.environ.get("PENSTOCK_DATA_DIR", ".penstock"))) / "penstock.toml"
-    return inside if inside.is_file() else None

@@ -10,12 +10,13 @@ from penstock.export.draft import draft_of
 from penstock.export.jsonl import errors_path
 
 
-def check_paths(inputs: Sequence[Path], output: Path, *, folders: bool = False) -> None:
-    """Check that the inputs are regular files, or also `folders`, and that the output and its error file can be written
-    and overwrite nothing else."""
+def check_paths(inputs: Sequence[Path], output: Path | None, *, folders: bool = False) -> None:
+    """Check that the inputs are regular files, or also `folders`, and that the output, if there is one, and its error
+    file can be written and overwrite nothing else."""
     for path in inputs:
         _check_input(path, folder=folders)
-    check_outputs(output, inputs)
+    if output is not None:
+        check_outputs(output, inputs)
 
 
 def check_outputs(output: Path, inputs: Sequence[Path] = ()) -> None:

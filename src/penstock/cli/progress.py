@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from time import monotonic
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _RATE_WINDOW_S = 10.0
 _PLAIN_EVERY_S = 2.0
+_BAR_FROM_COLUMNS = 100
 
 
 class Rate:
@@ -32,6 +34,27 @@ class Rate:
         return (done - first) / (now - first_at) if now > first_at else 0.0
 
 
+def _make_bar() -> Progress:
+    """Bar in one line of the terminal, however narrow that is: the figures that do not fit are cut off."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    console = Console(stderr=True)
+    bar = [BarColumn(bar_width=30)] if console.width >= _BAR_FROM_COLUMNS else []
+    figures = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    return Progress(
+        TextColumn("{task.description}"),
+        *bar,
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[figures]}", markup=False, table_column=figures),
+        console=console,
+        transient=True,
+        expand=True,
+        refresh_per_second=8,
+    )
+
+
 class Display:
     """Display of stages one after the other, on standard error."""
 
@@ -43,19 +66,9 @@ class Display:
         self._rate = Rate()
 
     def __enter__(self) -> Self:
-        if not self._quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=30),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TextColumn("{task.fields[figures]}", markup=False),
-                console=Console(stderr=True),
-                transient=True,
-                refresh_per_second=8,
-            )
+        # A dumb terminal cannot move its cursor: it gets lines, as a file does.
+        if not self._quiet and sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+            self._bar = _make_bar()
             self._bar.start()
         return self
 

@@ -59,7 +59,8 @@ def _show(provider: Json) -> None:
     state = "halted" if halted else "waiting" if provider["gates"] else "open"
     click.echo(f"{provider['name']}  {state:<7}  {' '.join(provider['models'])}")
     for gate in provider["gates"]:
-        click.echo(f"  {gate['model']}  {gate['state']}: {gate['code']}: {gate['message']}")
+        state = "halted for every owner" if gate["state"] == "halted" else gate["state"]
+        click.echo(f"  {gate['model']}  {state}: {gate['code']}: {gate['message']}")
     for limit in provider["limits"]:
         rate = "" if limit["max_per_second"] is None else f", {limit['max_per_second']:g} calls/s"
         most = f"{limit['in_flight']} of {limit['max_in_flight']:.0f} in flight{rate}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -13,13 +12,13 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock import __version__
-from penstock.cli.api import Answer, Request, Unreachable
+from penstock.cli.api import Answer, Purged, Request, Unreachable
 from penstock.config import DispatchLimits
 from penstock.dispatch.http.client import HttpClient, OpenAnswer
 from penstock.dispatch.http.connect import ConnectOptions, Proxy
 from penstock.dispatch.http.errors import NEVER_SENT, TransportError
 from penstock.errors import UsageError
-from penstock.validators import checked_url
+from penstock.validators import checked_url, names_this_machine
 
 _CONNECT_S = 10.0
 _SILENCE_S = 90.0
@@ -47,9 +46,9 @@ class HttpTransport:
         self._client = HttpClient(_LIMITS, headers, ConnectOptions(proxy=_environments_proxy(origin)))
 
     @classmethod
-    def of(cls, server: str) -> HttpTransport:
-        """For a server's address, with the key of PENSTOCK_API_KEY."""
-        return cls(_checked_origin(server), _api_key())
+    def of(cls, server: str, api_key: str | None = None) -> HttpTransport:
+        """For a server's address, with this key, or that of PENSTOCK_API_KEY."""
+        return cls(_checked_origin(server), api_key or _api_key())
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,6 +60,12 @@ class HttpTransport:
 
     async def is_served(self) -> bool:
         return True
+
+    async def say_idle(self, name: str) -> str | None:  # noqa: ARG002 -- the server works everything off
+        return None
+
+    async def purge(self) -> Purged | None:
+        return None
 
     @contextlib.asynccontextmanager
     async def send(self, request: Request) -> AsyncIterator[Answer]:
@@ -118,7 +123,7 @@ def _api_key() -> str | None:
 def _environments_proxy(origin: str) -> str | None:
     """The proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, unless NO_PROXY names the host."""
     parts = urlsplit(origin)
-    if _is_loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
+    if names_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc):
         return None  # a proxy would look for the server on its own machine
     found = getproxies()
     proxy = found.get(parts.scheme) or found.get("all")
@@ -133,10 +138,3 @@ def _environments_proxy(origin: str) -> str | None:
             hint=f"{error.hint} Without a proxy: NO_PROXY={parts.hostname}",
         ) from None
     return proxy
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

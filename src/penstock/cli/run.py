@@ -25,7 +25,12 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--base-url", metavar="URL", help="Endpoint to call, ending in /v1.")
 @click.option("--processor", metavar="MODULE:FUNCTION", help="Python function to call instead.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the answers.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="File for the answers; - is standard output.",
+)
 @table_options
 @click.option(
     "--concurrency",
@@ -45,7 +50,11 @@ def parse_deadline(_: click.Context, __: click.Parameter, value: str | None) -> 
     callback=parse_deadline,
     help="Give up after this long (90s, 30m, 2h, 1d): what is done is written, the rest goes to the errors.",
 )
+@click.option("--retry-failed", is_flag=True, help="Run again what failed in this run before; nothing else.")
+@click.option("--continue", "continues", is_flag=True, help="Of a file that has grown, call what is new alone.")
+@click.option("--partial", is_flag=True, help="Write what is there when the run stops before its end.")
 @click.option("--new", "start_anew", is_flag=True, help="Start over, even if this run is known.")
+@click.option("--console", is_flag=True, help="Serve the console on this machine while it runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; no progress display.")
 @click.option("-v", "--verbose", is_flag=True, help="Log to standard error.")
 @database_options
@@ -63,7 +72,11 @@ def run(
     ca_file: str | None,
     proxy: str | None,
     deadline: timedelta | None,
+    retry_failed: bool,
+    continues: bool,
+    partial: bool,
     start_anew: bool,
+    console: bool,
     as_json: bool,
     verbose: bool,
     table: TableOptions,
@@ -74,9 +87,10 @@ def run(
     FILE is JSONL in the Batch API's shape, or a table: .csv, .tsv, .xlsx, or JSONL where --prompt is given or the
     output is .csv or .xlsx. Text may be packed (.gz, .zst). Images are a table too: a zip, a folder, or several files.
     Everything is stored before anything is sent. When interrupted, the same command goes on where it stopped; when
-    done, it writes the output again. Failures of requests go to a file beside the output: answers.jsonl has
-    answers.errors.jsonl. A table's output is a sheet (.csv, .xlsx or .jsonl, each also with .gz) of all its rows, each
-    with its result.
+    done, it writes the output again. The run is the same if the file has the same content and the same is asked of it:
+    another output, port, key or concurrency is no other run. Failures of requests go to a file beside the output:
+    answers.jsonl has answers.errors.jsonl. A table's output is a sheet (.csv, .xlsx or .jsonl, each also with .gz) of
+    all its rows, each with its result.
 
     \b
     penstock run requests.jsonl --base-url http://127.0.0.1:8000/v1 -o answers.jsonl
@@ -104,13 +118,19 @@ def run(
         if output is None:
             ending = "jsonl" if rows is None else "xlsx"
             raise UsageError("-o is missing", hint=f"Name the file for the answers, such as -o answers.{ending}")
-        if rows is not None:
+        if rows is not None and str(output) != "-":
             tables.check_output(output)
+        if start_anew and (retry_failed or continues):
+            other = "--retry-failed" if retry_failed else "--continue"
+            raise UsageError(f"--new and {other} at once", hint="--new runs everything again. Give one.")
     except PenstockError as error:
         report(error, as_json=as_json)
         raise SystemExit(error.exit_code) from error
 
-    from penstock.cli.running import Plan, execute
+    import sys
+
+    from penstock.cli.plan import Plan
+    from penstock.cli.running import execute
 
     plan = Plan(
         files[0],
@@ -120,7 +140,13 @@ def run(
         deadline,
         rows=rows,
         start_anew=start_anew,
+        retry_failed=retry_failed,
+        continues=continues,
+        partial=partial,
         as_json=as_json,
         verbose=verbose,
+        console=console,
+        command=tuple(sys.argv[1:]),
+        place=database.as_words(),
     )
     raise SystemExit(execute(plan, config))

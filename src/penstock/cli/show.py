@@ -16,6 +16,7 @@ from penstock.cli.figures import (
     plain,
     print_row,
     problem_lines,
+    size_text,
     state_of,
 )
 
@@ -24,30 +25,37 @@ if TYPE_CHECKING:
 
 
 _LISTED = 5
+_OF_RUNS = ("asked", "input_bytes", "size", "mtime_ns")
+"""Metadata by which `penstock run` knows its input again; nothing for people."""
 
 
-@click.command(short_help="Show one batch: figures, times, problems.")
-@click.argument("batch", metavar="ID")
+@click.command(short_help="Show one batch or job: figures, times, problems.")
+@click.argument("name", metavar="ID")
 @client_command()
-async def show(context: CommandContext, batch: str) -> None:
-    """Show the batch ID: its figures and times, the problems for which it could not run, and the first failures.
+async def show(context: CommandContext, name: str) -> None:
+    """Show the batch or job ID: its figures and times, the problems for which it could not run, and the first failures.
 
     ID may be cut short as long as it is unique. With --json, the batch as the API shows it, with `filename`,
     `failures` (requests that failed) and, while it runs, `retried` (attempts that failed) added.
     """
-    from penstock.cli.lookup import find_batch
-    from penstock.cli.ls import file_name
+    from penstock.cli.jobs import show_job
+    from penstock.cli.lookup import BATCH, JOB, find
+    from penstock.cli.ls import read_file
 
-    found = await find_batch(context.api, batch)
-    name = await file_name(context.api, found["input_file_id"]) if found["input_file_id"] else None
+    found = await find(context.api, name, BATCH, JOB)
+    if found["id"].startswith(JOB.prefix):
+        await show_job(context, found)
+        return
+    file = await read_file(context.api, found["input_file_id"]) if found["input_file_id"] else None
     failures = await _first(context.api, f"/v1/batches/{found['id']}/results", {"status": "failed"})
     retried = [] if has_ended(found) else await _first(context.api, f"/v1/batches/{found['id']}/attempts", {})
     if context.as_json:
-        print_json({**found, "filename": name, "failures": failures, "retried": retried})
+        filename = None if file is None else file["filename"]
+        print_json({**found, "filename": filename, "failures": failures, "retried": retried})
         return
-    _print(found, name, [_failure_text(failure) for failure in failures], [_attempt_text(one) for one in retried])
-    if found["status"] in ("validating", "in_progress") and not await context.api.is_served():
-        context.say("Nothing works it off until a server runs on this data: penstock serve")
+    _print(found, file, [_failure_text(failure) for failure in failures], [_attempt_text(one) for one in retried])
+    if found["status"] in ("validating", "in_progress"):
+        await context.say_idle(found["id"])
 
 
 async def _first(api: Api, path: str, query: dict[str, str]) -> list[Json]:
@@ -55,13 +63,18 @@ async def _first(api: Api, path: str, query: dict[str, str]) -> list[Json]:
     return found
 
 
-def _print(batch: Json, name: str | None, failures: list[str], retried: list[str]) -> None:
+def _print(batch: Json, file: Json | None, failures: list[str], retried: list[str]) -> None:
     from penstock.cli.progress import duration
 
     click.echo(f"{batch['id']}  {state_of(batch)}")
-    print_row("file", f"{plain(name)}  {batch['input_file_id']}" if name else "(deleted)")
+    print_row("file", f"{plain(file['filename'])}  {file['id']}" if file else "(deleted)")
+    if batch.get("target"):
+        print_row("run", plain(batch["target"]))
     print_row("endpoint", f"{batch['endpoint']}" + (f"  model {plain(batch['model'])}" if batch["model"] else ""))
     print_row("requests", counts_text(batch))
+    results = batch.get("result_bytes", 0)
+    if file is not None or results:
+        print_row("size", f"{size_text(file['bytes'] if file else 0)} in, {size_text(results)} out")
     if batch.get("eta_seconds") is not None and not has_ended(batch):
         print_row("ETA", duration(batch["eta_seconds"]))
     usage = batch.get("usage")
@@ -77,7 +90,10 @@ def _print(batch: Json, name: str | None, failures: list[str], retried: list[str
         )
     if batch.get("priority"):
         print_row("priority", str(batch["priority"]))
+    own = _OF_RUNS if batch.get("target") else ()
     for key, value in sorted((batch["metadata"] or {}).items()):
+        if key in own:
+            continue
         print_row("metadata", f"{plain(key)}={plain(value)}")
     _print_times(batch)
     for label in ("output", "error"):
@@ -102,7 +118,8 @@ def _print_times(batch: Json) -> None:
         if batch.get(field):
             print_row(label, moment(batch[field]))
     if batch["expires_at"]:
-        print_row("window", f"{batch['completion_window']}, until {moment(batch['expires_at'])}")
+        window = f"{batch['completion_window']}, " if batch["completion_window"] else ""
+        print_row("window", f"{window}until {moment(batch['expires_at'])}")
 
 
 def _failure_text(request: Json) -> str:

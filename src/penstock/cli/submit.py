@@ -157,6 +157,6 @@ async def _say_what_next(context: CommandContext, batch: Json) -> None:
         return
     name = batch["id"]
     click.echo(name)
-    context.say(f"  follow it    penstock watch {name}\n  its results  penstock export {name} -o answers.jsonl")
-    if not await context.api.is_served():
-        context.say("Stored. Nothing works it off until a server runs on this data: penstock serve")
+    context.say(f"  follow it    {context.command('watch', name)}")
+    context.say(f"  its results  {context.command('export', name, '-o', 'answers.jsonl')}")
+    await context.say_idle(name)

@@ -4,58 +4,92 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import TextIO
 
 import click
 
 from penstock.batches.read import Batch
+from penstock.cli.figures import count_text
+from penstock.cli.known_run import missed, public_name
+from penstock.cli.plan import Plan
 from penstock.cli.progress import duration
 from penstock.errors import ExitCode
 from penstock.export.jsonl import Exported
-from penstock.model import Counts, batch_public_id
+from penstock.model import Counts
 
 
 def print_summary(
-    batch: Batch,
+    plan: Plan,
+    batches: Sequence[Batch],
     exported: Exported | None,
     seconds: float,
     code: ExitCode,
-    *,
-    as_json: bool,
-    reasons: list[str] | None = None,
-    unit: str = "request",
+    out: TextIO,
+    reasons: Sequence[str] = (),
 ) -> None:
-    """Print the figures, the files written, and how to go on if the run is not finished."""
-    if as_json:
-        print(json.dumps(_as_dict(batch, exported, seconds, code, reasons or [])))
+    """Print the figures, the files written, and what can be done now. It goes to standard error where the answers go to
+    standard output."""
+    file = sys.stderr if plan.to_stdout else out
+    if plan.as_json:
+        print(json.dumps(_as_dict(batches, exported, seconds, code, reasons)), file=file, flush=True)
         return
-    counts = batch.counts
-    click.echo(f"{_verb(code)} in {duration(seconds)}: {_figures(counts, unit)}")
+    counts = add_counts(batches)
+    unit = "request" if plan.rows is None else "row"
+    click.echo(f"{_verb(code)} in {duration(seconds)}: {_figures(counts, unit)}", file=file)
     if exported is not None:
-        click.echo(
-            f"  output  {exported.output}  ({_count(exported.output_lines, 'row' if unit == 'row' else 'line')})"
-        )
-        if exported.errors is not None:
-            click.echo(f"  errors  {exported.errors}  ({_count(exported.error_lines, 'line')})")
-    click.echo(f"  batch   {batch_public_id(batch.id)}")
-    for reason in reasons or []:
+        _print_files(plan, counts, exported, file)
+    for batch in batches:
+        click.echo(f"  {'job' if batch.dialect == 'job' else 'batch':<7} {public_name(batch)}", file=file)
+    for reason in reasons:
         click.echo(f"  reason  {reason}", err=True)
+    for line in _what_next(plan, batches, exported, code):
+        click.echo(line, file=file)
+
+
+def _print_files(plan: Plan, counts: Counts, exported: Exported, file: TextIO) -> None:
+    if not plan.to_stdout:
+        noun = "line" if plan.rows is None else "row"
+        click.echo(f"  output  {exported.output}  ({count_text(exported.output_lines, noun)})", file=file)
+    if exported.errors is not None:
+        # A row that its processor left out is listed there too, and is no error.
+        label = "errors" if exported.error_lines > counts.skipped else "skipped"
+        click.echo(f"  {label:<7} {exported.errors}  ({count_text(exported.error_lines, 'line')})", file=file)
+
+
+def _what_next(plan: Plan, batches: Sequence[Batch], exported: Exported | None, code: ExitCode) -> list[str]:
+    if not plan.command:
+        return []
+    name, lines = public_name(batches[-1]), []
+    answers = "answers.jsonl" if plan.rows is None else "answers.csv"
     if code is ExitCode.PAUSED:
-        click.echo("Nothing is lost and no attempt was charged. Mend the cause, then run the same command to go on.")
+        lines = ["Nothing is lost. Mend the cause, then go on with the same command:", f"  {plan.command_with()}"]
     elif code is ExitCode.INTERRUPTED:
-        click.echo(f"To go on, run the same command again:\n  {_command()}")
+        lines = ["To go on:", f"  {plan.command_with()}"]
+    elif any(missed(batch) for batch in batches):
+        lines = ["To run only those again that failed:", f"  {plan.command_with('--retry-failed')}"]
+        if plan.to_stdout and plan.rows is None:
+            lines += ["To see why they failed:", f"  {plan.other_command('show', name)}"]
+    if code in (ExitCode.PAUSED, ExitCode.INTERRUPTED) and exported is None and add_counts(batches).settled:
+        lines += [
+            "To have what is there so far:",
+            f"  {plan.other_command('export', name, '-o', f'partial-{answers}')}",
+        ]
+    return lines
+
+
+def add_counts(batches: Sequence[Batch]) -> Counts:
+    """Figures of all batches of a run."""
+    return Counts(**{field.name: sum(getattr(one.counts, field.name) for one in batches) for field in fields(Counts)})
 
 
 def _verb(code: ExitCode) -> str:
     return {ExitCode.PAUSED: "paused", ExitCode.INTERRUPTED: "interrupted"}.get(code, "done")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _figures(counts: Counts, unit: str) -> str:
-    parts = [_count(counts.total, unit), f"{counts.completed:,} completed"]
+    parts = [count_text(counts.total, unit), f"{counts.completed:,} completed"]
     for name in ("failed", "not_found", "skipped", "cancelled", "expired", "in_flight", "pending", "retried"):
         figure = getattr(counts, name)
         if figure:
@@ -64,21 +98,15 @@ def _figures(counts: Counts, unit: str) -> str:
 
 
 def _as_dict(
-    batch: Batch, exported: Exported | None, seconds: float, code: ExitCode, reasons: list[str]
+    batches: Sequence[Batch], exported: Exported | None, seconds: float, code: ExitCode, reasons: Sequence[str]
 ) -> dict[str, object]:
     return {
-        "batch": batch_public_id(batch.id),
-        "state": batch.state,
-        **asdict(batch.counts),
+        "batch": public_name(batches[-1]),
+        "state": batches[-1].state,
+        **asdict(add_counts(batches)),
         "seconds": round(seconds, 3),
         "output": str(exported.output) if exported else None,
         "errors": str(exported.errors) if exported and exported.errors else None,
-        "reasons": reasons,
+        "reasons": list(reasons),
         "exit_code": code,
     }
-
-
-def _command() -> str:
-    import shlex
-
-    return shlex.join(["penstock", *sys.argv[1:]])

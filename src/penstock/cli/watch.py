@@ -21,22 +21,24 @@ _PATIENCE_S = 300.0
 _NO_EVENTS = (404, 405, 406, 501)
 
 
-@click.command(short_help="Follow a batch until it ends.")
-@click.argument("batch", metavar="ID")
+@click.command(short_help="Follow a batch or job until it ends.")
+@click.argument("name", metavar="ID")
 @client_command()
-async def watch(context: CommandContext, batch: str) -> ExitCode:
-    """Follow the batch ID until it ends. ID may be cut short as long as it is unique.
+async def watch(context: CommandContext, name: str) -> ExitCode:
+    """Follow the batch or job ID until it ends. ID may be cut short as long as it is unique.
 
     The exit code is the batch's: 0 if every request was completed, 3 if some were not, 2 if the file could not
     be run at all, 4 if it was paused. With --json, a line for every change; the last has the exit code.
     """
-    from penstock.cli.lookup import find_batch
-
-    found = await find_batch(context.api, batch)
-    if not _at_rest(found) and not await context.api.is_served():
-        context.say("Nothing works it off until a server runs on this data: penstock serve")
     from penstock.cli.figures import exit_code_of
+    from penstock.cli.job_watch import watch_job
+    from penstock.cli.lookup import BATCH, JOB, find
 
+    found = await find(context.api, name, BATCH, JOB)
+    if found["id"].startswith(JOB.prefix):
+        return await watch_job(context, found)
+    if not _at_rest(found):
+        await context.say_idle(found["id"])
     if context.as_json:
         return await print_changes(_follow(context.api, found, None), _at_rest, exit_code_of)
     ended = await watch_until_end(context, found)
@@ -70,9 +72,9 @@ def print_end(context: CommandContext, batch: Json, *, output: str | None = None
     for line in (f"{state}{lasted}: {figures}", *(f"  {problem}" for problem in problem_lines(batch))):
         click.echo(line, err=output == "-")
     if state == "paused":
-        context.say(f"To go on: penstock resume {name}")
+        context.say(f"To go on: {context.command('resume', name)}")
     elif (batch["output_file_id"] or batch["error_file_id"]) and output is None:
-        context.say(f"Results: penstock export {name} -o answers.jsonl")
+        context.say(f"Results: {context.command('export', name, '-o', 'answers.jsonl')}")
     elif state == "failed":
         context.say("Correct the file, then submit it again.")
 
@@ -153,6 +155,6 @@ def _show(display: Display, batch: Json) -> None:
     figures = [f"{done:,}/{total:,}", f"{display.rate(done):,.0f}/s"]
     if batch.get("eta_seconds") is not None and done < total:
         figures.append(f"ETA {duration(batch['eta_seconds'])}")
-    if counts["failed"]:
-        figures.append(f"{counts['failed']:,} failed")
+    if (failed := counts["failed"] - batch.get("skipped", 0)) > 0:
+        figures.append(f"{failed:,} failed")
     display.show(state_of(batch), done, total or None, "  ".join(figures))

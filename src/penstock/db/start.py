@@ -11,12 +11,15 @@ from penstock.errors import PenstockError, UsageError
 if TYPE_CHECKING:
     from penstock.config import Config
 
+GO_ON = "What was stored is safe: once the database works again, the same command goes on."
+"""What a run that the database failed says."""
+
 
 @contextlib.contextmanager
 def start_database(config: Config) -> Iterator[str]:
     """Yield the conninfo of the configured database, or of the embedded one, which is started if need be."""
     if config.database_url is not None:
-        yield _check_conninfo(config.database_url)
+        yield check_conninfo(config.database_url, "--database-url (or PENSTOCK_DATABASE_URL)")
         return
     from penstock.db.embedded import postgres
 
@@ -24,7 +27,8 @@ def start_database(config: Config) -> Iterator[str]:
         yield server.conninfo
 
 
-def _check_conninfo(database_url: str) -> str:
+def check_conninfo(database_url: str, option: str) -> str:
+    """The address of a database, as an option gave it; raises if it is none."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -33,7 +37,7 @@ def _check_conninfo(database_url: str) -> str:
     except psycopg.Error:
         # Neither the address nor the driver's message is shown: both may hold the password.
         raise UsageError(
-            "--database-url (or PENSTOCK_DATABASE_URL) is not the address of a PostgreSQL",
+            f"{option} is not the address of a PostgreSQL",
             hint="Write it as postgresql://user@host:5432/name",
         ) from None
     return database_url

@@ -66,9 +66,24 @@ SELECT id, event_id, type, batch_id, event_at, attempts, due_at, delivered_at, g
  ORDER BY id DESC LIMIT %(limit)s
 
 -- name: read_signing_keys
--- Keys that sign a message to the endpoint now, and the database's time, which the message carries.
-SELECT secret, CASE WHEN previous_until > now() THEN previous_secret END, extract(epoch FROM now())::float8
+-- Keys that sign a message to the endpoint now, sealed for its owner, and the database's time, which the message carries.
+SELECT owner, secret, CASE WHEN previous_until > now() THEN previous_secret END, extract(epoch FROM now())::float8
   FROM penstock.webhook_endpoints WHERE id = %(id)s
+
+-- name: list_endpoints_to_seal
+-- Endpoints after an id whose secrets are not all sealed with the key that values with this prefix are.
+SELECT id, owner, secret, previous_secret
+  FROM penstock.webhook_endpoints
+ WHERE id > %(after)s
+   AND (substr(secret, 1, length(%(prefix)s::bytea)) <> %(prefix)s
+        OR substr(previous_secret, 1, length(%(prefix)s::bytea)) <> %(prefix)s)
+ ORDER BY id LIMIT %(limit)s
+
+-- name: seal_endpoint_if_unchanged
+-- Puts secrets that are sealed anew in the place of those that were read; not if the endpoint's secret has been rotated.
+UPDATE penstock.webhook_endpoints
+   SET secret = %(secret)s, previous_secret = %(previous_secret)s
+ WHERE id = %(id)s AND secret = %(read_secret)s AND previous_secret IS NOT DISTINCT FROM %(read_previous)s
 
 -- name: take_deliveries_if_due
 -- Takes deliveries by moving their time ahead: no other process sees them due meanwhile, and if this one dies they come
@@ -87,7 +102,7 @@ taken AS (
   RETURNING id, event_id, endpoint_id, type, batch_id, event_at, attempts
 )
 SELECT t.id, t.event_id, t.event_at, t.attempts, extract(epoch FROM now())::float8,
-       t.endpoint_id, t.type, t.batch_id, e.url, e.secret,
+       t.endpoint_id, t.type, t.batch_id, e.url, e.owner, e.secret,
        CASE WHEN e.previous_until > now() THEN e.previous_secret END
   FROM taken t
   LEFT JOIN penstock.webhook_endpoints e ON e.id = t.endpoint_id

@@ -24,6 +24,8 @@ def encode_secret(secret: bytes) -> str:
 
 def hint(secret: bytes) -> str:
     """The last characters of a secret: enough to tell one from another, and no more."""
+    if not secret:
+        return f"{_PREFIX}..."
     return f"{_PREFIX}...{encode_secret(secret)[-_HINT_CHARS:]}"
 
 

@@ -21,6 +21,7 @@ from penstock.deliver import signing
 from penstock.deliver.addresses import AddressRefused, Policy, parse_url, policy_for
 from penstock.deliver.post import PostError, post
 from penstock.deliver.rounds import DeliveryTable, SendResult, TakenDelivery, deliver_all
+from penstock.deliver.sealing import SecretBox, SecretNotOpened, secret_box
 from penstock.model import new_id, public_id
 
 _SQL = sql.load("penstock.deliver", "deliver.sql")
@@ -35,6 +36,7 @@ class TakenWebhook(TakenDelivery):
     batch_id: UUID | None
     url: str | None
     """None once the endpoint was deleted."""
+    owner: str | None
     secret: bytes | None
     previous_secret: bytes | None
 
@@ -68,9 +70,12 @@ def sender_for(config: Config) -> Sender:
     return Sender(policy_for(config.webhook_allow), config.webhooks.webhook_timeout_s)
 
 
-async def deliver_due(database: Pool, config: Config, *, sender: Sender | None = None) -> int:
+async def deliver_due(
+    database: Pool, config: Config, *, sender: Sender | None = None, box: SecretBox | None = None
+) -> int:
     """Send the deliveries that are due or come due meanwhile, until none is. Returns how many were taken."""
-    return await deliver_all(Webhooks(database, config.webhooks, sender or sender_for(config)))
+    sender, box = sender or sender_for(config), box or secret_box(config)
+    return await deliver_all(Webhooks(database, config.webhooks, sender, box))
 
 
 class Webhooks(DeliveryTable[TakenWebhook]):
@@ -80,9 +85,10 @@ class Webhooks(DeliveryTable[TakenWebhook]):
     record_if_held = "record_delivery_if_held"
     put_back_if_held = "put_back_deliveries_if_held"
 
-    def __init__(self, database: Pool, limits: WebhookLimits, sender: Sender) -> None:
+    def __init__(self, database: Pool, limits: WebhookLimits, sender: Sender, box: SecretBox) -> None:
         super().__init__(database, limits)
         self._sender = sender
+        self._box = box
 
     async def take(self, limit: int) -> list[TakenWebhook]:
         return await self.take_as(TakenWebhook, {"limit": limit})
@@ -91,20 +97,28 @@ class Webhooks(DeliveryTable[TakenWebhook]):
         return delivery.endpoint_id
 
     async def deliver(self, delivery: TakenWebhook, wait_s: float) -> bool:
-        result = await _attempt(self._sender, delivery)
+        result = await _attempt(self._sender, self._box, delivery)
         await self.record(delivery, result, wait_s, final=delivery.url is None)
         return result.status_code is not None
 
 
-async def _attempt(sender: Sender, delivery: TakenWebhook) -> SendResult:
-    if delivery.url is None or delivery.secret is None:
+async def _attempt(sender: Sender, box: SecretBox, delivery: TakenWebhook) -> SendResult:
+    if delivery.url is None or delivery.owner is None:
         return SendResult(None, "the endpoint was deleted")
+    try:
+        keys = _open_keys(box, delivery.owner, delivery.endpoint_id, delivery.secret, delivery.previous_secret)
+    except SecretNotOpened as error:
+        return SendResult(None, error.message)  # another server may have the key
     about = public_id("batch", delivery.batch_id or UUID(int=0))
-    keys = [key for key in (delivery.secret, delivery.previous_secret) if key is not None]
     message_id = public_id("event", delivery.event_id)
     body = _event(message_id, delivery.type, int(delivery.event_at.timestamp()), about)
     headers = _headers(message_id, delivery.now_s, body, keys)
     return await sender.send(delivery.url, headers, body)
+
+
+def _open_keys(box: SecretBox, owner: str, endpoint_id: UUID, *stored: bytes | None) -> list[bytes]:
+    """Keys that sign a message. Raises SecretNotOpened."""
+    return [box.open(each, owner, endpoint_id) for each in stored if each is not None]
 
 
 def _event(message_id: str, type_: str, created_at: int, about: str) -> bytes:
@@ -117,17 +131,22 @@ def _headers(message_id: str, at_s: int, body: bytes, keys: list[bytes]) -> dict
     return fixed | signing.headers(message_id, at_s, body, keys)
 
 
-async def send_sample(database: Pool, sender: Sender, endpoint_id: UUID, url: str, type_: str) -> SendResult:
+async def send_sample(
+    database: Pool, sender: Sender, box: SecretBox, endpoint_id: UUID, url: str, type_: str
+) -> SendResult:
     """Send an event about a batch that does not exist, at once and without retries."""
     async with borrowed(database) as connection:
         cursor = await connection.execute(_SQL["read_signing_keys"], {"id": endpoint_id})
         row = await cursor.fetchone()
     if row is None:
         return SendResult(None, "the endpoint was deleted")
-    secret, previous_secret, now_s = row
+    owner, secret, previous_secret, now_s = row
+    try:
+        keys = _open_keys(box, owner, endpoint_id, secret, previous_secret)
+    except SecretNotOpened as error:
+        return SendResult(None, error.message)
     message_id = public_id("event", new_id())
     body = _event(message_id, type_, int(now_s), public_id("batch", UUID(int=0)))
-    keys = [key for key in (secret, previous_secret) if key is not None]
     return await sender.send(url, _headers(message_id, int(now_s), body, keys), body)
 
 

@@ -82,6 +82,12 @@ class CoroutineDispatcher(CallQueue):
     def room(self) -> int:
         return super().room if self._throttle is None else min(super().room, self._throttle.room(self))
 
+    def limit(self, route: str) -> int:
+        return self.concurrency if self._throttle is None else min(self._concurrency, self._throttle.limit(route))
+
+    def list_in_flight(self) -> list[Item]:
+        return [item for items, _ in self._flights.values() for item in items]
+
     def startable(self, route: str | None = None) -> int:
         if not self._starting:
             return 0
@@ -153,6 +159,9 @@ class CoroutineDispatcher(CallQueue):
             return
         calls = -(-len(self._ready) // self._chunk)
         wanted = min(calls, self._room)
+        if self._throttle is not None and wanted > 0:
+            # A runner without a call to make would only park again.
+            wanted = min(wanted, self.startable())
         while wanted > 0 and self._idle:
             parked = self._idle.pop()
             if not parked.done():
@@ -186,7 +195,7 @@ class CoroutineDispatcher(CallQueue):
         if flight is None:
             return None
         if self._throttle is not None:
-            self._throttle.end(flight[0][0].route)
+            self._throttle.end(flight[0][0].route, by=self)
         return flight[0]
 
     async def _run(self) -> None:

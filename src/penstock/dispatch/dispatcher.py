@@ -43,6 +43,12 @@ class Dispatcher(Protocol):
     def in_flight(self) -> int:
         """Items started whose verdict `on_verdict` has not had yet."""
 
+    def list_in_flight(self) -> list[Item]:
+        """Items whose call has begun and not ended."""
+
+    def limit(self, route: str) -> int:
+        """Calls of a route that may be in flight at a time, as things are now."""
+
     @property
     def room(self) -> int:
         """Items that would start at once if they were offered."""
@@ -239,6 +245,12 @@ class CallQueue(ABC):
     @property
     def room(self) -> int:
         return max(0, self._concurrency - self._inside) if self._starting else 0
+
+    def limit(self, route: str) -> int:  # noqa: ARG002 -- a throttle tells routes apart
+        return self._concurrency
+
+    @abstractmethod
+    def list_in_flight(self) -> list[Item]: ...
 
     @abstractmethod
     async def start(self, on_verdict: OnVerdict) -> None: ...

@@ -50,7 +50,24 @@ def load_processor(spec: str, option: str = "--processor") -> Callable[..., Any]
             f"{place}: the class '{path}' has no __call__",
             hint="Give it a method __call__(self, item) that returns the item's answer.",
         )
+    _check_takes_item(place, path, found)
     return found  # type: ignore[no-any-return]
+
+
+def _check_takes_item(place: str, path: str, found: Any) -> None:
+    """Refuse what cannot be called with an item alone: otherwise every row would be tried, and fail."""
+    of_class = inspect.isclass(found)
+    try:
+        signature = inspect.signature(found.__call__ if of_class else found)
+    except (TypeError, ValueError):
+        return  # functions written in C need not tell
+    try:
+        signature.bind(*(("self", "item") if of_class else ("item",)))
+    except TypeError as error:
+        raise UsageError(
+            f"{place}: '{path}{signature}' cannot be called with an item: {error}",
+            hint="A processor takes one argument, the item, and returns its answer; the others need defaults.",
+        ) from None
 
 
 def find_entry_point(name: str, option: str) -> str:

@@ -42,6 +42,8 @@ _FIELDS = (
     *("rows_paths", "metrics_url", *_TLS_FILES, "proxy", *_TIMEOUTS),
 )
 _MAX_CONCURRENCY = 100_000
+_WILD = frozenset("*?[")
+"""Characters that make a model's name a pattern."""
 _MAX_PER_MINUTE = 10**12
 _HINT = "docs/serve.md shows a provider with every field."
 
@@ -76,6 +78,11 @@ class Provider:
     def session_pool(self) -> str:
         """The pool of the sessions whose next request is for it."""
         return session_pool(self.name)
+
+    @property
+    def names_patterns(self) -> bool:
+        """Whether it serves models that the configuration does not name outright."""
+        return any(set(model) & _WILD for model in self.models)
 
     def serves(self, model: str) -> bool:
         return any(fnmatchcase(model, pattern) for pattern in self.models)
@@ -202,7 +209,7 @@ class Providers:
         found: dict[str, str] = {}
         for provider in self._all:
             for model in provider.models:
-                if not set(model) & set("*?["):
+                if not set(model) & _WILD:
                     found.setdefault(model, provider.name)
         return list(found.items())
 

@@ -39,14 +39,16 @@ from penstock.dispatch.loading import describe, load_processor
 from penstock.dispatch.retry import Failure, judge_failure, judge_not_found, judge_retry, limits_for
 from penstock.dispatch.signals import CHUNK_ATTRIBUTE, Fail, NotFound, Retry, Signal, Skip
 from penstock.dispatch.threads import ThreadDispatcher
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import UsageError
 from penstock.model import Item, Outcome, OutcomeState, Verdict, strategy_of
+from penstock.validators import find_no_number
 
 __all__ = ["PythonProcessor", "chunk_size_of", "load_processor"]
 
 _log = logging.getLogger("penstock.dispatch")
 
 _DEFAULT_CHUNK = 100
+_ITEMS = re.compile(r"(?:(?:typing\.)?[Ll]ist\[)?(?:\w+\.)*Item\]?")
 _LIST_OF_ITEMS = re.compile(r"(?:typing\.)?[Ll]ist\[(?:\w+\.)*Item\]")
 
 _encoder = msgspec.json.Encoder()
@@ -63,10 +65,12 @@ class PythonProcessor:
         retry: RetryLimits,
         *,
         strategies: Sequence[str] = (),
+        values: bool = False,
         chunk: int | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`strategies` are rotated through by the item's attempts; `chunk` is the size of a chunk function's chunks."""
+        """`strategies` are rotated through by the item's attempts; `chunk` is the size of a chunk function's chunks.
+        With `values` the function gets the item's body, unless its parameter is annotated as `Item`."""
         self._fn = fn
         self._instance: Any = None
         """What the processor's class made, if it is one."""
@@ -75,6 +79,7 @@ class PythonProcessor:
         self._retry = retry
         self._rng = rng or random.Random()  # noqa: S311 -- jitter
         self.name = getattr(fn, "__name__", type(fn).__name__)
+        self._takes_body = values and not _takes_item(fn)
         call = fn.__call__ if inspect.isclass(fn) else fn
         self.is_async = _is_async(call)
         self.chunk_size = chunk_size_of(fn)
@@ -94,7 +99,7 @@ class PythonProcessor:
                 self._fn = self._instance
             await self._run_hook("setup")
         except (Exception, SystemExit) as error:
-            raise PenstockError(
+            raise UsageError(
                 f"{self.name} could not be set up: {describe(error)}",
                 hint="Its setup() runs once in every worker process, before the first item.",
             ) from error
@@ -135,7 +140,7 @@ class PythonProcessor:
         item, started = items[0], monotonic()
         self._name_strategies(items)
         try:
-            value = await self._fn(item)
+            value = await self._fn(item.body if self._takes_body else item)
         except Exception as error:
             return (self._judge_exception(item, error, _since_ms(started)),)
         return (self._judge(item, value, _since_ms(started)),)
@@ -144,7 +149,7 @@ class PythonProcessor:
         started = monotonic()
         self._name_strategies(items)
         try:
-            values = await self._fn(list(items))
+            values = await self._fn(self._arguments(items))
         except Exception as error:
             return [self._judge_exception(item, error, _since_ms(started)) for item in items]
         return self._judge_chunk(items, values, _since_ms(started))
@@ -153,7 +158,7 @@ class PythonProcessor:
         item, started = items[0], monotonic()
         self._name_strategies(items)
         try:
-            value = self._fn(item)
+            value = self._fn(item.body if self._takes_body else item)
         except BaseException as error:
             return (self._judge_exception(item, error, _since_ms(started)),)
         return (self._judge(item, value, _since_ms(started)),)
@@ -162,10 +167,13 @@ class PythonProcessor:
         started = monotonic()
         self._name_strategies(items)
         try:
-            values = self._fn(list(items))
+            values = self._fn(self._arguments(items))
         except BaseException as error:
             return [self._judge_exception(item, error, _since_ms(started)) for item in items]
         return self._judge_chunk(items, values, _since_ms(started))
+
+    def _arguments(self, items: list[Item]) -> list[Any]:
+        return [item.body for item in items] if self._takes_body else list(items)
 
     def _name_strategies(self, items: list[Item]) -> None:
         if self._strategies:
@@ -194,6 +202,9 @@ class PythonProcessor:
             except Exception as error:
                 _close(value)
                 return _invalid(f"{self.name} returned {_describe_type(value)} that is not JSON: {error}", duration_ms)
+            if b"null" in body and (number := find_no_number(msgspec.to_builtins(value))) is not None:
+                message = f"{self.name} returned {number}, which is no JSON value: return None in its place"
+                return _invalid(message, duration_ms)
         if not item.is_row:
             return Outcome(OutcomeState.COMPLETED, body, duration_ms=duration_ms)
         if not body.lstrip().startswith(b"{"):
@@ -236,14 +247,29 @@ def _marked_chunk(fn: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _annotated_chunk(fn: Callable[..., Any], skip: int = 0) -> int | None:
+def _takes_item(fn: Callable[..., Any]) -> bool:
+    """Whether the function's first parameter is annotated as `Item`, or as a list of them."""
+    found = [_annotation(fn)]
+    if not inspect.isroutine(fn) and not isinstance(fn, partial):
+        found = [_annotation((fn if inspect.isclass(fn) else type(fn)).__call__, skip=1)]
+    return any(
+        annotation in (Item, list[Item])
+        or (isinstance(annotation, str) and _ITEMS.fullmatch(annotation.strip("'\" ")) is not None)
+        for annotation in found
+    )
+
+
+def _annotation(fn: Callable[..., Any], skip: int = 0) -> Any:
+    """The annotation of the first parameter, None if there is none."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())[skip:]
     except (TypeError, ValueError):
         return None
-    if not parameters:
-        return None
-    annotation = parameters[0].annotation
+    return parameters[0].annotation if parameters else None
+
+
+def _annotated_chunk(fn: Callable[..., Any], skip: int = 0) -> int | None:
+    annotation = _annotation(fn, skip)
     if isinstance(annotation, str):
         # Not evaluated: `Item` may be imported for the type checker alone.
         return _DEFAULT_CHUNK if _LIST_OF_ITEMS.fullmatch(annotation.strip("'\" ")) else None

@@ -34,6 +34,8 @@ class Target:
     proxy: str | None = None
     max_rpm: int | None = None
     max_tpm: int | None = None
+    values: bool = False
+    """Whether the function gets the bodies of items (`penstock.map`), not the items."""
     definition: dict[str, Any] | None = None
     """What is asked of the endpoint for each row, where the input is a table (`dispatch.rows.definition`)."""
 
@@ -75,7 +77,8 @@ class Target:
             from penstock.dispatch.loading import load_processor
             from penstock.dispatch.python import PythonProcessor
 
-            async with PythonProcessor(load_processor(self.processor), config.dispatch, config.retry) as processor:
+            function = load_processor(self.processor)
+            async with PythonProcessor(function, config.dispatch, config.retry, values=self.values) as processor:
                 yield processor.dispatcher()
         else:
             from penstock.dispatch.rows.call import provider_dispatcher

@@ -83,6 +83,10 @@ class ThreadDispatcher(CallQueue):
         self._cpu_seen = (process_time(), monotonic())
         self._wake()
 
+    def list_in_flight(self) -> list[Item]:
+        with self._lock:
+            return [item for items, _ in self._flights.values() for item in items]
+
     def abort(self) -> list[Item]:
         with self._lock:
             items = [item for thread in list(self._flights) for item in self._lose(thread)]

@@ -29,6 +29,7 @@ _NEARLY = 0.97
 _TOKENS_WEIGHT = 0.05
 _REFUSED = 429
 _MAX_ROUTES = 1_000
+_ANY_NUMBER = 1_000_000
 
 
 class Sharer(Protocol):
@@ -103,6 +104,17 @@ class Route:
             return 0.0
         self._refill(now)
         return 0.0 if self._saved >= 1.0 else (1.0 - self._saved) / self.per_s
+
+    @property
+    def free_slots(self) -> int:
+        """Calls that the share allows to start now: one at least if none is in flight."""
+        room = (1 if self.halted else int(self.share + 1e-9)) - self.in_flight
+        return room if self.in_flight else max(room, 1)
+
+    @property
+    def saved_calls(self) -> int:
+        """Calls that the rate allows at once, as of the last look at the clock."""
+        return _ANY_NUMBER if self.per_s is None else int(self._saved)
 
     def _refill(self, now: float) -> None:
         # Nothing is saved up behind a closed gate: it does not open into a burst.
@@ -242,6 +254,10 @@ class Throttle:
             expected = self._start
         return int(max(1, min(self._capacity, expected)))
 
+    def limit(self, name: str) -> int:
+        """Calls of a route that may be in flight at a time."""
+        return min(self._capacity, max(1, int(self.route(name).share + 1e-9)))
+
     def hold(self, name: str, seconds: float) -> None:
         """Start nothing of this route for these seconds. Never shortens a hold."""
         route = self.route(name)
@@ -266,26 +282,27 @@ class Throttle:
     def admits(self, asker: Sharer, name: str) -> bool:
         """Whether the route's bounds allow this sharer to start a call of it now. If only time is in the way, its
         sharers are woken in time."""
-        route = self.route(name)
-        room = 1 - route.in_flight if route.halted else int(route.share + 1e-9) - route.in_flight
-        if room <= 0 and route.in_flight:
-            return False
-        wait_s = route.wait_s(monotonic())
-        if wait_s > 0:
-            self._wake_in(name, wait_s)
+        room = self.allowed(name)
+        if room <= 0:
             return False
         for sharer in self._sharers:
             if sharer is asker:
                 break
             room -= sharer.startable(name)
-        return room > 0 or not route.in_flight
+        return room > 0 or not self.route(name).in_flight
 
     def allowed(self, name: str) -> int:
-        """Calls of a route that its bounds allow to start now."""
+        """Calls of a route that its bounds allow to start now. If only time is in the way, its sharers are woken in
+        time."""
         route = self.route(name)
-        if route.wait_s(monotonic()) > 0:
+        slots = route.free_slots
+        if slots <= 0:
             return 0
-        return max(int(route.share + 1e-9) - route.in_flight, 0 if route.in_flight else 1)
+        wait_s = route.wait_s(monotonic())
+        if wait_s > 0:
+            self._wake_in(name, wait_s)
+            return 0
+        return min(slots, route.saved_calls)
 
     def _wake_in(self, name: str, seconds: float) -> None:
         if name not in self._timers:
@@ -302,19 +319,21 @@ class Throttle:
         self.in_flight += 1
         self.route(name).begin(monotonic())
 
-    def end(self, name: str) -> None:
-        """Free the slot of a call that has ended."""
+    def end(self, name: str, by: Sharer | None = None) -> None:
+        """Free the slot of a call that has ended. `by` looks for its next call itself, and is not woken."""
         self.in_flight -= 1
         self.route(name).end(monotonic())
-        self.nudge()
+        self.nudge(by)
 
     def note(self, name: str, verdict: Verdict) -> None:
         """Count what became of a call, and look at the shares soon if it was refused."""
         route = self.route(name)
-        refused = route.refused
+        refused, halted = route.refused, route.halted
         route.note(verdict)
         if route.refused > refused:
             self.on_news()
+        if halted and not route.halted:
+            self.nudge()
 
     def note_budgets(self, name: str, budgets: dict[str, Budget]) -> None:
         """Take what the headers of an answer say of the budgets of calls and tokens."""
@@ -322,11 +341,12 @@ class Throttle:
         for kind, budget in budgets.items():
             route.budgets.setdefault(kind, Allowance()).observe(budget, now)
 
-    def nudge(self) -> None:
-        """Wake the sharers: a change may have left room."""
+    def nudge(self, by: Sharer | None = None) -> None:
+        """Wake the sharers, all but `by`: a change may have left room."""
         if self._capacity > self.in_flight:
             for sharer in list(self._sharers):
-                sharer.wake()
+                if sharer is not by:
+                    sharer.wake()
 
     def note_offer(self, names: Iterable[str]) -> None:
         """Note that there is more to call of these routes. A process without a slot asks for one soon."""

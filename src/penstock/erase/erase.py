@@ -67,21 +67,31 @@ async def delete_file(
 
 
 async def delete_batch(
-    connection: Connection, batch_id: UUID, owner: str | None, *, archived: bool = False, now: Now = None
+    connection: Connection,
+    batch_id: UUID,
+    owner: str | None,
+    *,
+    archived: bool = False,
+    with_input: bool = False,
+    now: Now = None,
 ) -> bool:
     """Delete a batch and its results: for everybody and at once, whatever is in flight. The input of a message batch or
-    of a job goes with it.
+    of a job goes with it; that of another batch `with_input`, unless there is a batch besides that runs over it.
 
     With `archived`, the batch itself stays, without requests and results.
     """
 
     async def delete() -> bool:
-        row = await fetch_one(connection, _SQL["find_batch"], {"batch_id": batch_id, "owner": owner})
+        found = {"batch_id": batch_id, "owner": owner, "with_input": with_input}
+        row = await fetch_one(connection, _SQL["find_batch"], found)
         if row is None:
             return False
         (file_id,) = row
-        held = {"file_id": file_id}
+        held = {"file_id": file_id, "batch_id": batch_id}
         whole = file_id is not None and await fetch_one(connection, _SQL["hold_file_if_there"], held) is not None
+        # Asked under the file's lock: no batch begins over it any more.
+        if whole and await fetch_one(connection, _SQL["has_other_batches"], held) == (True,):
+            whole = False
         if await fetch_one(connection, _SQL["hold_batch_if_there"], {"batch_id": batch_id}) is None:
             return False
         await connection.execute(_SQL["hold_job"], {"batch_id": batch_id})
@@ -102,6 +112,21 @@ async def archive_batches(connection: Connection, limit: int, *, now: Now = None
     parameters = {"kept_s": MESSAGE_RESULTS_KEPT.total_seconds(), "limit": limit, "now": now}
     due = await (await connection.execute(_SQL["list_archivable"], parameters)).fetchall()
     return sum([await delete_batch(connection, batch_id, None, archived=True, now=now) for (batch_id,) in due])
+
+
+async def expire_batches(
+    connection: Connection, kept_s: float, after: UUID, limit: int, *, now: Now = None
+) -> tuple[UUID | None, int]:
+    """Delete those of the next `limit` batches and jobs after an id that ended longer than `kept_s` ago, with their
+    inputs, unless others run over these. Message batches are archived instead, in their own time.
+
+    Returns the id to go on from, None if there are no more, and how many were deleted.
+    """
+    parameters = {"after": after, "kept_s": kept_s, "limit": limit, "now": now}
+    found = await (await connection.execute(_SQL["list_ended"], parameters)).fetchall()
+    old = [batch_id for batch_id, is_old in found if is_old]
+    deleted = [await delete_batch(connection, batch_id, None, with_input=True, now=now) for batch_id in old]
+    return found[-1][0] if len(found) == limit else None, sum(deleted)
 
 
 async def delete_session(

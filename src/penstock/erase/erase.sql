@@ -17,9 +17,14 @@ SELECT id FROM penstock.files WHERE id = %(file_id)s AND (state = 'ready' AND de
 
 -- name: find_batch
 -- The file to lock for the deletion of a batch. The input of a message batch or of a job belongs to it alone and goes with
--- it.
-SELECT CASE WHEN dialect IN ('anthropic', 'job') THEN file_id END FROM penstock.batches
+-- it; that of another batch goes if that is asked for.
+SELECT CASE WHEN dialect IN ('anthropic', 'job') OR %(with_input)s::boolean THEN file_id END FROM penstock.batches
  WHERE id = %(batch_id)s AND (deleted_at IS NULL AND (%(owner)s::text IS NULL OR owner = %(owner)s::text)) IS TRUE
+
+-- name: has_other_batches
+-- Whether a file is the input of another batch too.
+SELECT EXISTS (SELECT FROM penstock.batches
+                WHERE file_id = %(file_id)s AND (id <> %(batch_id)s AND deleted_at IS NULL) IS TRUE)
 
 -- name: hold_batch_if_there
 -- Locks a batch, and says whether it has ended.
@@ -46,7 +51,7 @@ UPDATE penstock.batches
                                    ORDER BY n), '[]')
            FROM jsonb_array_elements(problems) WITH ORDINALITY AS p (problem, n)) END,
        -- The same command would run the same file again.
-       idempotency_key = CASE WHEN dialect <> 'run' THEN idempotency_key END
+       idempotency_key = CASE WHEN dialect <> 'run' AND idempotency_key NOT LIKE 'run:%%' THEN idempotency_key END
  WHERE id = ANY (ARRAY(SELECT id FROM mine))
 RETURNING id, completed IS NULL AND deleted_at IS NULL
 
@@ -661,3 +666,13 @@ SELECT e.id, e.owner, e.kind, e.object_id, e.requested_at, e.finished_at,
             WHERE what IN ('reclaims', 'journal', 'deferrals', 'session_requests', 'blobs', 'samples')), 0)::int8 AS others
      FROM penstock.erasure_pieces WHERE erasure_id = e.id) AS p
  ORDER BY e.id DESC
+
+-- name: list_ended
+-- The next batches by id, and whether each ended longer ago than it is kept.
+SELECT id,
+       coalesce(completed_at, cancelled_at, expired_at, failed_at) < @now - make_interval(secs => %(kept_s)s)
+         AND deleted_at IS NULL AND dialect <> 'anthropic' AS is_old
+  FROM penstock.batches
+ WHERE id > %(after)s
+ ORDER BY id
+ LIMIT %(limit)s

@@ -164,14 +164,14 @@ SELECT j.lane_id, j.others::text, j.errors_before, j.written_at
 
 -- name: read_keys_written
 -- Keys of the outcomes that some journal entries record and that have not been run again since: those that have, have
--- another time.
+-- another time. Those that were imported keep the time of the old system, and have no lease.
 SELECT w.n, o.ordinal, o.size
   FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[], %(times)s::timestamptz[])
        WITH ORDINALITY AS w (lane_id, start, stop, written_at, n)
  CROSS JOIN LATERAL (
    SELECT ordinal, coalesce(octet_length(response), 0) AS size FROM penstock.outcomes
     WHERE lane_id = w.lane_id AND ordinal >= w.start AND ordinal < w.stop
-      AND finished_at = w.written_at AND (state = 'completed') = %(completed)s
+      AND (finished_at = w.written_at OR lease_id = 0) AND (state = 'completed') = %(completed)s
     GROUP BY lane_id, ordinal) AS o
  ORDER BY w.n, o.ordinal
 

@@ -18,7 +18,7 @@ from penstock.db.arrays import Int4Array, Int8Array
 from penstock.db.pool import Connection, Pool, borrowed, fetch_one
 from penstock.export.order import LINE_OVERHEAD_BYTES, ranges_of, read_results
 from penstock.export.read import Which
-from penstock.export.result_lines import openai_line
+from penstock.export.result_lines import OutcomeRow, openai_line
 
 _SQL = sql.load("penstock.export", "export.sql")
 
@@ -35,6 +35,15 @@ class Page:
     """For each line, the number of the one after it."""
     after: int
     """The number to read on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPage:
+    """The same, as outcomes."""
+
+    rows: list[OutcomeRow]
+    offsets: list[int]
+    after: int
 
 
 class _JournalEntry(NamedTuple):
@@ -82,6 +91,14 @@ async def _number(connection: Connection, batch: dict[str, Any]) -> None:
 
 async def read_journal_page(database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int) -> Page:
     """Read the lines from a number on: at least one if there is one, and about as many as `max_bytes` hold."""
+    page = await read_journal_results(database, batch_id, which, offset, max_bytes)
+    return Page([openai_line(batch_id, row) for row in page.rows], page.offsets, page.after)
+
+
+async def read_journal_results(
+    database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int
+) -> ResultsPage:
+    """Read the outcomes of these lines."""
     numbered = False
     while True:
         async with borrowed(database) as connection:
@@ -97,14 +114,14 @@ async def read_journal_page(database: Pool, batch_id: UUID, which: Which, offset
         if cut:
             stretch, ordinal = page[-1]
             after = stretch.offset + ordinal - stretch.start + 1
-        lines: list[bytes] = []
+        rows: list[OutcomeRow] = []
         offsets: list[int] = []
         for (stretch, ordinal), result in zip(page, results, strict=True):
             if result is not None:
-                lines.append(openai_line(batch_id, result))
+                rows.append(result)
                 offsets.append(stretch.offset + ordinal - stretch.start + 1)
-        if lines or after == offset:
-            return Page(lines, offsets, after)
+        if rows or after == offset:
+            return ResultsPage(rows, offsets, after)
         offset, numbered = after, False
 
 

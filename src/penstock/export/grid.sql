@@ -63,3 +63,11 @@ UNION ALL
     AND state = %(state)s::penstock.outcome_state AND %(state)s <> 'completed'
   ORDER BY ordinal
   LIMIT %(rows)s)
+
+-- name: find_custom_id
+-- Finds the first input of a stretch that has a custom id. There is no index of them: stretches are short.
+SELECT ordinal, line FROM penstock.templates
+ WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s AND ordinal >= %(start)s AND ordinal < %(stop)s
+   AND custom_id = %(custom_id)s
+ ORDER BY ordinal
+ LIMIT 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,31 +45,38 @@ def export_files(
     state: BatchState,
     output: Path,
     *,
+    earlier: Sequence[tuple[UUID, BatchState]] = (),
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
-    """Write a batch's output and error files beside their final names, then rename: whole or not at all."""
+    """Write a batch's output and error files beside their final names, then rename: whole or not at all. The results of
+    `earlier` batches come before its own."""
     errors = errors_path(output)
     with explain_write_errors(output), ExitStack() as stack:
         good = stack.enter_context(Draft(output))
         bad = stack.enter_context(Draft(errors))
-        asyncio.run(_write_lines(conninfo, batch_id, state, good, bad, on_progress))
+        asyncio.run(_write_lines(conninfo, [*earlier, (batch_id, state)], good, bad, on_progress))
         bad.publish(if_empty="remove")
         good.publish(if_empty="keep")
     return Exported(output, good.lines, errors if bad.lines else None, bad.lines)
 
 
 async def _write_lines(
-    conninfo: str, batch_id: UUID, state: BatchState, good: Draft, bad: Draft, on_progress: Callable[[int], None]
+    conninfo: str,
+    batches: Sequence[tuple[UUID, BatchState]],
+    good: Draft,
+    bad: Draft,
+    on_progress: Callable[[int], None],
 ) -> None:
     async with await psycopg.AsyncConnection.connect(conninfo) as connection:
         arrays.register(connection)
         await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
         await connection.set_read_only(True)
-        lanes = await (await connection.execute(_SQL["list_lanes"], {"batch": batch_id})).fetchall()
-        order = InputOrder([Lane(*row) for row in lanes], "all", without_missing=state not in NOT_RUN)
         count = 0
-        while keys := await order.take(connection, _PAGE_ROWS, _PAGE_BYTES):
-            for completed, line in await read_lines(connection, batch_id, state, "openai", keys):
-                (good if completed else bad).write(line)
-            count += len(keys)
-            on_progress(count)
+        for batch_id, state in batches:
+            lanes = await (await connection.execute(_SQL["list_lanes"], {"batch": batch_id})).fetchall()
+            order = InputOrder([Lane(*row) for row in lanes], "all", without_missing=state not in NOT_RUN)
+            while keys := await order.take(connection, _PAGE_ROWS, _PAGE_BYTES):
+                for completed, line in await read_lines(connection, batch_id, state, "openai", keys):
+                    (good if completed else bad).write(line)
+                count += len(keys)
+                on_progress(count)

@@ -159,16 +159,16 @@ async def _next_stretches(
     that were cut; and the lanes that were cut."""
     outcomes = view.wanted & set(OUTCOME_STATES)
     if outcomes and outcomes == view.wanted and "completed" not in outcomes:
-        lanes = await _find_lanes(connection, batch_id, after_line, _LAST_LINE)
+        lanes = await find_lanes(connection, batch_id, after_line, _LAST_LINE)
         stretches, cut = await _find_not_completed(connection, lanes, outcomes, limit)
         return stretches, None, cut
     if not outcomes:
-        lanes = await _find_lanes(connection, batch_id, after_line, _LAST_LINE)
+        lanes = await find_lanes(connection, batch_id, after_line, _LAST_LINE)
         stretches, cut = await _find_waiting(connection, batch_id, lanes, view, limit)
         return stretches, None, cut
     width = limit if len(view.wanted) == len(STATUSES) else _WINDOW_LINES
     last_line = min(after_line + width, _LAST_LINE)
-    lanes = await _find_lanes(connection, batch_id, after_line, last_line)
+    lanes = await find_lanes(connection, batch_id, after_line, last_line)
     stretches = [_Stretch(lane, lane.start, lane.stop) for lane in lanes if lane.start < lane.stop]
     return stretches, last_line if any(lane.stop < lane.total for lane in lanes) else None, set()
 
@@ -238,7 +238,7 @@ async def _read_state(connection: Connection, batch_id: UUID) -> BatchState | No
     return BatchState(row[0]) if row else None
 
 
-async def _find_lanes(connection: Connection, batch_id: UUID, after_line: int, last_line: int) -> list[_Lane]:
+async def find_lanes(connection: Connection, batch_id: UUID, after_line: int, last_line: int) -> list[_Lane]:
     cursor = await connection.execute(
         _SQL["find_lanes_between"], {"batch": batch_id, "after_line": after_line, "last_line": last_line}
     )
@@ -366,7 +366,7 @@ async def _read_lines(
 async def _list_attempt_lanes(connection: Connection, batch_id: UUID, line: int | None) -> list[_Lane]:
     """List the lanes of a batch with the ordinals to look at: all, or those of one line."""
     if line is not None:
-        return await _find_lanes(connection, batch_id, line - 1, line)
+        return await find_lanes(connection, batch_id, line - 1, line)
     cursor = await connection.execute(_SQL["list_lanes"], {"batch": batch_id})
     rows = await cursor.fetchall()
     return [_Lane(lane_id, source, number, "", "", 0, total, 0, total) for lane_id, source, number, total in rows]

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
@@ -157,6 +158,12 @@ class InputOrder:
             if found is not None:
                 line, custom_id = found
                 stream.keys.append(Key(line, stream.lane.id, ordinal, 0, custom_id))
+
+
+async def read_lane_ids(connection: Connection, batch_id: UUID) -> list[int]:
+    """The lanes of a batch, in the order in which they were made."""
+    rows = await (await connection.execute(_SQL["list_lanes"], {"batch": batch_id})).fetchall()
+    return [row[0] for row in rows]
 
 
 def ranges_of(text: str) -> list[tuple[int, int]]:

@@ -45,8 +45,8 @@ _THREADS = 8
 _SWITCH_S = 0.0005
 """How long a thread that reads may keep the interpreter from one that copies, which wants it after every block sent.
 With Python's 5 ms, files come in a quarter slower."""
-_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-_TRAILER = b"\xff\xff"
+COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+COPY_TRAILER = b"\xff\xff"
 
 
 class PromptWriter(LibpqWriter):
@@ -68,10 +68,10 @@ class PromptWriter(LibpqWriter):
 async def copy_rows(connection: AsyncConnection, packed: bytes) -> None:
     """Copy packed rows of templates in the connection's transaction."""
     async with connection.cursor() as cursor, cursor.copy(_SQL["copy_templates"]) as copy:
-        await copy.write(_SIGNATURE)
+        await copy.write(COPY_SIGNATURE)
         for at in range(0, len(packed), _SEND_BYTES):
             await copy.write(packed[at : at + _SEND_BYTES])
-        await copy.write(_TRAILER)
+        await copy.write(COPY_TRAILER)
 
 
 class _Threads:
@@ -190,6 +190,11 @@ class CopyQueue:
                 self._start_copying()
             self._changed.notify_all()
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that wait to be copied."""
+        return self._bytes
+
     def hurry(self) -> None:
         """Copy all that is queued, however little it is."""
         with self._changed:
@@ -264,11 +269,11 @@ class CopyQueue:
         with connection.transaction(), connection.cursor() as cursor:
             self._hold(connection)
             with cursor.copy(self._statement, writer=PromptWriter(cursor)) as copy:
-                copy.write(_SIGNATURE)
+                copy.write(COPY_SIGNATURE)
                 while not batch.full and (data := self._next(batch)) is not None:
                     for at in range(0, len(data), _SEND_BYTES):
                         copy.write(data[at : at + _SEND_BYTES])
-                copy.write(_TRAILER)
+                copy.write(COPY_TRAILER)
         return batch
 
     def _next(self, batch: _Batch) -> bytes | None:

@@ -19,6 +19,7 @@ from penstock.config import IntakeLimits
 MAX_URL_CHARS = 1024
 MAX_MODEL_CHARS = 512
 
+_REQUIRED = ("custom_id", "url", "body")
 _BLANK = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -86,19 +87,30 @@ def object_fault(line: bytes, limits: IntakeLimits) -> Fault | None:
     return _bad_text(line) or shape_fault(line, limits)
 
 
-def explain(line: bytes, limits: IntakeLimits, *, model_required: bool = False) -> Fault:
-    """The first fault of a line that is not acceptable."""
+def explain(line: bytes, limits: IntakeLimits, *, model_required: bool = False, whole_answers: bool = False) -> Fault:
+    """The first fault of a line that is not acceptable; with `whole_answers`, none may ask for a streamed one."""
     if fault := object_fault(line, limits):
         return fault
     fields = _FIELDS.decode(line)
     return (
-        _bad_custom_id(fields, limits)
+        _several_missing(fields)
+        or _bad_custom_id(fields, limits)
         or _bad_method(fields)
         or _bad_url(fields)
-        or _bad_body(fields, model_required)
+        or _bad_body(fields, model_required, whole_answers or model_required)
         or number_fault(line)
         or Fault("", "the line cannot be read", "invalid_json_line")
     )
+
+
+def _several_missing(fields: dict[str, msgspec.Raw]) -> Fault | None:
+    """The fields that are missing, where they are more than one: a person adds them all at once."""
+    first, *others = [name for name in _REQUIRED if name not in fields] or [""]
+    if not others:
+        return None
+    named = " and ".join(others)
+    reason = f"missing, and so {'is' if len(others) == 1 else 'are'} {named}; a request has {', '.join(_REQUIRED)}"
+    return Fault(first, reason, "missing_required_parameter")
 
 
 def too_long(limits: IntakeLimits) -> Fault:
@@ -225,7 +237,7 @@ def url_fault(url: str) -> Fault | None:
     return Fault("url", f"found {quoted(url)}; expected {expected}", "invalid_request")
 
 
-def _bad_body(fields: dict[str, msgspec.Raw], model_required: bool) -> Fault | None:
+def _bad_body(fields: dict[str, msgspec.Raw], model_required: bool, whole_answers: bool) -> Fault | None:
     expected = "a JSON object"
     if "body" not in fields:
         return Fault("body", f"missing; expected {expected}", "missing_required_parameter")
@@ -233,12 +245,14 @@ def _bad_body(fields: dict[str, msgspec.Raw], model_required: bool) -> Fault | N
     if kind != "an object":
         return Fault("body", f"found {kind}; expected {expected}", "invalid_request")
     inner = _FIELDS.decode(fields["body"])
-    if "model" not in inner:
-        missing = Fault("body.model", "missing; expected a model's name", "missing_required_parameter")
-        return missing if model_required else None
-    if model_required and bytes(inner.get("stream", b"false")) not in (b"false", b"null"):
+    missing = "model" not in inner
+    if missing and model_required:
+        return Fault("body.model", "missing; expected a model's name", "missing_required_parameter")
+    if whole_answers and bytes(inner.get("stream", b"false")) not in (b"false", b"null"):
         found = f"found {_kind(bytes(inner['stream']))}; a batch keeps whole answers"
         return Fault("body.stream", f"{found}: leave it out or write false", "invalid_request")
+    if missing:
+        return None
     value, fault = _value({"body.model": inner["model"]}, "body.model", "a model's name")
     return fault or model_fault(value)
 

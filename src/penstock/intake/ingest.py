@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -14,16 +14,20 @@ import psycopg
 
 from penstock.config import IntakeLimits, TableLimits
 from penstock.errors import PenstockError
+from penstock.intake.function_inputs import URL
 from penstock.intake.intake import BATCH, FileIntake
+from penstock.intake.jsonl import DEFAULT_ROUTE
 from penstock.intake.local_table import LocalTable
-from penstock.intake.refusal import IntakeInterrupted
-from penstock.intake.rows import FileLane, pack_table_rows, table_lane
+from penstock.intake.reader import CHUNK_BYTES
+from penstock.intake.refusal import IntakeInterrupted, IntakeRefused
+from penstock.intake.rows import FileLane, pack_rows, pack_table_rows, table_lane
 from penstock.intake.source import Source
 from penstock.intake.tables.table import TableSpec, Through, image_uses, next_block, pass_rows
 from penstock.intake.writer import FileWriter, SealUnheardError, StoredFile
 from penstock.model import ROWS
 
 _PROGRESS_INTERVAL_S = 0.1
+_BLOCK_ROWS = 1_000
 
 
 def ingest_file(
@@ -33,21 +37,34 @@ def ingest_file(
     owner: str,
     worker_id: UUID,
     filename: str | None = None,
+    for_function: bool = False,
     limits: IntakeLimits | None = None,
+    skip: tuple[int, int] = (0, 0),
     on_progress: Callable[[int], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> StoredFile:
     """Store a JSONL file (plain, gzip or zstd; `-` is standard input), whole or not at all.
 
     Blocks; an event loop runs it in a thread. `worker_id` must be registered and stay alive
-    meanwhile, or a sweep gives the file up. `on_progress` is told the bytes that were read.
+    meanwhile, or a sweep gives the file up. `on_progress` is told the bytes that were read. With `for_function` a line
+    may be any JSON object. The first bytes and lines, as many as `skip` says, are left out, from the digest
+    too; the others keep their numbers.
     """
     limits = limits or IntakeLimits()
-    with closing(Source(path)) as source:
+    skip_bytes, skip_lines = skip
+    with closing(Source(path, skip_bytes)) as source:
         name = filename or source.name
         with (
             _database_errors(name),
-            FileIntake(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits) as intake,
+            FileIntake(
+                conninfo,
+                owner=owner,
+                worker_id=worker_id,
+                filename=name,
+                limits=limits,
+                for_function=for_function,
+                skip_lines=skip_lines,
+            ) as intake,
         ):
             _pump(source, intake, on_progress, should_stop)
             _stop_if(should_stop, source.name)
@@ -107,6 +124,55 @@ def ingest_table(
         except BaseException:
             writer.abandon()
             raise
+
+
+def ingest_values(
+    conninfo: str,
+    values: Iterable[bytes],
+    *,
+    name: str,
+    owner: str,
+    worker_id: UUID,
+    limits: IntakeLimits,
+) -> StoredFile | None:
+    """Store JSON values that a function is called with, all or none; None if there are none. Each is named by its
+    number, from 1. The digest is that of the values, each with a line break behind it."""
+    writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits, keep_bytes=False)
+    with _database_errors(name):
+        try:
+            lane = None
+            for block in _blocks(values, name, limits):
+                lane = lane or table_lane(writer.source_id)
+                writer.take(b"\n".join(block) + b"\n")
+                lines = range(lane.total + 1, lane.total + len(block) + 1)
+                rows: list[bytes] = []
+                pack_rows(rows, lines, [b"%d" % line for line in lines], block, [lane] * len(block))
+                writer.write(b"".join(rows), len(block))
+            if lane is None:
+                writer.abandon()
+                return None
+            writer.flush()
+            return writer.seal([FileLane(0, DEFAULT_ROUTE, URL, lane.total)], purpose=BATCH)
+        except BaseException:
+            writer.abandon()
+            raise
+
+
+def _blocks(values: Iterable[bytes], name: str, limits: IntakeLimits) -> Iterator[list[bytes]]:
+    block: list[bytes] = []
+    size = 0
+    for number, value in enumerate(values, 1):
+        if len(value) > limits.max_line_bytes:
+            raise IntakeRefused(f"{name}: a row has more than {limits.max_line_bytes:,} bytes (max_line_bytes)")
+        if number > limits.max_lines:
+            raise IntakeRefused(f"{name}: more than {limits.max_lines:,} rows (max_lines)")
+        block.append(value)
+        size += len(value)
+        if len(block) >= _BLOCK_ROWS or size >= CHUNK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
 
 
 def _stop_if(should_stop: Callable[[], bool], name: str) -> None:

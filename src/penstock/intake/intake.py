@@ -26,6 +26,7 @@ class FileIntake:
     are. With `keep_bytes` the file can be downloaded again as it came, and has to be what the batch API takes:
     `max_upload_bytes` at most, a model in every line. With `keep_problems` a file that no batch can run over is stored
     too, with what is wrong with it: a batch over it fails with its errors, line by line, as with the hosted services.
+    With `for_function` a line may be any JSON object. `skip_lines` come before the first one, and are counted alone.
 
     `purpose` and `expires_after_s` may be set until `finish`. A purpose that comes only after the bytes has them read
     once more, from the pieces that were kept.
@@ -42,9 +43,12 @@ class FileIntake:
         purpose: str | None = BATCH,
         keep_bytes: bool = False,
         keep_problems: bool = False,
+        for_function: bool = False,
+        skip_lines: int = 0,
         expires_after_s: float | None = None,
         idempotency_key: str | None = None,
         max_stored_bytes: int = 0,
+        expected_bytes: int = 0,
     ) -> None:
         self.purpose = purpose
         self.expires_after_s = expires_after_s
@@ -52,6 +56,8 @@ class FileIntake:
         self._limits = limits
         self._keep_bytes = keep_bytes
         self._keep_problems = keep_problems
+        self._for_function = for_function
+        self._skip_lines = skip_lines
         self._key = idempotency_key
         self._writer = FileWriter(
             conninfo,
@@ -62,6 +68,7 @@ class FileIntake:
             keep_bytes=keep_bytes,
             max_stored_bytes=max_stored_bytes,
             idempotency_key=idempotency_key,
+            expected_bytes=expected_bytes,
         )
         self._reads_as_it_comes = purpose in _OF_BATCHES
         self._reader: JsonlReader | None = None
@@ -75,6 +82,11 @@ class FileIntake:
     @property
     def bytes_taken(self) -> int:
         return self._writer.bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory: of the line that has not ended, and what is not written yet."""
+        return self._writer.held_bytes + (self._reader.held_bytes if self._reader is not None else 0)
 
     @property
     def hopeless(self) -> bool:
@@ -152,6 +164,8 @@ class FileIntake:
                 self._limits,
                 self._writer.write,
                 model_required=self._keep_bytes,
+                for_function=self._for_function,
+                skip_lines=self._skip_lines,
             )
         return self._reader
 

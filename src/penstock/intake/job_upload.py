@@ -99,6 +99,10 @@ class JobUpload:
         return self._writer.file_id
 
     @property
+    def held_bytes(self) -> int:
+        return self._writer.held_bytes
+
+    @property
     def digest(self) -> bytes:
         return self._writer.digest
 

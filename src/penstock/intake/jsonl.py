@@ -34,6 +34,8 @@ _DIGITS_SAMPLED = re.compile(rb"[0-9]{%d}" % (_MAX_DIGITS // _DIGIT_STRIDE))
 _PLAIN = rb"[ !#-\[\]-~]"
 """What means itself in a JSON string: printable ASCII but quote and backslash."""
 _CLOSE = ord("}")
+_BLANK_LINES = re.compile(rb"\n[ \t\r\n]*\n")
+"""From the end of a line to the end of the last blank one behind it."""
 _NOT_DECODED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
@@ -57,12 +59,19 @@ class _BodyWithModel(msgspec.Struct, gc=False):
             raise ValueError("a batch keeps whole answers")
 
 
+class _WholeBody(_BodyWithModel, gc=False):
+    """Body of a request to an endpoint, which is to answer as a whole."""
+
+    model: str = DEFAULT_ROUTE
+
+
 class _Id(msgspec.Struct):
     custom_id: str
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
+_decode_whole_body = msgspec.json.Decoder(_WholeBody).decode
 _decode_body_with_model = msgspec.json.Decoder(_BodyWithModel).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
 
@@ -86,27 +95,45 @@ _NO_SHAPE = _Shape(b"", lambda _: [], 0, "")
 _MAX_HEAD_BYTES = 2048
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
+    """What is found in a line."""
+
     custom_id: bytes
     lane: Lane | None
     """None for a line that is not taken. Its custom_id still counts: all faults show in one go."""
     body: bytes
 
 
-_NOTHING = _Found(b"", None, b"")
+NOTHING = Found(b"", None, b"")
 
 
 class JsonlParser:
     """Checks every line, gives each its place in its lane, and finds what is wrong with the file."""
 
+    _whole_answers = True
+    """An endpoint is called with the bodies: none may ask for a streamed answer."""
+    _expected = "Expected one JSON object per line, with custom_id, url and body."
+
     def __init__(
-        self, name: str, source_id: int, limits: IntakeLimits, sink: RowSink, *, model_required: bool = False
+        self,
+        name: str,
+        source_id: int,
+        limits: IntakeLimits,
+        sink: RowSink,
+        *,
+        model_required: bool = False,
+        skip_lines: int = 0,
     ) -> None:
+        """`skip_lines` come before the first one: they are counted, and not seen here."""
         self._name = name
         self._limits = limits
         self._sink = sink
         self._model_required = model_required
-        self._decode_body = _decode_body_with_model if model_required else _decode_body
+        self._decode_body: Callable[[bytes], _Body | _BodyWithModel] = _decode_body
+        if model_required:
+            self._decode_body = _decode_body_with_model
+        elif self._whole_answers:
+            self._decode_body = _decode_whole_body
         self._lanes = FileLanes(source_id, limits)
         self._unique = UniqueIds()
         self._shape = _NO_SHAPE
@@ -116,7 +143,7 @@ class JsonlParser:
         """Pieces of the line that has not ended yet."""
         self._held_bytes = 0
         self._started = False
-        self._line = 0
+        self._line = skip_lines
         """Physical lines so far."""
         self.requests = 0
         """Lines so far that are neither blank nor bad."""
@@ -124,6 +151,11 @@ class JsonlParser:
     @property
     def lanes(self) -> list[FileLane]:
         return self._lanes.listed()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the line that has not ended; none if it is longer than a line may be."""
+        return sum(map(len, self._held)) if self._held_bytes <= self._limits.max_line_bytes else 0
 
     @property
     def hopeless(self) -> bool:
@@ -179,18 +211,41 @@ class JsonlParser:
         self._unique.add([b""])
 
     def _parse(self, block: bytes) -> None:
-        """Take a block of whole lines: all at once if they are alike, else one by one."""
-        ids: list[bytes] = []
-        rows: list[bytes] = []
-        if block[:1].isspace() and explain.is_blank(block):  # millions of empty lines are no work
-            ids = [b""] * (block.count(b"\n") + 1)
-            self._line += len(ids)
-        elif not self._take_alike(block, ids, rows):
+        """Take a block of whole lines: all at once if they are alike, else what is between blank lines."""
+        if not self._take_alike_lines(block):
+            start = 0
+            for blank in _BLANK_LINES.finditer(block):  # millions of them are no work
+                self._parse_lines(block[start : blank.start()])
+                self._skip(block.count(b"\n", *blank.span()) - 1)
+                start = blank.end()
+            self._parse_lines(block[start:])
+
+    def _parse_lines(self, block: bytes) -> None:
+        """Take whole lines: all at once if they are alike, else one by one."""
+        if explain.is_blank(block):
+            self._skip(block.count(b"\n") + 1)
+        elif not self._take_alike_lines(block):
+            ids: list[bytes] = []
+            rows: list[bytes] = []
             for line in block.split(b"\n"):
                 if not self._take_alike(line, ids, rows):
                     self._take_closely(line, ids, rows)
+            self._unique.add(ids)
+            self._pass_on(rows)
+
+    def _take_alike_lines(self, block: bytes) -> bool:
+        ids: list[bytes] = []
+        rows: list[bytes] = []
+        if not self._take_alike(block, ids, rows):
+            return False
         self._unique.add(ids)
         self._pass_on(rows)
+        return True
+
+    def _skip(self, lines: int) -> None:
+        self._line += lines
+        self._unique.skip(lines)
+        self._pass_on([])
 
     def _take_alike(self, block: bytes, ids: list[bytes], rows: list[bytes]) -> bool:
         """Take the block if all its lines have the expected shape and nothing about them is unusual.
@@ -212,7 +267,7 @@ class JsonlParser:
         except (KeyError, *_NOT_DECODED):
             return False
         ids += new_ids
-        pack_rows(rows, self._line, new_ids, bodies, body_lanes)
+        pack_rows(rows, range(self._line + 1, self._line + len(found) + 1), new_ids, bodies, body_lanes)
         self._line += len(found)
         return True
 
@@ -232,7 +287,7 @@ class JsonlParser:
         custom_id, lane, body = self._look_closely(self._line + 1, line)
         ids.append(custom_id)
         if lane is not None:
-            pack_rows(rows, self._line, [custom_id], [body], [lane])
+            pack_rows(rows, [self._line + 1], [custom_id], [body], [lane])
         self._line += 1
 
     def _pass_on(self, rows: list[bytes]) -> None:
@@ -247,10 +302,10 @@ class JsonlParser:
         if count and not self._bad:
             self._sink(b"".join(rows), count)
 
-    def _look_closely(self, number: int, line: bytes) -> _Found:
+    def _look_closely(self, number: int, line: bytes) -> Found:
         """Decide on a line of any shape."""
         if self.hopeless or explain.is_blank(line):
-            return _NOTHING
+            return NOTHING
         try:
             if len(line) > self._limits.max_line_bytes or _has_long_number(line) or not _is_utf8(line):
                 raise msgspec.DecodeError
@@ -265,14 +320,16 @@ class JsonlParser:
         )
         if isinstance(lane, Fault):
             return self._note(number, lane, request.custom_id)
-        found = _Found(request.custom_id.encode(), lane, bytes(request.body))
+        found = Found(request.custom_id.encode(), lane, bytes(request.body))
         self._learn_shape(line, found, request.url)
         return found
 
     def _explained(self, line: bytes) -> Fault:
-        return explain.explain(line, self._limits, model_required=self._model_required)
+        return explain.explain(
+            line, self._limits, model_required=self._model_required, whole_answers=self._whole_answers
+        )
 
-    def _learn_shape(self, line: bytes, found: _Found, url: str) -> None:
+    def _learn_shape(self, line: bytes, found: Found, url: str) -> None:
         """Expect the shape of a good line of the next ones, if the body comes last."""
         head, quoted = line[: -len(found.body) - 1], b'"%b"' % found.custom_id
         if (
@@ -298,12 +355,12 @@ class JsonlParser:
         find = re.compile(pattern, re.MULTILINE).findall
         self._shape = _Shape(before_id, find, len(head) - len(found.custom_id) + 2, url)
 
-    def _note(self, number: int, fault: Fault, custom_id: str = "") -> _Found:
+    def _note(self, number: int, fault: Fault, custom_id: str = "") -> Found:
         if not self.hopeless:
             self._bad.append(BadLine(number, fault.field, fault.reason, fault.code))
         if explain.custom_id_fault(custom_id, self._limits) is not None:
-            return _NOTHING
-        return _Found(custom_id.encode(), None, b"")
+            return NOTHING
+        return Found(custom_id.encode(), None, b"")
 
     def _judge(self) -> None:
         limit = self._limits.max_reported_lines
@@ -319,7 +376,7 @@ class JsonlParser:
             raise IntakeRefused(
                 f"{self._name}: holds no requests",
                 code="empty_file",
-                hint="Expected one JSON object per line, with custom_id, url and body.",
+                hint=self._expected,
             )
 
 

@@ -71,6 +71,10 @@ class Splitter:
     def requests(self) -> int:
         return len(self._ids)
 
+    @property
+    def held_bytes(self) -> int:
+        return len(self._held)
+
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes; returns the lines of the requests that became whole."""
         self._bytes += len(data)
@@ -329,6 +333,10 @@ class MessageBatchIntake:
             idempotency_key=idempotency_key,
             max_stored_bytes=max_stored_bytes,
         )
+
+    @property
+    def held_bytes(self) -> int:
+        return self._splitter.held_bytes + self._intake.held_bytes
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""

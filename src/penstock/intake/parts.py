@@ -205,6 +205,10 @@ class PartWriter:
         )
         self._joined = False
 
+    @property
+    def held_bytes(self) -> int:
+        return self._writer.held_bytes
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes, cut anywhere."""
         if self._writer.bytes + len(data) > self._max_bytes:

@@ -21,6 +21,10 @@ class PieceCutter:
         self._held: list[memoryview] = []
         self._held_bytes = 0
 
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
     def feed(self, data: bytes) -> list[bytes]:
         """The pieces that became whole."""
         pieces = []

@@ -111,10 +111,11 @@ def pack_table_rows(lane: Lane, lines_before: int, rows: Sequence[TableRow]) -> 
     return b"".join(pieces)
 
 
-def pack_rows(rows: list[bytes], line: int, ids: list[bytes], bodies: list[bytes], lanes: list[Lane]) -> None:
-    """Add the rows of the lines after `line`, each at the end of its lane, as PIECES_PER_ROW pieces."""
-    for custom_id, body, lane in zip(ids, bodies, lanes, strict=True):
-        line += 1
+def pack_rows(
+    rows: list[bytes], lines: Sequence[int], ids: list[bytes], bodies: list[bytes], lanes: list[Lane]
+) -> None:
+    """Add the rows of some lines, each at the end of its lane, as PIECES_PER_ROW pieces."""
+    for line, custom_id, body, lane in zip(lines, ids, bodies, lanes, strict=True):
         length = len(custom_id)
         pack_start = _row_starts[length]
         rows += (pack_start(lane.row_start, lane.total, 4, line, length, custom_id, _NULL, len(body)), body)

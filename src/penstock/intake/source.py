@@ -19,7 +19,8 @@ _STDIN = "-"
 class Source:
     """An input opened for reading once, from its beginning to its end."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, skip_bytes: int = 0) -> None:
+        """What lies before `skip_bytes` is not read."""
         self.name = "standard input" if str(path) == _STDIN else str(path)
         try:
             # A duplicate of standard input: closing ours must not close the process's own.
@@ -31,11 +32,14 @@ class Source:
             self.close()
             raise UsageError(f"{self.name}: is a directory; expected a file", hint="Name one JSONL file.")
         self._regular = stat.S_ISREG(self._stat.st_mode)
+        self._skipped = skip_bytes
+        if skip_bytes:
+            os.lseek(self._fd, skip_bytes, os.SEEK_SET)
 
     @property
     def size(self) -> int | None:
         """The size if it is known beforehand."""
-        return self._stat.st_size if self._regular else None
+        return self._stat.st_size - self._skipped if self._regular else None
 
     def chunks(self) -> Iterator[bytes]:
         """The input's bytes. An empty chunk says that a pipe has nothing at the moment."""
@@ -55,7 +59,7 @@ class Source:
             read += len(chunk)
             yield chunk
         if self._regular:
-            self._check_unchanged(read)
+            self._check_unchanged(self._skipped + read)
 
     def close(self) -> None:
         if self._fd >= 0:

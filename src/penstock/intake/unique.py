@@ -43,9 +43,12 @@ class UniqueIds:
         self._run_ids = run_ids
         self._set_ids = set_ids
         self._ids: list[bytes] = []
-        self._first_line = 1
-        """The line of the first id waiting."""
+        self._lines: list[range] = []
+        """The lines of the ids waiting."""
+        self._next_line = 1
         self._bytes = 0
+        self._written = 0
+        """Ids in runs."""
         self._spill: IO[bytes] | None = None
         self._runs: list[array[int]] = []
         """For each run, where each partition's segment starts, and where the last one ends."""
@@ -54,19 +57,25 @@ class UniqueIds:
         """The next lines' ids, in UTF-8 and without NUL, which separates them in the file. Empty for
         a line that has none."""
         self._ids += ids
+        self._lines.append(range(self._next_line, self._next_line + len(ids)))
+        self._next_line += len(ids)
         self._bytes += sum(map(len, ids))
         if len(self._ids) >= self._run_ids or self._bytes >= _RUN_BYTES:
             self._write_run()
 
+    def skip(self, lines: int) -> None:
+        """Pass over lines that have no id, at no cost."""
+        self._next_line += lines
+
     def duplicates(self, limit: int) -> tuple[list[Duplicate], bool]:
         """The first `limit` repeated lines, in line order, and whether there are more."""
         if self._spill is None:
-            found = _repeats([(self._ids, range(1, len(self._ids) + 1))], limit)
+            found = _repeats([(self._ids, list(chain.from_iterable(self._lines)))], limit)
             return found[:limit], len(found) > limit
         self._write_run()
         first: list[Duplicate] = []
         more = False
-        shares = 1 + self._first_line // _PARTITIONS // self._set_ids
+        shares = 1 + self._written // _PARTITIONS // self._set_ids
         for partition, share in product(range(_PARTITIONS), range(shares)):
             segments = partial(self._segments, self._spill, partition)
             if shares > 1:
@@ -77,20 +86,20 @@ class UniqueIds:
         return first, more
 
     def close(self) -> None:
-        self._ids = []
+        self._ids, self._lines = [], []
         if self._spill is not None:
             self._spill.close()
 
     def _write_run(self) -> None:
         ids: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         lines: list[list[int]] = [[] for _ in range(_PARTITIONS)]
-        for line, custom_id in enumerate(self._ids, self._first_line):
+        for line, custom_id in zip(chain.from_iterable(self._lines), self._ids, strict=True):
             if custom_id:
                 partition = hash(custom_id) % _PARTITIONS
                 ids[partition].append(custom_id)
                 lines[partition].append(line)
-        self._first_line += len(self._ids)
-        self._ids, self._bytes = [], 0
+        self._written += len(self._ids)
+        self._ids, self._lines, self._bytes = [], [], 0
         segments = [
             b"".join((len(part).to_bytes(4, "little"), array("i", numbers).tobytes(), b"\0".join(part)))
             for part, numbers in zip(ids, lines, strict=True)

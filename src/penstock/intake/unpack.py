@@ -13,6 +13,7 @@ from typing import BinaryIO
 import zstandard
 
 from penstock.config import IntakeLimits
+from penstock.intake.pace import keep_pace
 from penstock.intake.refusal import IntakeRefused
 
 PIECE_BYTES = 128 * 1024
@@ -86,6 +87,7 @@ class Unpacker:
             for piece in codec.feed(raw):
                 self._bytes_out += len(piece)
                 self._check_size()
+                keep_pace()
                 yield piece
         except (zlib.error, zstandard.ZstdError) as error:
             raise IntakeRefused(

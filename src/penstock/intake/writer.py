@@ -75,10 +75,12 @@ class FileWriter:
         keep_bytes: bool,
         max_stored_bytes: int = 0,
         idempotency_key: str | None = None,
+        expected_bytes: int = 0,
     ) -> None:
-        """`max_stored_bytes` is the owner's limit; 0 is none. A file stored before under the key does not count."""
+        """`max_stored_bytes` is the owner's limit; 0 is none. A file stored before under the key does not count.
+        `expected_bytes` is how large the file is said to be; 0 if that is not known."""
         self.file_id = new_id()
-        self._room = Reservation(self.file_id, owner, max_stored_bytes, idempotency_key)
+        self._room = Reservation(self.file_id, owner, max_stored_bytes, idempotency_key, expected_bytes)
         self._began = monotonic()
         self._conninfo = conninfo
         self._filename = filename
@@ -107,6 +109,11 @@ class FileWriter:
             with self.session() as connection:
                 (self._source_id,) = connection.execute(_SQL["insert_file"], self._about).fetchall()[0]
         return self._source_id
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory that are not written yet."""
+        return self._cutter.held_bytes + self._template_rows.held_bytes + self._chunk_rows.held_bytes
 
     @property
     def digest(self) -> bytes:

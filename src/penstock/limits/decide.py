@@ -70,6 +70,7 @@ def _pace(
     if admitted < max(pace.counted, pace.raised):
         # A process has left, and its calls with it: counted from here on.
         pace = msgspec.structs.replace(pace, counted=admitted, counted_s=now_s, raised=admitted, raised_s=now_s)
+    pace = rate.pass_time(pace, now_s)
     if refused > state.refused:
         return rate.refuse(pace, now_s, admitted, open_at_s)
     stated = [each.report.stated_per_s for each in reports if each.report.stated_per_s is not None]

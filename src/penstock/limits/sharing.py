@@ -39,6 +39,9 @@ _TICK_S = 0.5
 _SOONEST_S = 0.05
 # A limit is adjusted by the first process that finds it so old.
 _DUE_S = 0.4
+# A process that has not reported for so long has no part of what was found out: rounds are many times as frequent. If
+# it lives on, it has its part again with its next report. An operator's limit is kept to the letter, by the grace.
+_SILENT_S = 5.0
 # Of the grace, as for heartbeats: this process stops before another one takes its slots.
 _USABLE_GRACE = 0.8
 _SWEEP_S = 60.0
@@ -161,7 +164,7 @@ class ProviderLimits:
             if route.in_flight or route.started > route.reported or limited.throttle.wanted(model)
         }
         async with borrowed(self._database) as connection:
-            others = await store.report_and_list(connection, self.process, mine, names, self._grace_s)
+            others = await store.report_and_list(connection, self.process, mine, names, min(_SILENT_S, self._grace_s))
             limits, now_s = await store.list_limits(connection, names)
             for name in names:
                 await self._hold_gated(connection, name, now_s)

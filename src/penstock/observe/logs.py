@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -92,6 +94,18 @@ def log_to(handler: logging.Handler, level: int, log_format: str = "text") -> No
 def log_to_stderr(level: int, log_format: str = "text") -> None:
     """Log to standard error, from this level on."""
     log_to(logging.StreamHandler(sys.stderr), level, log_format)
+
+
+def log_run(data_dir: Path, log_format: str, *, verbose: bool) -> None:
+    """Log of `penstock run` and its workers: to standard error, or what matters to a file in the data directory."""
+    handler: logging.Handler = logging.NullHandler()
+    if verbose:
+        handler = logging.StreamHandler(sys.stderr)
+    else:
+        # Opened now: a log that cannot be written must neither end the run nor disturb the display later.
+        with contextlib.suppress(OSError):
+            handler = logging.FileHandler(data_dir / "penstock.log")
+    log_to(handler, logging.INFO if verbose else logging.WARNING, log_format)
 
 
 class RepeatedEvents:

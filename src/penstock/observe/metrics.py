@@ -171,6 +171,11 @@ class ProcessMetrics:
     def end(self, process: int) -> None:
         self._ended.add(self._living.pop(process, {}), gauges=False)
 
+    def sum_gauge(self, gauge: Gauge) -> float:
+        """Value of a gauge in the processes that were started and have not ended, added up."""
+        series = (snapshot.get(gauge.name, ()) for snapshot in self._living.values())
+        return sum(cells[0] for cells_by_labels in series for _, cells in cells_by_labels)
+
     def total(self, samples: Iterable[Sample] = ()) -> Snapshot:
         """The figures of all, with these besides."""
         total = _Sum()

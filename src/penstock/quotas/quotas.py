@@ -43,7 +43,7 @@ class Quota(msgspec.Struct, frozen=True):
     max_open_batches: int = 0
     max_stored_bytes: int = 0
     requests_per_minute: int = 0
-    max_priority: int = 100
+    max_priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,11 @@ def _judge_open(count: int, most: int) -> None:
 class Reservation:
     """Room for a file on its way in. It is given back when the file is given up, or sealed: then the file counts."""
 
-    def __init__(self, file_id: UUID, owner: str, max_stored_bytes: int, idempotency_key: str | None) -> None:
+    def __init__(
+        self, file_id: UUID, owner: str, max_stored_bytes: int, idempotency_key: str | None, expected_bytes: int = 0
+    ) -> None:
+        """`expected_bytes` is how large the file is said to be; 0 if that is not known."""
+        self._expected = expected_bytes
         self._about = {
             "file_id": file_id,
             "owner": owner,
@@ -175,7 +179,7 @@ class Reservation:
         """Reserve so many bytes in all, and some ahead. Raises QuotaExceeded."""
         with connection.transaction():
             _hold_owner_blocking(connection, self._owner)
-            wish = {**self._about, "need": need, "ahead": _RESERVE_BYTES}
+            wish = {**self._about, "need": need, "ahead": _RESERVE_BYTES, "expected": self._expected}
             row = connection.execute(_SQL["reserve_if_room"], wish).fetchone()
             if row is None:
                 ((stored,),) = connection.execute(_SQL["read_stored_bytes"], self._about).fetchall()

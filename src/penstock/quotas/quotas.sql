@@ -36,6 +36,7 @@ SELECT count(*)::int4
  CROSS JOIN LATERAL (
    SELECT b.id FROM penstock.batches b
     WHERE b.owner = %(owner)s AND b.dialect = d.dialect AND b.state = s.state AND b.deleted_at IS NULL
+    ORDER BY b.id DESC  -- as the index of owners is: otherwise one over everybody's batches looks as good
     LIMIT %(most)s) AS open
 
 -- name: read_stored_bytes
@@ -43,8 +44,9 @@ SELECT count(*)::int4
 SELECT penstock.stored_bytes(%(owner)s, @now)
 
 -- name: reserve_if_room
--- Reserves room for a file on its way in: what it needs now, and up to `ahead` more, at most a sixteenth of what is left, so
--- that others at the same time find room too. Under the owner's lock. A file that was stored before under the same
+-- Reserves room for a file on its way in: what it needs now, and as much as it is said to need in all, so that of files that
+-- come at once some fit and not all of them fail half-way. If that is not said, up to `ahead` more, at most a sixteenth of
+-- what is left, so that others find room too. Under the owner's lock. A file that was stored before under the same
 -- idempotency key does not count: the two will be one.
 WITH others AS MATERIALIZED (
   SELECT penstock.stored_bytes(%(owner)s, @now)
@@ -54,8 +56,10 @@ WITH others AS MATERIALIZED (
                         AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > @now)), 0) AS bytes
 )
 INSERT INTO penstock.reservations (file_id, owner, bytes)
-SELECT %(file_id)s, %(owner)s, %(need)s + least(%(ahead)s, (%(most)s - others.bytes - %(need)s) / 16)
+SELECT %(file_id)s, %(owner)s,
+       %(need)s + least(left_over, greatest(%(expected)s - %(need)s, least(%(ahead)s, left_over / 16)))
   FROM others
+ CROSS JOIN LATERAL (SELECT %(most)s - others.bytes - %(need)s AS left_over) AS room
  WHERE others.bytes + %(need)s <= %(most)s
 ON CONFLICT (file_id) DO UPDATE SET bytes = excluded.bytes
 RETURNING bytes

@@ -20,7 +20,8 @@ from penstock.adapters.config import Adapter
 from penstock.adapters.paths import explain_bad_path
 from penstock.adapters.source import FileNotReady, FileUnreadable, FoundFile, Source, SourceUnavailable
 from penstock.adapters.sources import open_source
-from penstock.api.multipart import Feeder, clean_filename, in_thread
+from penstock.api.multipart import Feeder, clean_filename
+from penstock.api.upload_threads import UploadWork
 from penstock.config import Config
 from penstock.db.lead import lead
 from penstock.db.pool import Pool, borrowed
@@ -214,9 +215,9 @@ class AdapterScans:
             limits=self._config.intake,
             table_limits=self._config.tables,
         )
-        async with Feeder(upload) as feeder:
+        async with Feeder(upload, UploadWork(owner)) as feeder:
             await feed_file(feeder, self._sources[name], file)
-            await in_thread(partial(upload.finish, target.spec.columns, create, through=job.check(upload.filename)))
+            await feeder.finish(partial(upload.finish, target.spec.columns, create, through=job.check(upload.filename)))
         return job.id
 
 

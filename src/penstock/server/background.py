@@ -30,6 +30,7 @@ from penstock.batches.unserved import MOVED_AT_ONCE, list_unserved, move_lanes
 from penstock.batches.validate import list_unvalidated, validate_batch
 from penstock.config import Config
 from penstock.db.duties import take_turn
+from penstock.db.embedded.reserve import keep_reserve
 from penstock.db.notify import WORK, notify
 from penstock.db.pool import Pool, borrowed
 from penstock.deliver import sinks, webhooks
@@ -118,6 +119,9 @@ class BackgroundDuties:
                 _Duty("forget", self._forget, _FORGET_EVERY_S, turn="forget"),
             )
         }
+        if erasing.keep_s:
+            name = "expire_batches"
+            self._duties[name] = _Duty(name, self._expire_batches, _RETIRE_EVERY_S, _RETIRE_REST_S, turn=name)
         if config.sinks and describe is not None:
             self._duties["announce"] = _Duty("announce", self._announce, _DELIVER_EVERY_S, turn="announce")
             self._duties["sinks"] = _Duty("sinks", self._deliver_to_sinks, _DELIVER_EVERY_S)
@@ -132,7 +136,7 @@ class BackgroundDuties:
         self._tasks: list[asyncio.Task[None]] = []
         self._sender = webhooks.sender_for(config)
         self._unserved_since: dict[str, float] = {}
-        self._retired_to = _FIRST
+        self._retired_to = self._expired_to = _FIRST
         self._leftovers = LeftoverWalk()
         self._batch_maintenance = BatchMaintenance(database)
         self._job_ingest = JobIngest(config, conninfo, database)
@@ -319,8 +323,20 @@ class BackgroundDuties:
             self.wake("purge")
         return place is not None
 
+    async def _expire_batches(self) -> bool:
+        """Delete batches and jobs that ended longer than `keep_s` ago, a page of them at a time."""
+        async with borrowed(self._database) as connection:
+            kept_s = self._config.erase.keep_s
+            place, expired = await erase.expire_batches(connection, kept_s, self._expired_to, _RETIRE_AT_ONCE)
+        self._expired_to = place or _FIRST
+        if expired:
+            self.wake("purge")
+        return place is not None
+
     async def _sweep(self) -> bool:
-        """Remove leftovers of killed uploads."""
+        """Remove leftovers of killed uploads, and keep room for deletions."""
+        if self._config.database_url is None:
+            await _in_thread(lambda: keep_reserve(self._config.data_dir, self._config.observe.min_free_bytes))
         grace_s = self._config.liveness.heartbeat_grace_s
         throttle_s = self._config.erase.purge_throttle_ms / 1000
         await _in_thread(lambda: sweep.sweep_leftovers(self._conninfo, grace_s=grace_s, throttle_s=throttle_s))

@@ -109,7 +109,7 @@ class JobIngest:
         with ExitStack() as stack:
             try:
                 table = await asyncio.to_thread(self._open, ingest, stack)
-                rows = table.rows()
+                rows = islice(table.rows(), ingest.spec.get("limit"))
                 await asyncio.to_thread(_skip, rows, stored)
                 size = self._batch_size
                 while block := await asyncio.to_thread(next_block, rows, size.rows, size.bytes):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -35,6 +36,8 @@ class JobSpec(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen
     max_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     """Rows that are in flight at once, over all workers; those that wait for another try count too."""
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    """Rows that are taken of the input, from the first on: a trial. None for all."""
 
 
 class SourceReference(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -126,9 +129,13 @@ class NewJob:
     def check(self, filename: str) -> Through:
         """Check that the rows of the input have what a definition asks of them."""
         if isinstance(self.spec.processor, str):
-            return pass_rows
-        return partial(check_rendering, parse_definition(self.spec.processor), filename)
+            checked = pass_rows
+        else:
+            checked = partial(check_rendering, parse_definition(self.spec.processor), filename)
+        return lambda rows: checked(islice(rows, self.spec.limit))
 
     def _told(self) -> dict[str, Any]:
         told = {**msgspec.to_builtins(self.spec), "route": self.route}
+        if self.spec.limit is None:
+            del told["limit"]  # jobs were told without it before there was one
         return told if self.source is None else {**told, "source": msgspec.to_builtins(self.source)}

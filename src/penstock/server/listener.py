@@ -8,19 +8,40 @@ import ipaddress
 import socket
 from collections.abc import Generator
 from functools import lru_cache
-from typing import Any
+from http import HTTPStatus
+from typing import Any, NoReturn
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.config import Config
 from penstock.errors import PenstockError, UsageError
+from penstock.server.connections import TRUST, Connections
+from penstock.server.memory import Hold, MemoryBudget, MemoryUsedUpError
 
 _BACKLOG = 2048
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
-    b"connection: close\r\n\r\n"
-)
+_HEADER_BYTES = len(": \r\n")
+_FREE_BYTES = 8 * 1024
+"""What a stranger may hold uncounted: most requests are smaller, and need no arithmetic."""
+
+_TOO_LARGE = "The request's line, headers and trailers are larger than max_head_bytes."
+_VERSION = "Send this as HTTP/1.1."
+_CODING = "The only 'Transfer-Encoding' is 'chunked', of HTTP/1.1."
+_HOST = "A request has one 'Host'."
+_TOO_MANY = "As many clients as may be are connected (max_connections). Try again."
+_TOO_MUCH = "Requests without a key hold as much memory as they may (request_memory_bytes). Try again."
+_REFUSALS = {
+    _TOO_LARGE: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    _VERSION: HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
+    _CODING: HTTPStatus.NOT_IMPLEMENTED,
+    _TOO_MANY: HTTPStatus.SERVICE_UNAVAILABLE,
+    _TOO_MUCH: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+"""Statuses of refusals; of all others it is 400."""
+
+
+class _RefusedError(Exception):
+    """Request that the protocol refuses while it is being read."""
 
 
 @lru_cache(maxsize=256)
@@ -70,14 +91,25 @@ def bind(host: str, port: int, *, keyless: bool) -> list[socket.socket]:
 
 
 class Listener(uvicorn.Server):
-    """Serves the application until `should_exit`; `force_exit` does not wait for requests under way."""
+    """Serves the application until `should_exit`; `force_exit` does not wait for requests under way.
 
-    def __init__(self, app: Any, config: Config) -> None:
+    `max_clients` may be connected at once. What strangers send before they show a key counts against `memory`.
+    """
+
+    def __init__(
+        self, app: Any, config: Config, *, max_clients: int | None = None, memory: MemoryBudget | None = None
+    ) -> None:
         limits = config.serve
         bounded = type(
             "BoundedProtocol",
             (Protocol,),
-            {"head_timeout_s": limits.head_timeout_s, "max_head_bytes": limits.max_head_bytes},
+            {
+                "head_timeout_s": limits.head_timeout_s,
+                "max_head_bytes": limits.max_head_bytes,
+                "send_timeout_s": limits.send_timeout_s,
+                "clients": Connections(max_clients or limits.max_connections),
+                "memory": memory or MemoryBudget(limits.request_memory_bytes),
+            },
         )
         super().__init__(
             uvicorn.Config(
@@ -90,7 +122,6 @@ class Listener(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=_BACKLOG,
-                limit_concurrency=limits.max_connections,
                 timeout_keep_alive=max(1, round(limits.keep_alive_s)),
                 timeout_graceful_shutdown=max(1, round(config.liveness.drain_timeout_s)),
             )
@@ -110,53 +141,166 @@ class Listener(uvicorn.Server):
 
 
 class Protocol(HttpToolsProtocol):
-    """HTTP protocol with bounds on request heads: on the time until they are whole, and on their size. Bodies are
-    bounded by the application."""
+    """HTTP protocol with bounds on request heads, on their size and the time until they are whole. Trailers count as
+    part of the head, and are dropped. Requests that can be read in two ways are refused. Bodies are bounded by the
+    application."""
 
     head_timeout_s = 20.0
     max_head_bytes = 65_536
+    send_timeout_s = 120.0
+    clients: Connections
+    memory: MemoryBudget
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_is_open = True
         self._head_bytes = 0
+        """Bytes of the request's line, headers and trailers that were read so far."""
+        self._waiting_bytes = 0
+        """Bytes that came since the last piece of a body: of a head, or of trailers, that are not whole yet."""
         self._body_came = False
+        self._refusal = ""
+        """Why the request is refused, if not by the parser."""
         self._head_timer: asyncio.TimerHandle | None = None
+        self._is_stranger = True
+        self._held = Hold(self.memory)
+        self._extensions = {TRUST: self._trust}
+
+    @property
+    def answering(self) -> bool:
+        return self._busy
+
+    def cut(self) -> None:
+        self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_head()
+        if not self.clients.begin(self, len(self.connections)):
+            self.refuse_unread(_TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
+        self.clients.end(self)
+        self._held.release()
         super().connection_lost(exc)
+
+    def _trust(self) -> None:
+        """A request has shown a key: from now on the application counts what it holds."""
+        if self._is_stranger:
+            self._is_stranger = False
+            self.clients.trust(self)
+            self._held.release()
 
     def data_received(self, data: bytes) -> None:
         self._body_came = False
         super().data_received(data)
+        if self.transport.is_closing():
+            return
         if not self._head_is_open and self.timeout_keep_alive_task is None and not self._busy:
             self._head_is_open = True  # line ends before a request: its timer runs already
         if self._head_is_open:
             # Most heads come in one piece: for those no timer is set.
             self._expect_head()
-            # A head that began behind a body is counted from the next piece on.
-            self._head_bytes += 0 if self._body_came else len(data)
-            if self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
+        # A head that began behind a body is counted from the next piece on; its size is known when it is whole.
+        self._waiting_bytes = 0 if self._body_came else self._waiting_bytes + len(data)
+        if self._waiting_bytes > self.max_head_bytes:
+            self.refuse_unread(_TOO_LARGE)
+        elif self._is_stranger:
+            self._count_strangers_bytes()
+
+    def _count_strangers_bytes(self) -> None:
+        held = self._waiting_bytes + (len(self.cycle.body) if self._busy else 0)
+        try:
+            self._held.resize(held if held > _FREE_BYTES else 0)
+        except MemoryUsedUpError:
+            self.refuse_unread(_TOO_MUCH)
+
+    def refuse_unread(self, why: str) -> None:
+        """Refuse a request that is not whole, and close the connection."""
+        self._refusal = why
+        self.send_400_response(why)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._abort_unread()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_unread()
+
+    def _abort_unread(self) -> None:
+        """Have a connection that is closing end, even if its client never reads the rest."""
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(self.send_timeout_s, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read: with the reason, unless another answer is under way or still to come."""
+        answer_is_under_way = self._busy and (self._head_is_open or self.cycle.response_started)
+        if answer_is_under_way or self.pipeline:
+            self.transport.close()
+            return
+        msg = self._refusal or msg
+        status = _REFUSALS.get(msg, HTTPStatus.BAD_REQUEST)
+        self.transport.write(
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            f"content-length: {len(msg)}\r\nconnection: close\r\n\r\n{msg}".encode("ascii")
+        )
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
         self._head_is_open = True
-        self._head_bytes = 0
+        self._head_bytes = self._waiting_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + _HEADER_BYTES)
+        if self._head_is_open:  # otherwise it is a trailer, which must not pass for a header
+            super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
         self._body_came = True
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
+        self._refuse_ambiguous()
         self._head_is_here()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._waiting_bytes = 0
+        super().on_message_complete()
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.max_head_bytes:
+            self._refuse(_TOO_LARGE)
+
+    def _refuse_ambiguous(self) -> None:
+        """Refuse a request that another server on its way may have read differently."""
+        version, hosts, coding = self.parser.get_http_version(), 0, None
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                coding = value if coding is None else b"several"
+        if version not in ("1.0", "1.1"):
+            self._refuse(_VERSION)
+        if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
+            self._refuse(_CODING)
+        if hosts != 1 and (hosts or version == "1.1"):
+            self._refuse(_HOST)
+
+    def _refuse(self, why: str) -> NoReturn:
+        """Stop the parser, which has `send_400_response` called."""
+        self._refusal = why
+        raise _RefusedError(why)
 
     def _expect_head(self) -> None:
         if self._head_timer is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
-import resource
 import socket
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -28,14 +29,20 @@ from penstock.observe.catalogue import name_models
 from penstock.observe.logs import log_to_stderr
 from penstock.observe.metrics import ProcessMetrics
 from penstock.observe.traces import start_traces
+from penstock.server.connections import count_clients, raise_descriptor_limit
 from penstock.server.listener import Listener, bind
 from penstock.server.metrics_page import MetricsPage
 from penstock.server.session_workers import SessionWorkers
 from penstock.tasks import handle_signals
 from penstock.worker.processes import ServerWorkers
 
+_log = logging.getLogger("penstock.serve")
+
 # The signal at which the process exits without cleaning up.
 _EXIT_SIGNAL = 3
+_SWITCH_S = 0.0005
+"""How long a thread that reads an upload may keep the interpreter from the event loop, which wants it many times in a
+request. With Python's 5 ms, an upload that is being read makes a session's call several times as long."""
 _START_AGAIN = "What was stored is safe: once the database works again, start this again."
 
 
@@ -56,11 +63,12 @@ def serve(plan: ServePlan) -> None:
     """Serve until a signal."""
     log_to_stderr(plan.log_level, plan.config.observe.log_format)
     start_traces("penstock serve")
-    _raise_file_limit()
+    sys.setswitchinterval(_SWITCH_S)
+    max_clients = count_clients(plan.config, raise_descriptor_limit())
     with start_database(plan.config) as conninfo, explain_database_errors(_START_AGAIN):
         migrate_database(conninfo)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(plan, conninfo))
+            runner.run(_serve(plan, conninfo, max_clients))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ def work(plan: WorkPlan) -> None:
             runner.run(_work(plan, conninfo))
 
 
-async def _serve(plan: ServePlan, conninfo: str) -> None:
+async def _serve(plan: ServePlan, conninfo: str, max_clients: int) -> None:
     providers = Providers(plan.providers)
     _name_models(plan.config, providers)
     async with open_server(plan.config, conninfo, providers) as server:
@@ -92,7 +100,8 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
             keyless = not await has_any_key(connection)
         sockets = bind(plan.host, plan.port, keyless=keyless)
         await _reopen(server.database, plan.config, plan.providers)
-        listener = Listener(create_app(server, trust_prefix=plan.trust_prefix), plan.config)
+        app = create_app(server, trust_prefix=plan.trust_prefix)
+        listener = Listener(app, plan.config, max_clients=max_clients, memory=server.memory)
         stage = (plan.config, plan.providers, plan.workers)
         processes = ServerWorkers(*stage, log_level=plan.log_level, metrics=server.metrics)
         server.kickoffs.has_worker_processes = plan.workers > 0
@@ -105,6 +114,7 @@ async def _serve(plan: ServePlan, conninfo: str) -> None:
             async with sessions, processes:
                 await listener.listening.wait()
                 _announce(plan, conninfo, sockets, keyless=keyless)
+                _say_if_few(plan.config, max_clients)
                 await listening
         click.echo("stopped")
 
@@ -211,6 +221,7 @@ def _announce(plan: ServePlan, conninfo: str, sockets: list[socket.socket], *, k
         _show("address", f"http://{_address(sock)}{root}/v1")
     if plan.config.public_url:
         _show("public", plan.config.public_url)
+    _show("console", f"{plan.config.public_url or f'http://{_address(sockets[0])}{root}'}/console/")
     _show("database", _database(plan.config, conninfo))
     _show_providers(plan.providers)
     _show_processors(plan.config)
@@ -248,8 +259,10 @@ def _database(config: Config, conninfo: str) -> str:
     return f"{parts.get('dbname', '')} at {parts.get('host', 'local socket')}:{parts.get('port', 5432)}"
 
 
-def _raise_file_limit() -> None:
-    """Raise the limit on open files to the most that the system allows: every connection is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _say_if_few(config: Config, max_clients: int) -> None:
+    if max_clients < config.serve.max_connections:
+        _log.warning(
+            "the limit on open files leaves room for %d clients; max_connections is %d: raise the limit (ulimit -n)",
+            max_clients,
+            config.serve.max_connections,
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
@@ -145,6 +145,11 @@ class Samples:
         bounds = CoalesceLimits(_ROWS_AT_ONCE, 2**30, 0, 2 * capacity, 2 * capacity * _ROW_BYTES, _RETRY_S)
         self._coalescer = Coalescer(SampleWrite(), database, bounds, name="samples")
         self._tasks: list[asyncio.Task[None]] = []
+        self._gauges: list[Callable[[], Mapping[UUID, tuple[int, int]]]] = []
+
+    def watch(self, gauge: Callable[[], Mapping[UUID, tuple[int, int]]]) -> None:
+        """Ask this gauge each second: how many calls each batch may have in flight, and how many it has."""
+        self._gauges.append(gauge)
 
     async def __aenter__(self) -> Self:
         self._tasks = [
@@ -191,9 +196,20 @@ class Samples:
             sample = self._open[(batch_id, second)] = Sample(batch_id, second)
         return sample
 
+    def _note_limits(self) -> None:
+        limits: Counter[UUID] = Counter()
+        in_flight: Counter[UUID] = Counter()
+        for gauge in self._gauges:
+            for batch_id, (may, are) in gauge().items():
+                limits[batch_id] += may
+                in_flight[batch_id] += are
+        for batch_id, may in limits.items():
+            self.note_limit(batch_id, may, in_flight[batch_id])
+
     async def _write_in_turn(self) -> None:
         while True:
             await asyncio.sleep(self._limits.sample_interval_s)
+            self._note_limits()
             if self._clock_ahead_s is not None:
                 now = int(monotonic() + self._clock_ahead_s)
                 # A later second than this one is of a clock that was set back since: it will not come again soon.

@@ -74,7 +74,8 @@ class WorkerLoop:
     ) -> None:
         """`has_notices` says whether notices of new work arrive: then there is no need to poll often. With `only_job`,
         nothing but rows of that job is claimed. `samples` counts results for charts."""
-        self._identity = Identity(database, pool, config.liveness, on_beat=self._note_beat)
+        self._beat = asyncio.Event()
+        self._identity = Identity(database, pool, config.liveness, on_beat=self._beat.set)
         self.id = self._identity.id
         self.trouble = ""
         self.woken = asyncio.Event()
@@ -109,7 +110,6 @@ class WorkerLoop:
         self._ended = False
         self._uncertain_until = 0.0
         """Until then, a failed claim may still commit, and leave leases that this worker does not know."""
-        self._beat = asyncio.Event()
         self._claiming: asyncio.Task[list[Lease]] | None = None
         self._permit = OnePermit()
         self._failing: set[int] = set()
@@ -145,9 +145,6 @@ class WorkerLoop:
             raise
         finally:
             self._heartbeat.stop()
-
-    def _note_beat(self) -> None:
-        self._beat.set()
 
     def stop(self) -> None:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""
@@ -385,8 +382,12 @@ class WorkerLoop:
                 self._give_back_unstarted(item.route)
         else:
             self.buffer.give_back(item.lease, [(item.ordinal, item.ordinal + 1)])
-            if self._gates.halt(item.route, verdict):
-                self._give_back_unstarted(item.route)
+            self.halt(item.route, verdict, item.lease.batch_id)
+
+    def halt(self, route: str, halt: Halt, batch_id: UUID | None = None) -> None:
+        """Close a route until a person acts."""
+        if self._gates.halt(route, halt, batch_id):
+            self._give_back_unstarted(route)
 
     def _note_written(self) -> None:
         self._finished.note_written()

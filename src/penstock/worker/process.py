@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psycopg
 import uvloop
 
 from penstock import config_sources
@@ -29,14 +31,17 @@ from penstock.dispatch.rows.call import provider_dispatcher
 from penstock.errors import PenstockError, report
 from penstock.limits.sharing import ProviderLimits
 from penstock.observe.catalogue import name_models
-from penstock.observe.logs import log_to_stderr
+from penstock.observe.logs import log_run, log_to_stderr
 from penstock.observe.traces import start_traces
 from penstock.sessions.streams import StreamWriter
 from penstock.settle.samples import Samples
-from penstock.tasks import cancel_and_wait
-from penstock.worker.processes import AnyOrder, ProcessorOrder, RunOrder, ServeOrder, read_order
+from penstock.tasks import cancel_and_wait, leave_signals_to_forks
+from penstock.worker.fuse import Fuse
+from penstock.worker.processes import DATABASE_FAILED, AnyOrder, ProcessorOrder, RunOrder, ServeOrder, read_order
 from penstock.worker.snapshots import send_snapshots
 from penstock.worker.worker import CONNECTIONS_PER_WORKER, Worker
+
+_log = logging.getLogger("penstock.worker")
 
 _POLL_SESSIONS_S = 0.1
 
@@ -70,7 +75,8 @@ async def _run_workers(order: RunOrder, config: Config, conninfo: str) -> AsyncI
         limits = ProviderLimits(config, database)
         throttle = limits.of_run(order.target, order.pool)
         async with limits.running(), order.target.dispatcher(config, throttle) as dispatcher:
-            yield _WorkerGroup([Worker(config, database, order.pool, dispatcher, samples=samples)])
+            fuse = Fuse(order.stop_after) if order.stop_after else None
+            yield _WorkerGroup([Worker(config, database, order.pool, dispatcher, samples=samples, fuse=fuse)])
 
 
 @contextlib.asynccontextmanager
@@ -177,6 +183,7 @@ class _WorkerGroup:
         """Stop at the end of standard input; at a SIGTERM, cut calls in flight short too. An interrupt is ignored: the
         parent decides what it means."""
         loop = asyncio.get_running_loop()
+        leave_signals_to_forks()
         loop.add_signal_handler(signal.SIGINT, lambda: None)
         loop.add_signal_handler(signal.SIGTERM, self.abort)
         loop.add_reader(sys.stdin.fileno(), self._on_input, loop)
@@ -189,7 +196,10 @@ class _WorkerGroup:
 
 def main() -> None:
     order = read_order()
-    log_to_stderr(order.log_level, order.settings["log_format"])
+    if isinstance(order, RunOrder):
+        log_run(Path(order.data_dir), order.settings["log_format"], verbose=order.verbose)
+    else:
+        log_to_stderr(order.log_level, order.settings["log_format"])
     start_traces("penstock worker")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -197,6 +207,12 @@ def main() -> None:
     except PenstockError as error:
         report(error)
         sys.exit(error.exit_code)
+    except psycopg.Error as error:
+        if not isinstance(order, RunOrder):
+            raise
+        _log.warning("the database failed", exc_info=error)
+        report(PenstockError(f"the database failed: {str(error).strip().splitlines()[0]}"))
+        sys.exit(DATABASE_FAILED)
 
 
 if __name__ == "__main__":

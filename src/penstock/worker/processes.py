@@ -16,12 +16,14 @@ import msgspec
 
 from penstock.config import Config, knobs
 from penstock.db.pool import Pool
+from penstock.db.start import GO_ON
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.target import Target
 from penstock.errors import ExitCode, PenstockError
 from penstock.observe import catalogue
 from penstock.observe.metrics import ProcessMetrics
 from penstock.settle.samples import Samples
+from penstock.worker.fuse import Fuse
 from penstock.worker.snapshots import SnapshotPipe
 from penstock.worker.worker import Worker
 
@@ -35,6 +37,11 @@ _RESTARTS = 20
 _FIRST_PAUSE_S = 0.2
 _LAST_PAUSE_S = 10.0
 _LONG_LIFE_S = 60.0
+_STDERR = 2
+DATABASE_FAILED = 75
+"""Exit code of a run's worker process that the database failed."""
+# A worker process that has met fewer failures has not seen enough to halt anything.
+_FAILURES_MIN = 10
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +58,9 @@ class RunOrder(Order, frozen=True, kw_only=True, tag="run"):
 
     pool: str
     target: Target
+    verbose: bool
+    stop_after: int = 0
+    """Failures of one kind after which this process halts a route of which nothing has succeeded; 0: never."""
 
 
 class ServerOrder(Order, frozen=True, kw_only=True):
@@ -123,10 +133,17 @@ class InProcessWorker:
     """One worker in this process."""
 
     def __init__(
-        self, config: Config, database: Pool, pool: str, dispatcher: Dispatcher, only_job: UUID | None = None
+        self,
+        config: Config,
+        database: Pool,
+        pool: str,
+        dispatcher: Dispatcher,
+        only_job: UUID | None = None,
+        stop_after: int = 0,
     ) -> None:
         self._samples = Samples(database, config.samples)
-        self._worker = Worker(config, database, pool, dispatcher, only_job=only_job, samples=self._samples)
+        fuse = Fuse(stop_after) if stop_after else None
+        self._worker = Worker(config, database, pool, dispatcher, only_job=only_job, samples=self._samples, fuse=fuse)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -225,6 +242,8 @@ class WorkerProcesses:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock.worker.process", *map(str, descriptors)),
                 stdin=asyncio.subprocess.PIPE,
+                # What a function prints is no result: standard output may be where the answers go.
+                stdout=_STDERR,
                 # Out of reach of the terminal's Ctrl-C, which would kill a worker that is still starting.
                 start_new_session=True,
                 pass_fds=descriptors,
@@ -258,7 +277,8 @@ class WorkerProcesses:
 
     @property
     def in_flight(self) -> int | None:
-        return None
+        """As the processes told, each second."""
+        return None if self._metrics is None else round(self._metrics.sum_gauge(catalogue.IN_FLIGHT))
 
     def stop(self) -> None:
         self._closing.set()
@@ -283,16 +303,27 @@ class WorkerProcesses:
 class RunWorkers(WorkerProcesses):
     """Worker processes of a run. The run gives up when they keep dying."""
 
-    def __init__(self, config: Config, pool: str, target: Target, size: int) -> None:
-        order = RunOrder(**common_order(config, logging.ERROR), pool=pool, target=target)
-        super().__init__([order] * size)
+    def __init__(
+        self, config: Config, pool: str, target: Target, size: int, *, verbose: bool = False, stop_after: int = 0
+    ) -> None:
+        # Each process counts its own failures: together they stop after as many as one alone would.
+        share = max(_FAILURES_MIN, stop_after // size) if stop_after else 0
+        order = RunOrder(
+            **common_order(config, logging.ERROR), pool=pool, target=target, verbose=verbose, stop_after=share
+        )
+        super().__init__([order] * size, ProcessMetrics())
+        self._patience_s = config.settle.settle_retry_s
 
-    async def _pause(self, code: int, lasted_s: float) -> None:  # noqa: ARG002 -- how long does not matter here
-        if code == ExitCode.USAGE or self._restarts > _RESTARTS * len(self._orders):
-            raise PenstockError(
-                f"worker processes keep ending (last exit code {code})",
-                hint="Run with --workers 1 -v to see why.",
-            )
+    async def _pause(self, code: int, lasted_s: float) -> None:
+        if code == ExitCode.USAGE:
+            raise PenstockError("a worker process could not begin", hint="It says why, above. Nothing was called.")
+        too_often = self._restarts > _RESTARTS * len(self._orders)
+        # One that could not begin while the database was away for a moment is restarted; one that has tried for as long
+        # as it may is not, as the next would fare no better.
+        if code == DATABASE_FAILED and (too_often or lasted_s >= self._patience_s):
+            raise PenstockError("a worker process gave up on the database, and says why above", hint=GO_ON)
+        if too_often:
+            raise PenstockError(f"worker processes keep ending (last exit code {code})", hint="Run with -v to see why.")
 
 
 class LastingWorkers(WorkerProcesses):

@@ -7,15 +7,17 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
+from uuid import UUID
 
+import msgspec
 import psycopg
 
 from penstock.claim import gates
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.dispatch.dispatcher import Dispatcher
-from penstock.model import Again, Halt
+from penstock.model import Again, Halt, batch_public_id
 from penstock.observe.logs import RepeatedEvents, event, plain_code
-from penstock.pools import provider_in
+from penstock.pools import is_session_pool, provider_in
 
 _log = logging.getLogger("penstock.worker")
 
@@ -71,10 +73,14 @@ class RouteGates:
         )
         return again.gate_s > _KEEP_ITEMS_S
 
-    def halt(self, route: str, halt: Halt) -> bool:
-        """Close the route until a person acts. False if it was closed already."""
+    def halt(self, route: str, halt: Halt, batch_id: UUID | None = None) -> bool:
+        """Close the route until a person acts. False if it was closed already. On a server that stops the work of every
+        owner, so its operator is told whose request it was."""
         if route in self._halts:
             return False
+        if batch_id is not None and provider_in(self._pool) is not None and not is_session_pool(self._pool):
+            met_by = f"{halt.error_message} (in answer to {batch_public_id(batch_id)})"
+            halt = msgspec.structs.replace(halt, error_message=met_by)
         self._halts[route] = halt
         # The upstream's message is not logged: it may quote the request. It is kept with the gate, for the operator.
         code = plain_code(halt.error_code)

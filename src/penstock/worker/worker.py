@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 from weakref import WeakSet
@@ -24,8 +25,10 @@ from penstock.model import ClaimPermit, Halt, Item, Verdict
 from penstock.observe import catalogue
 from penstock.observe.logs import event
 from penstock.observe.metrics import Sample, read_from
+from penstock.pools import is_session_pool
 from penstock.settle.buffer import Answers, SettleBuffer
 from penstock.settle.samples import Samples
+from penstock.worker.fuse import Fuse
 from penstock.worker.loop import LostIdentityError, WorkerLoop
 
 _log = logging.getLogger("penstock.worker")
@@ -50,10 +53,12 @@ class Worker:
         on_answers: Callable[[Answers], None] | None = None,
         only_job: UUID | None = None,
         samples: Samples | None = None,
+        fuse: Fuse | None = None,
     ) -> None:
         """With `notices`, new work is begun at once; without, at the next poll. `on_answers` is called when answers
         that callers of sessions wait for have been written; it notifies callers at other processes. With `only_job`, it
-        works for that job alone. `samples` are the process's: it counts the results of all its workers for charts."""
+        works for that job alone. `samples` are the process's: it counts the results of all its workers for charts.
+        `fuse` halts routes of which every call fails."""
         self.halts: dict[str, Halt] = {}
         """Routes closed until a person acts, and why."""
         self.lost_identities = 0
@@ -65,12 +70,25 @@ class Worker:
         self._notices = notices
         self._only_job = only_job
         self._samples = samples
+        self._fuse = fuse
         self._stopping = asyncio.Event()
+        if samples is not None and not is_session_pool(pool):
+            samples.watch(self._count_calls)
         self._loop = self._next_loop()
 
     def _next_loop(self) -> WorkerLoop:
         stage = (self._config, self._database, self._pool, self._dispatcher)
         return WorkerLoop(*stage, self.halts, self._on_answers, self._has_notices, self._only_job, self._samples)
+
+    def _count_calls(self) -> dict[UUID, tuple[int, int]]:
+        """For each batch with calls in flight: how many its routes may have at a time, and how many it has."""
+        counted: dict[UUID, tuple[int, int]] = {}
+        for (batch_id, route), calls in Counter(
+            (item.lease.batch_id, item.route) for item in self._dispatcher.list_in_flight()
+        ).items():
+            limit, in_flight = counted.get(batch_id, (0, 0))
+            counted[batch_id] = (limit + self._dispatcher.limit(route), in_flight + calls)
+        return counted
 
     def _has_notices(self) -> bool:
         return self._notices is not None and self._notices.listening.is_set()
@@ -121,6 +139,8 @@ class Worker:
 
     def _receive(self, item: Item, verdict: Verdict) -> None:
         self._loop.receive(item, verdict)
+        if self._fuse is not None and (halt := self._fuse.note(item.route, verdict)) is not None:
+            self._loop.halt(item.route, halt)
 
     def stop(self) -> None:
         """Claim nothing more, let calls in flight end, then leave. A second call cuts them short."""

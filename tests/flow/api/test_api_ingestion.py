@@ -86,7 +86,7 @@ def test_a_reference_under_a_key_is_one_job(ground: TenantGround, drop: Folder) 
     again = refer(ground, "alice", {"adapter": "drop", "path": "a.csv"}, headers=key)
     assert first.status == 200, first.content
     assert again.json == first.json
-    for path, spec in (("b.csv", SPEC), ("a.csv", {**SPEC, "priority": 1})):
+    for path, spec in (("b.csv", SPEC), ("a.csv", {**SPEC, "priority": -1})):
         refused = refer(ground, "alice", {"adapter": "drop", "path": path}, spec, headers=key)
         assert (refused.status, refused.json["error"]["code"]) == (409, "idempotency_conflict")
     assert len(ground.ok("alice", "GET", "/api/jobs")["jobs"]) == 1

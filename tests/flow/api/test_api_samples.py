@@ -57,6 +57,23 @@ def test_a_batch_second_by_second(ground: Ground) -> None:
     assert (day["completed"], day["seconds"]) == (batch.request_counts.completed, 86_400)
 
 
+def test_calls_in_flight_and_how_many_there_may_be(ground: Ground) -> None:
+    ground.mock.set(latency="300ms")
+    try:
+        with ground.client() as client:
+            path = f"/v1/batches/{submit(client, jsonl(LINES)).id}/samples"
+        limited: list[Any] = []
+
+        def has_limits() -> bool:
+            limited[:] = [at for at in chart(ground, path)["data"] if at["limit_now"] is not None]
+            return bool(limited)
+
+        wait_until(has_limits, 30)
+    finally:
+        ground.mock.set(latency="0ms")
+    assert all(at["in_flight"] >= 1 and at["limit_now"] >= 1 for at in limited)
+
+
 def test_a_job_second_by_second(ground: Ground) -> None:
     job = start_job(ground.server, b"a\n" + b"1\n" * LINES, CHAT)
     until_state(ground.server, job, "DONE")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from penstock.db.embedded import postgres
 from tests.support.prepared import Prepared
 from tests.support.processes import Processes
 from tests.support.server import ServerProcess, served, start_server
@@ -41,7 +43,7 @@ def test_connections_and_migrations(tmp_path: Path, database_18: str) -> None:
         waiting = [callers.submit(server.ask, "GET", "/v1/files") for _ in range(2)]
         try:
             assert becomes(server, connections="failed")["reasons"] == [
-                "no database connection was free within a second"
+                "no database connection was free, for calls within a second or for uploads"
             ]
             assert server.ask("GET", "/healthz").status == 200
         finally:
@@ -68,3 +70,24 @@ def test_too_little_room(tmp_path: Path, prepared: Prepared) -> None:
         assert told["reasons"] == ["less than min_free_bytes is free on the disk of the data directory"]
         assert server.ask("GET", "/healthz").status == 200
         server.close_clients()
+
+
+def test_no_connection_for_uploads(tmp_path: Path, prepared: Prepared) -> None:
+    """The API has its connections, and others have all the rest."""
+    prepared(tmp_path / "data")
+    with (
+        served(tmp_path, *UPSTREAM, workers=0) as server,
+        postgres.acquire(tmp_path / "data") as database,
+        ExitStack() as stack,
+    ):
+        assert server.ask("GET", "/v1/files").status == 200
+        with suppress(psycopg.OperationalError):
+            while True:
+                stack.enter_context(closing(psycopg.connect(database.conninfo)))
+        told = becomes(server, connections="failed")
+        assert told["reasons"] == ["no database connection was free, for calls within a second or for uploads"]
+        assert server.ask("PUT", "/v1/files?purpose=user_data", b"x").status == 503
+        assert server.ask("GET", "/v1/files").status == 200
+        stack.close()
+        becomes(server)
+        assert server.ask("PUT", "/v1/files?purpose=user_data", b"x").status == 200

@@ -97,6 +97,21 @@ def test_all_failures_of_a_completed_batch_run_once_more(database: str) -> None:
     with_connection(database, body)
 
 
+def test_a_rerun_that_is_cancelled_leaves_the_batch_as_it_was(database_18: str) -> None:
+    async def body(connection: Connection) -> None:
+        batch_id = await mixed(connection, [6])
+        await connection.execute("UPDATE penstock.batches SET completed_at = completed_at - interval '1 hour'")
+        before = await read(connection, batch_id)
+        await retry_batch(connection, batch_id, "local")
+        assert await cancel_batch(connection, batch_id)
+        assert await finish_batch(connection, batch_id)
+        after = await read(connection, batch_id)
+        assert (after.state, after.completed_at, after.cancelling_at) == (before.state, before.completed_at, None)
+        assert settled(after.counts) == settled(before.counts)
+
+    with_connection(database_18, body)
+
+
 @pytest.mark.parametrize(
     ("wish", "expected"),
     [

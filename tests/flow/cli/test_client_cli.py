@@ -271,7 +271,7 @@ def test_results_so_far(slow: Slow) -> None:
     wait_until(lambda: slow.server.ask("GET", f"/v1/batches/{name}").json["request_counts"]["completed"] > 0, 30)
     with slow.server.frozen_workers():
         ended = desk("export", name, "-o", "some.jsonl").expect(0)
-        assert "still under way" in ended.stderr
+        assert "so far" in ended.stderr
         some = read_lines(desk.directory / "some.jsonl")
         assert 0 < len(some) < 100
         assert not desk("export", name, "-o", "some.jsonl", "--json").expect(0).summary["complete"]

@@ -139,7 +139,7 @@ def test_the_same_command_goes_on_or_writes_again_or_starts_over(place: Place, m
     assert anew.summary["batch"] != first.summary["batch"]
     assert call_count(mock) == 40
 
-    write_requests(source, 30)
+    write_requests(source, 30, ("large",))
     changed = place.run(source, "--base-url", mock.base_url).expect(0)
     assert f"has changed since {anew.summary['batch']}" in changed.stderr
     check_answers(place.output, ids_of(30))

@@ -181,7 +181,21 @@ def test_a_killed_user_does_not_keep_it_running(data_dir: Path) -> None:
         wait_until(lambda: stopped(data_dir), 30)
 
 
-def test_a_forked_child_still_holds_it(data_dir: Path) -> None:
+def test_a_forked_child_does_not_hold_it(data_dir: Path) -> None:
+    server = postgres.acquire(data_dir)
+    child = os.fork()
+    if not child:
+        while True:
+            signal.pause()
+    try:
+        server.release()
+        wait_until(lambda: stopped(data_dir), 30)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_process_that_was_given_the_hold_keeps_it(data_dir: Path) -> None:
     server = postgres.acquire(data_dir)
     go, end = os.pipe()
     child = subprocess.Popen(["cat"], stdin=go, stdout=subprocess.DEVNULL, pass_fds=[server._users])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 import threading
@@ -128,7 +129,10 @@ class TestResults:
             assert isinstance(outcome, Outcome)
             assert outcome.body == b'[{"a":1},"id-1",3]'
 
-    @pytest.mark.parametrize("value", [object(), b"not json", b"\xff", {1: {2, 3}, "x": object()}])
+    @pytest.mark.parametrize(
+        "value",
+        [object(), b"not json", b"\xff", {1: {2, 3}, "x": object()}, math.nan, {"a": [None, -math.inf]}, b"NaN"],
+    )
     def test_what_cannot_be_encoded_fails_for_good(self, value: object) -> None:
         for fn in both(lambda _: value):
             outcome = verdict(fn)

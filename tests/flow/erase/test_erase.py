@@ -160,6 +160,36 @@ class TestDeletingAFile:
 
         with_connection(database_18, body)
 
+    def test_an_input_goes_with_the_last_batch_over_it(self, database_18: str) -> None:
+        async def body(connection: Connection) -> None:
+            file_id = await make_file(connection, [3])
+            first, second = await ask_for(connection, file_id), await ask_for(connection, file_id)
+            assert await erase.delete_batch(connection, first, None, with_input=True)
+            await purge(connection)
+            assert (await count_rows(connection))["templates"] == 3
+            assert await erase.delete_batch(connection, second, None, with_input=True)
+            await purge(connection)
+            assert await count_rows(connection) == {}
+
+        with_connection(database_18, body)
+
+    def test_what_ended_long_ago_goes_by_itself(self, database_18: str) -> None:
+        async def body(connection: Connection) -> None:
+            ended, fresh = await make_wish(connection, [2]), await make_wish(connection, [2])
+            for batch_id in (ended, fresh):
+                await answer(connection, await take(connection, 2))
+                assert await finish_batch(connection, batch_id)
+            await make_wish(connection, [2])
+            old = "UPDATE penstock.batches SET completed_at = completed_at - interval '1 day' WHERE id = %s"
+            await connection.execute(old.encode(), [ended])
+            assert await erase.expire_batches(connection, 3_600, UUID(int=0), 2) == (fresh, 1)
+            place, removed = await erase.expire_batches(connection, 3_600, fresh, 2)
+            assert (place, removed) == (None, 0)
+            assert await get_batch(connection, ended, None) is None
+            assert await get_batch(connection, fresh, None) is not None
+
+        with_connection(database_18, body)
+
     def test_nothing_is_asked_for_once_it_is_deleted(self, database_18: str) -> None:
         async def body(connection: Connection) -> None:
             file_id = await make_file(connection, [3])

@@ -27,7 +27,13 @@ DEADLINE_S = 30
 def pack(lane: Lane) -> bytes:
     """The next rows of a lane."""
     rows: list[bytes] = []
-    pack_rows(rows, lane.total, [b"id"] * BLOCK_ROWS, [BODY] * BLOCK_ROWS, [lane] * BLOCK_ROWS)
+    pack_rows(
+        rows,
+        range(lane.total + 1, lane.total + BLOCK_ROWS + 1),
+        [b"id"] * BLOCK_ROWS,
+        [BODY] * BLOCK_ROWS,
+        [lane] * BLOCK_ROWS,
+    )
     return b"".join(rows)
 
 

@@ -184,7 +184,7 @@ def planted(found: Findings) -> list[Any]:
         ("snapshots", "warning", "transaction of process"),
         ("snapshots", "warning", "prepared transaction 'left over'"),
         ("migrations", "problem", "pending: 0018"),
-        ("routes", "problem", "small of serve:main is halted: invalid_api_key"),
+        ("routes", "problem", "small of serve:main is halted for every owner: invalid_api_key"),
         ("routes", "warning", "large of serve:main waits"),
         ("workers", "warning", "1 silent"),
         ("leases", "warning", "of workers that are gone"),

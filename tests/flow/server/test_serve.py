@@ -145,7 +145,8 @@ def test_errors_have_the_shape_clients_read(idle: ServerProcess) -> None:
     json_type = {"content-type": "application/json"}
     for method, path, body, headers, status in (
         ("GET", "/nowhere", None, {}, 404),
-        ("GET", "/v1/files/file-%ff%00", None, {}, 404),
+        ("GET", "/v1/files/file-%ff%00", None, {}, 400),
+        ("GET", "/v1/files/file-%00", None, {}, 404),
         ("GET", "/v1//files", None, {}, 404),
         ("PATCH", "/v1/keys", None, {}, 405),
         ("TRACE", "/v1/keys", None, {}, 405),
@@ -421,7 +422,7 @@ def test_requests_go_to_the_provider_of_their_model(tmp_path: Path, database_18:
 [[providers]]
 name = "one"
 base_url = "{one.base_url}"
-models = ["alpha-*"]
+models = ["alpha-*", "mock-c*"]
 api_key_env = "ONE_KEY"
 max_concurrency = 3
 [[providers]]
@@ -433,7 +434,9 @@ models = ["beta", "gamma"]
         path = write_requests(tmp_path / "in.jsonl", 30, ("alpha-1", "beta", "alpha-2"))
         config = ("--config", tmp_path / "penstock.toml")
         with served(tmp_path, *config, database=database_18, workers=2, env={"ONE_KEY": "key-of-one"}) as server:
-            assert [model["id"] for model in server.ask("GET", "/v1/models").json["data"]] == ["beta", "gamma"]
+            # Those that are named, and what a provider lists of those that a pattern allows.
+            models = [model["id"] for model in server.ask("GET", "/v1/models").json["data"]]
+            assert models == ["beta", "gamma", "mock-chat"]
             batch = finished(server, start_batch(server, path))
             assert batch["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
             assert (call_count(one), call_count(two)) == (20, 10)

@@ -60,7 +60,8 @@ def check_calls(connection: psycopg.Connection, mock: MockProcess) -> None:
 def check_books(connection: psycopg.Connection) -> None:
     check_agreement(connection)
     assert ask(connection, "SELECT count(*) FROM penstock.batches") == 1
-    assert ask(connection, "SELECT count(*) FROM penstock.files") == 1
+    files = connection.execute("SELECT kind FROM penstock.files ORDER BY kind").fetchall()
+    assert files == [("input",), ("output",)], "the input is stored once, and the answers are one file"
     assert ask(connection, "SELECT count(*) FROM penstock.leases") == 0
     assert ask(connection, "SELECT count(*) FROM penstock.deferrals") == 0
     assert ask(connection, "SELECT count(*) FROM penstock.workers") == 0

@@ -42,6 +42,17 @@ def test_a_change_of_capacity_is_followed_within_a_minute(before: int, after: in
     assert latency <= 1.5
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("slots", "unrest"), [(40, 0.2), (40, 0.5), (150, 0.2), (150, 0.5)])
+def test_a_restless_upstream_is_neither_flooded_nor_left_alone(slots: int, unrest: float, seed: int) -> None:
+    """The pace of everything changes by a fifth, or by half, from second to second."""
+    found, fixed = (SlotUpstream(lambda _: slots, slowdown=1.5, unrest=unrest, seed=seed) for _ in range(2))
+    found.run(180)
+    fixed.run(180, fixed=slots)
+    assert found.tokens_per_s(60, 180) >= 0.6 * fixed.tokens_per_s(60, 180)
+    assert found.p95_s(60, 180) <= 4 * fixed.p95_s(60, 180)
+
+
 def test_without_tokens_calls_are_counted() -> None:
     found, fixed = SlotUpstream(lambda _: 100), SlotUpstream(lambda _: 100)
     found.run(120, counts_tokens=False)
@@ -68,10 +79,38 @@ def test_nothing_moves_while_there_is_little_to_do() -> None:
 def test_errors_cut_it_once_for_each_level() -> None:
     bounds = Bounds(1, 1_000)
     state = concurrency.begin(100, 0.0, Totals(), bounds)
-    state, why = concurrency.adjust(state, 1.0, busy(1.0, 100, 20, 1.0, failed=5), bounds)
-    assert (round(state.limit), why) == (70, "errors ×5")
-    state, why = concurrency.adjust(state, 1.5, busy(1.5, 100, 21, 1.0, failed=6), bounds)
+    state, why = concurrency.adjust(state, 1.0, busy(1.0, 100, 20, 1.0, failed=20), bounds)
+    assert (round(state.limit), why) == (70, "errors ×20")
+    # These were under way when it was cut.
+    state, why = concurrency.adjust(state, 1.5, busy(1.5, 100, 50, 1.0, failed=60), bounds)
     assert (round(state.limit), why) == (70, None)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+def test_errors_that_come_whatever_the_load_cost_no_work(share: float, seed: int) -> None:
+    slots = SlotUpstream(lambda _: 64, failing=lambda _: share, seed=seed)
+    slots.run(120)
+    best = SlotUpstream(lambda _: 64, failing=lambda _: share, seed=seed)
+    best.run(120, fixed=64)
+    assert slots.tokens_per_s(60, 120) >= 0.9 * best.tokens_per_s(60, 120)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("usual", [0.0, 0.05])
+def test_errors_by_too_many_calls_keep_them_few(usual: float, seed: int) -> None:
+    slots = SlotUpstream(lambda _: 500, failing=lambda calls: usual if calls <= 40 else 0.6, seed=seed)
+    limits = slots.run(180)
+    late = limits[len(limits) // 3 :]
+    assert sum(each <= 44 for each in late) >= 0.8 * len(late)
+    best = SlotUpstream(lambda _: 500, failing=lambda _: usual, seed=seed)
+    best.run(180, fixed=40)
+    assert slots.tokens_per_s(60, 180) >= 0.7 * best.tokens_per_s(60, 180)
+
+
+def test_where_everything_fails_few_calls_are_made() -> None:
+    limits = SlotUpstream(lambda _: 64, failing=lambda _: 1.0).run(120)
+    assert limits[-1] < 4
 
 
 def test_a_few_errors_among_many_answers_are_none_of_its_business() -> None:

@@ -101,3 +101,15 @@ def test_an_old_refusal_is_forgotten() -> None:
     state, _ = rate.refuse(rate.begin(0.0, 0), 1.0, 100, 2.0)
     state, why = rate.adjust(state, 4_000.0, 100, used=False)
     assert (state.per_s, why) == (None, "no refusal for an hour")
+
+
+def test_time_in_which_nothing_is_called_is_no_refusal() -> None:
+    """A run was killed and goes on: the seconds between are not taken for a lower limit."""
+    state = rate.begin(0.0, 0)
+    state, _ = rate.refuse(state, 1.0, 100, 1.0)
+    for second in range(2, 7):
+        state = rate.pass_time(state, second)
+    state = rate.pass_time(state, 16.0)
+    state, _ = rate.refuse(state, 16.5, 100 + 6 * 90, 16.5)
+    assert state.per_s is not None
+    assert state.per_s > 60

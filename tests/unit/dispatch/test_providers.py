@@ -256,7 +256,7 @@ def test_a_key_is_read_again_when_its_file_has_changed(tmp_path: Path, caplog: p
             for content in ("sk-first-key", "sk-second-key", ""):
                 file.write_text(content)
                 await processor.call(make_item(b"{}", url="/v1/messages"))
-            assert processor.redacted(b"sk-second-key") == b"[redacted]"
+            assert processor.redacted(Answer(401, b"sk-second-key")).body == b"[redacted]"
 
     asyncio.run(scenario())
     sent_headers = _Recorder.made[-1].sent

@@ -198,3 +198,29 @@ def test_models_that_are_only_named_are_forgotten() -> None:
     assert len(throttle.routes) <= 1_000
     throttle.end("busy")
     assert throttle.routes["busy"].in_flight == 0
+
+
+def test_an_end_wakes_no_more_runners_than_may_call(calls: Calls) -> None:
+    async def scenario() -> None:
+        first, _, throttle = dispatchers(calls, 10)
+        throttle.set_share("a", 2, None)
+        taken = 0
+        take = first._take
+
+        def count_takes() -> list[Item]:
+            nonlocal taken
+            taken += 1
+            return take()
+
+        first._take = count_takes  # type: ignore[method-assign]
+        await first.start(calls.sink)
+        first.offer(items("a", 9))
+        await passes()
+        for number in range(7):
+            await calls.end(f"a{number}")
+        await passes()
+        assert set(calls.running) == {"a7", "a8"}
+        assert taken <= 11
+        await first.stop()
+
+    asyncio.run(scenario())

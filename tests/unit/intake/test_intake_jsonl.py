@@ -184,6 +184,8 @@ BAD_LINES = {
     "no custom_id": (b'{"url": "/x", "body": {}}', "custom_id", "missing_required_parameter", "missing"),
     "no url": (b'{"custom_id": "a", "body": {}}', "url", "missing_required_parameter", "missing"),
     "no body": (b'{"custom_id": "a", "url": "/x"}', "body", "missing_required_parameter", "missing"),
+    "no url and no body": (b'{"custom_id": "a"}', "url", "missing_required_parameter", "missing, and so is body;"),
+    "nothing": (b"{}", "custom_id", "missing_required_parameter", "so are url and body; a request has custom_id, url"),
     "custom_id a number": (
         b'{"custom_id": 1, "url": "/x", "body": {}}',
         "custom_id",

@@ -14,7 +14,7 @@ WITH_SUMMARY = [pack_table_rows(LANE, place, [row]) for place, row in enumerate(
 
 def without_summary() -> list[bytes]:
     pieces: list[bytes] = []
-    pack_rows(pieces, 29, [b"a", b"bcd", b"e"], [b"{}", b"", b"{}" * 300], [LANE] * 3)
+    pack_rows(pieces, range(30, 33), [b"a", b"bcd", b"e"], [b"{}", b"", b"{}" * 300], [LANE] * 3)
     return [start + body for start, body in zip(pieces[::2], pieces[1::2], strict=True)]
 
 

@@ -24,7 +24,18 @@ def test_the_server_is_stopped_by_two_flags() -> None:
 
 @pytest.mark.parametrize(
     "callback",
-    ["connection_made", "connection_lost", "data_received", "on_message_begin", "on_body", "on_headers_complete"],
+    [
+        "connection_made",
+        "connection_lost",
+        "data_received",
+        "send_400_response",
+        "on_message_begin",
+        "on_url",
+        "on_header",
+        "on_headers_complete",
+        "on_body",
+        "on_message_complete",
+    ],
 )
 def test_the_protocol_has_its_callbacks(callback: str) -> None:
     assert inspect.isfunction(vars(HttpToolsProtocol)[callback])
@@ -39,6 +50,8 @@ def test_the_protocol_tells_a_request_under_way() -> None:
         cycle: object = protocol.cycle
         assert cycle is None
         assert protocol.timeout_keep_alive_task is None
+        assert not protocol.pipeline
 
     asyncio.run(look())
-    assert "self.response_complete = False" in inspect.getsource(RequestResponseCycle.__init__)
+    for name in ("response_started", "response_complete"):
+        assert f"self.{name} = False" in inspect.getsource(RequestResponseCycle.__init__)

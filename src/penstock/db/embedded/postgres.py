@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from psycopg.conninfo import make_conninfo
 
@@ -39,6 +40,7 @@ START_DEADLINE_S = 600.0
 POLL_S = 0.02
 KEEPER_TRIES = 3
 GUARD_POLL_S = 1.0
+_NONE = -1
 GUARD_PAUSE_MAX_S = 30.0
 SOCKET_PATH_MAX_BYTES = 103 if sys.platform == "darwin" else 107
 
@@ -135,6 +137,7 @@ class EmbeddedServer:
         self._launch = launch
         self._users = users
         self._released = threading.Event()
+        _held.add(self)
         threading.Thread(target=self._guard, name="penstock-keeper-guard", daemon=True).start()
 
     def _guard(self) -> None:
@@ -156,12 +159,18 @@ class EmbeddedServer:
 
     def release(self) -> None:
         """Give up the hold; the last one out stops the server. Idempotent."""
-        if self._released.is_set():
+        if self._released.is_set() or self._users == _NONE:
             return
         self._released.set()
         self._revive_keeper()  # without one, nobody would stop the server
-        # Closed, not unlocked: a forked child shares the open file and may still use the server.
+        # Closed, not unlocked: a process that was given the open file may still use the server.
         os.close(self._users)
+
+    def forget(self) -> None:
+        """Give up the hold in a forked child: its parent uses the server, and no child may outlast that."""
+        if not self._released.is_set():
+            os.close(self._users)
+            self._users = _NONE
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +179,18 @@ class EmbeddedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+_held: WeakSet[EmbeddedServer] = WeakSet()
+
+
+def _forget_held() -> None:
+    for server in list(_held):
+        server.forget()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_held)
 
 
 @dataclass(frozen=True, slots=True)

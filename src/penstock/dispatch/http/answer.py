@@ -219,7 +219,7 @@ def _one_line(text: str) -> str:
 def error_of(answer: Answer, secrets: Sequence[str] = ()) -> UpstreamError:
     """The upstream's own code and message, or the best that can be said without them."""
     told = _told(answer.body)
-    names = [name for name in _names(told) if _CODE.fullmatch(name) and name not in secrets]
+    names = [name for name in _names(told) if _CODE.fullmatch(name) and not any(secret in name for secret in secrets)]
     code = names[0] if names else f"http_{answer.status}"
     return UpstreamError(code, _message(answer, told, secrets), frozenset(names))
 

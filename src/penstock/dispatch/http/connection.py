@@ -21,6 +21,7 @@ _MAX_BARE_BYTES = 256 * KIB
 _MAX_UNREAD_BYTES = 256 * KIB
 _MAX_MEMBERS = 100
 _FEW_HEADERS = 20
+_STATUSES = range(100, 600)
 _UNSENDABLE = re.compile(r"[^\t\x20-\x7e]")
 _PACKINGS = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
@@ -207,6 +208,10 @@ class HttpConnection(asyncio.Protocol):
         if self.whole:
             return
         status: int = self._parser.get_status_code()
+        if status not in _STATUSES:
+            # Nobody could be answered with it, and one below 100 would be waited on as if an answer followed.
+            self.fail("protocol_error", f"HTTP {status:03d} is no status")
+            return
         if status < 200:
             self._interim = True
             self.headers = []
@@ -334,6 +339,10 @@ class Headers(Mapping[str, str]):
                     return value.decode().strip()
             raise KeyError(name)
         return self._all[name]
+
+    def mention(self, texts: tuple[bytes, ...]) -> bool:
+        """Whether one of these texts is in the value of any header."""
+        return any(text in value for text in texts for _, value in self._raw)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)

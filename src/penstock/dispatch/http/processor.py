@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from time import monotonic, time
 from types import TracebackType
 from typing import Protocol, Self
@@ -21,6 +22,7 @@ from penstock.dispatch.http.answer import Answer, read_budgets, short
 from penstock.dispatch.http.client import HttpClient, OpenAnswer
 from penstock.dispatch.http.connect import ConnectOptions, uses_tls
 from penstock.dispatch.http.errors import NEVER_SENT, TransportError
+from penstock.dispatch.http.redaction import Redactor, key_texts, secret_texts
 from penstock.dispatch.http.streaming import Streams, streamed
 from penstock.dispatch.retry import Failure, Refusals, judge_answer, judge_failure, limits_for, refuses
 from penstock.dispatch.throttle import Throttle
@@ -32,12 +34,13 @@ from penstock.validators import checked_base, checked_headers, checked_value
 _log = logging.getLogger("penstock.dispatch")
 
 _UNSAFE_IN_PATH = re.compile(r"[\x00-\x20\x7f\\#]|(?:^|/)(?:\.|%2e){2}(?:/|\?|$)", re.IGNORECASE)
-_MIN_SECRET_CHARS = 8
 # Anthropic's calls name their version, and some servers look for the key in a header of its own.
 _MESSAGES = "/messages"
 _ANTHROPIC_VERSION = "2023-06-01"
 _MAX_KNOWN_URLS = 1_000
 _WARN_EVERY_S = 60.0
+_MAX_MODELS = 1_000
+_MAX_MODEL_CHARS = 256
 
 
 class Judge(Protocol):
@@ -54,6 +57,17 @@ class Judge(Protocol):
         refusing_s: float,
         secrets: Sequence[str],
     ) -> Verdict: ...
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_models = msgspec.json.Decoder(_Models)
 
 
 class HttpProcessor:
@@ -88,7 +102,7 @@ class HttpProcessor:
         self._own_headers: dict[str, str] = {}
         """What has changed since the client was given its headers."""
         self._message_headers = _anthropic_headers(api_key, self.headers)
-        self._secrets = tuple(_secrets(api_key, self._extra_headers))
+        self._hide(api_key, self._extra_headers)
         self._key = api_key
         self._current_key = current_key
         self.name = name
@@ -138,9 +152,9 @@ class HttpProcessor:
             with span(method, "CLIENT", route=item.route, attempt=attempt) as called:
                 headers = self._headers(path, own)
                 if item.stream and self._streams is not None:
-                    answer = await streamed(self._client, url, headers, item, self._streams)
+                    answer = await streamed(self._client, url, headers, item, self._streams, self._keys)
                 else:
-                    answer = await self._client.request(method, url, headers, body)
+                    answer = self._keys.answer(await self._client.request(method, url, headers, body))
                 called.set_attribute("http.response.status_code", answer.status)
         except TransportError as error:
             self._warn_if_unreached(error)
@@ -163,19 +177,30 @@ class HttpProcessor:
             self.throttle.note_budgets(route, budgets)
 
     async def forward(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """The answer to a request passed through, as it came; an error without our secrets. Raises TransportError."""
+        """The answer to a request passed through, as it came but for our secrets. Raises TransportError."""
         answer = await self._client.request("POST", self._known_url(path), self._headers(path, headers), body)
-        return answer if answer.status < 400 else msgspec.structs.replace(answer, body=self.redacted(answer.body))
+        return self.redacted(answer)
 
     def forward_open(self, path: str, headers: Mapping[str, str], body: bytes) -> OpenAnswer:
-        """The same, to be read as it comes."""
+        """The same, to be read as it comes: what is read of it is still to be redacted."""
         return self._client.open("POST", self._known_url(path), self._headers(path, headers), body)
 
-    def redacted(self, body: bytes) -> bytes:
-        """An error's body: some upstreams repeat the key they did not like."""
-        for secret in self._secrets:
-            body = body.replace(secret.encode(), b"[redacted]")
-        return body
+    def redacted(self, answer: Answer) -> Answer:
+        """A whole answer without our secrets: some upstreams repeat the key they did not like."""
+        return (self._errors if answer.status >= 400 else self._keys).answer(answer)
+
+    def redacted_pieces(self, opened: OpenAnswer) -> AsyncIterator[bytes]:
+        """Pieces of an answer as they come, without our secrets."""
+        return self._keys.pieces(opened)
+
+    def redacted_headers(self, opened: OpenAnswer) -> Mapping[str, str]:
+        return self._keys.headers(opened.headers)
+
+    def _hide(self, api_key: str | None, headers: Mapping[str, str]) -> None:
+        """Keep these secrets out of every answer."""
+        self._secrets = secret_texts(api_key, headers)
+        self._errors = Redactor(self._secrets)
+        self._keys = Redactor(key_texts(api_key, headers))
 
     def _headers(self, path: str, headers: Mapping[str, str]) -> Mapping[str, str]:
         if self._current_key is not None and (key := self._current_key()) != self._key:
@@ -190,7 +215,7 @@ class HttpProcessor:
         self._own_headers = {name: self.headers[name] for name in ("authorization",) if name in self.headers}
         self._message_headers = _anthropic_headers(key, self.headers)
         # Calls with the old one are still under way.
-        self._secrets = tuple(_secrets(key, {**self._extra_headers, "": self._key or ""}))
+        self._hide(key, {**self._extra_headers, "previous api-key": self._key or ""})
         self._key = key
 
     def _warn_if_unreached(self, error: TransportError) -> None:
@@ -224,6 +249,18 @@ class HttpProcessor:
                     hint="Check the port, and whether it should be http:// or https://.",
                 ) from error
         return None
+
+    async def list_models(self, within_s: float) -> list[str]:
+        """Names of the models that the endpoint lists; none if it does not list them in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                url = f"{self.base_url}/models"
+                answer = await self._client.request("GET", url, self._headers("/models", {}), None)
+                listed = _models.decode(self.redacted(answer).body)
+        except (TransportError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError):
+            return []
+        names = [model.id for model in listed.data if 0 < len(model.id) <= _MAX_MODEL_CHARS and model.id.isprintable()]
+        return names[:_MAX_MODELS]
 
     def _refusing_s(self, item: Item, code_or_status: str | int) -> float:
         if refuses(code_or_status):
@@ -267,10 +304,3 @@ def _anthropic_headers(api_key: str | None, headers: Mapping[str, str]) -> dict[
     """What a call of the Messages API has on top, unless the operator set it."""
     added = {"anthropic-version": _ANTHROPIC_VERSION} | ({"x-api-key": api_key} if api_key else {})
     return {name: value for name, value in added.items() if name not in headers}
-
-
-def _secrets(api_key: str | None, extra: Mapping[str, str]) -> list[str]:
-    """What an upstream may echo and a message must not: longest first, as one may contain another."""
-    values = [api_key or "", *extra.values()]
-    values += [word for value in values for word in value.split()]
-    return sorted({value for value in values if len(value) >= _MIN_SECRET_CHARS}, key=len, reverse=True)

@@ -11,9 +11,11 @@ import msgspec
 
 from penstock.dispatch.http.answer import Answer
 from penstock.dispatch.http.client import HttpClient
+from penstock.dispatch.http.redaction import Redactor
 from penstock.model import Item
 
 EVENT_STREAM = "text/event-stream"
+_MAX_TYPE_CHARS = 200
 
 
 class Pieces(Protocol):
@@ -39,20 +41,23 @@ class StoredStream(msgspec.Struct):
     text: str
 
 
-async def streamed(client: HttpClient, url: str, headers: Mapping[str, str], item: Item, streams: Streams) -> Answer:
-    """Call, and hand the answer on as it comes if it is a stream. Raises TransportError."""
+async def streamed(
+    client: HttpClient, url: str, headers: Mapping[str, str], item: Item, streams: Streams, keys: Redactor
+) -> Answer:
+    """Call, and hand the answer on as it comes if it is a stream, without `keys`. Raises TransportError."""
     started = monotonic()
     async with client.open("POST", url, headers, item.raw) as answer:
         content_type = answer.headers.get("content-type") or ""
         if not 200 <= answer.status < 300 or not content_type.lower().startswith(EVENT_STREAM):
-            body = await answer.read()
-            return Answer(answer.status, body, answer.headers, _since_ms(started))
+            return keys.answer(Answer(answer.status, await answer.read(), answer.headers, _since_ms(started)))
+        if len(content_type) > _MAX_TYPE_CHARS or not content_type.isprintable():
+            content_type = EVENT_STREAM
         texts: list[str] = []
         # Pieces may end within a character, and an upstream may send what is none: both ways must read the same.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces = streams.begin(item, content_type)
         try:
-            async for piece in answer:
+            async for piece in keys.pieces(answer):
                 if text := decoder.decode(piece):
                     texts.append(text)
                     pieces.put(text.encode())
@@ -60,7 +65,7 @@ async def streamed(client: HttpClient, url: str, headers: Mapping[str, str], ite
             pieces.end()
         texts.append(decoder.decode(b"", final=True))
         whole = msgspec.json.encode(StoredStream("stream", content_type, "".join(texts)))
-        return Answer(answer.status, whole, answer.headers, _since_ms(started))
+        return Answer(answer.status, whole, keys.headers(answer.headers), _since_ms(started))
 
 
 def _since_ms(started: float) -> int:

@@ -24,7 +24,7 @@ from penstock.dispatch.rows.schema import MAX_PROPERTIES, check_schema
 from penstock.dispatch.rows.template import as_path_segment, compiled, compiled_value
 from penstock.errors import UsageError
 from penstock.model import MAX_STRATEGIES, strategy_of
-from penstock.validators import checked_headers
+from penstock.validators import CARRIES_SECRETS, checked_headers
 
 MAX_RULES = 50
 _MAX_NESTING = 32
@@ -33,7 +33,6 @@ _MAX_AFTER_S = 86_400
 
 _PLACE = "processor"
 _SET_BY_PENSTOCK = ("model", "messages", "response_format", "stream", "n")
-_CARRIES_SECRETS = re.compile(r"authorization|cookie|api-?key|token|secret|password|credential", re.IGNORECASE)
 _UNSAFE_IN_PATH = re.compile(r"[\x00-\x20\x7f\\#?]")
 _STATUS_CLASS = re.compile(r"[1-5]xx")
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,63}")
@@ -277,7 +276,7 @@ def check_path(path: str) -> None:
 
 def _check_header(name: str) -> None:
     checked_headers({name: ""})
-    if _CARRIES_SECRETS.search(name):
+    if CARRIES_SECRETS.search(name):
         raise UsageError("may carry a secret", hint="Keys and secret headers belong to the provider in penstock.toml.")
 
 

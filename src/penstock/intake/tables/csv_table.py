@@ -51,7 +51,9 @@ class CsvTable:
         self._limits = limits
         self._ended = False
         self._line = 0
-        """Physical line that the last whole record ends on."""
+        """Physical line that the last whole record, or blank line after it, ends on."""
+        self._skipped = 0
+        """Blank lines that the reader was not given."""
         self._chars = 0
         """Characters that the reader was given."""
         if csv.field_size_limit() < limits.max_cell_bytes:
@@ -97,7 +99,7 @@ class CsvTable:
         block, most_chars = _Block(), self._chars + _BLOCK_CHARS
         try:
             for cells in reader:
-                line, self._line = self._line + 1, reader.line_num
+                line, self._line = self._line + 1, reader.line_num + self._skipped
                 ragged = len(cells) != width
                 if (ragged or not cells[0].strip()) and all(map(is_blank, cells)):
                     continue
@@ -127,7 +129,7 @@ class CsvTable:
         begins = 0
         try:
             for cells in self._reader:
-                begins, self._line = self._line + 1, self._reader.line_num
+                begins, self._line = self._line + 1, self._lines_read
                 if not all(map(is_blank, cells)):
                     return Columns(self._name, cells, spec, self._limits)
         except csv.Error as error:
@@ -155,20 +157,39 @@ class CsvTable:
         held: list[str] = []
         waiting_chars, line = 0, 0
         for text in self._decode(pieces):
+            if self._line == self._lines_read and (rest := self._skip_blank(held, text)) is not None:
+                held = [rest]
+                continue
             if self._line > line:
                 waiting_chars, line = 0, self._line
             elif waiting_chars > self._limits.max_row_bytes:
                 raise _Endless
             waiting_chars += len(text)
             self._chars += len(text)
-            # A line may end in a bare \r; one at the very end may be half of \r\n.
-            end = max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
+            end = _last_line_end(text)
             held.append(text[:end] if end else text)
             if end:
                 yield io.StringIO("".join(held), newline="")
                 held = [text[end:]]
         yield io.StringIO("".join(held), newline="")
         self._ended = True
+
+    def _skip_blank(self, held: list[str], text: str) -> str | None:
+        """Pass over lines without a cell that holds anything: millions of them are no work. What is left is the line
+        that has not ended; None if there are other lines."""
+        nothing = f" \t\r\n{self._reader.dialect.delimiter}"
+        if text.strip(nothing) or (end := _last_line_end(text)) == 0 or any(each.strip(nothing) for each in held):
+            return None
+        blank = "".join(held) + text[:end]
+        lines = blank.count("\n") + blank.count("\r") - blank.count("\r\n")
+        self._skipped += lines
+        self._line += lines
+        self._chars += len(blank)
+        return text[end:]
+
+    @property
+    def _lines_read(self) -> int:
+        return self._reader.line_num + self._skipped
 
     def _decode(self, pieces: Iterable[bytes]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder(self._encoding)()
@@ -191,7 +212,7 @@ class CsvTable:
 
     def _line_after(self, text: str) -> int:
         """Physical line that follows all lines read so far and this text."""
-        return self._reader.line_num + max(text.count("\n"), text.count("\r")) + 1
+        return self._lines_read + max(text.count("\n"), text.count("\r")) + 1
 
     def _not_text(self, error: UnicodeDecodeError, position: int) -> IntakeRefused:
         line = self._line_after(error.object[: error.start].decode(self._encoding, "replace"))
@@ -217,6 +238,11 @@ class CsvTable:
             "text follows a closing quote",
             'Write a quote inside a quoted cell twice: "5"" pipe".',
         )
+
+
+def _last_line_end(text: str) -> int:
+    """Where the last line ends that has ended. It may end in a bare \\r; one at the very end may be half of \\r\\n."""
+    return max(text.rfind("\n"), text.rfind("\r", 0, -1)) + 1
 
 
 def _place(number: int, line: int) -> str:

@@ -49,11 +49,11 @@ class JsonlTable:
     def rows(self) -> Iterator[TableRow]:
         return chain([self._first], self._read)
 
-    def _read_rows(self, lines: Iterable[bytes | None]) -> Iterator[TableRow]:
+    def _read_rows(self, lines: Iterable[tuple[int, bytes | None]]) -> Iterator[TableRow]:
         """Rows up to the first bad line; from there on, further bad lines to list with it."""
         number = 0
         bad: list[BadLine] = []
-        for place, line in enumerate(lines, 1):
+        for place, line in lines:
             if line is not None:
                 line = line.removeprefix(_BOM) if place == 1 else line
                 if explain.is_blank(line):
@@ -135,16 +135,20 @@ def build_row(line: bytes, limits: TableLimits) -> tuple[bytes, str, list[str]]:
     return body, summarise(row), list(row)
 
 
-def _split(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[bytes | None]:
-    """Lines without their ends. None is a line that is too long, of which nothing is held."""
+def _split(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Lines by number, without their ends. None is a line that is too long, of which nothing is held."""
     held: list[bytes] = []
-    size = 0
+    size = place = 0
     for piece in pieces:
+        if not size and piece.endswith(b"\n") and explain.is_blank(piece):  # millions of empty lines are no work
+            place += piece.count(b"\n")
+            continue
         *ended, rest = piece.split(b"\n")
         for line in ended:
             held.append(line)
             size += len(line)
-            yield b"".join(held) if size <= max_line_bytes else None
+            place += 1
+            yield place, b"".join(held) if size <= max_line_bytes else None
             held.clear()
             size = 0
         size += len(rest)
@@ -153,4 +157,4 @@ def _split(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[bytes | Non
         else:
             held.clear()
     if size:
-        yield b"".join(held) if size <= max_line_bytes else None
+        yield place + 1, b"".join(held) if size <= max_line_bytes else None

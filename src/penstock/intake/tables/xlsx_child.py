@@ -37,6 +37,8 @@ class Head(msgspec.Struct, tag=True):
     sheet: str
     first_row: int
     """Row that the sheet's first used cell is in, as Excel numbers them."""
+    sheets: list[str] = []
+    """Names of all sheets."""
 
 
 class Refusal(msgspec.Struct, tag=True):
@@ -71,7 +73,7 @@ def main(order: Order, out: BinaryIO) -> None:
         _write(out, Refusal(f"not a workbook that can be read: {error}", "Save it again as .xlsx, or as CSV."))
         return
     first_row = sheet.start[0] if sheet.start else 0
-    _write(out, Head(chosen, first_row + 1))
+    _write(out, Head(chosen, first_row + 1, workbook.sheet_names))
     rows = islice(sheet.iter_rows(), first_row, None)
     out.writelines(_encoder.encode(row) + b"\n" for row in rows)
     _write(out, End())

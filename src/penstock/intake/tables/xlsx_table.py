@@ -43,6 +43,8 @@ class XlsxTable:
             )
         self._out = cast(IO[bytes], self._child.stdout)
         self._sheet = ""
+        self.sheets: list[str] = []
+        """Names of all sheets of the workbook."""
         self._row = 0
         """Row that was read last, as Excel numbers them."""
         try:
@@ -80,6 +82,7 @@ class XlsxTable:
         head = self._read_other(self._out.readline(self._limits.max_row_bytes))
         if isinstance(head, Head):
             self._sheet, self._row = head.sheet, head.first_row - 1
+            self.sheets = head.sheets
         try:
             cells = self._next_record()
             if cells is None:

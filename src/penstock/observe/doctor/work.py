@@ -19,7 +19,7 @@ async def check_gates(_: Installation, database: Database) -> AsyncIterator[Find
         if halted:
             name = provider_in(pool)
             again = "run the same command again" if name is None else f"penstock providers resume {name}"
-            seen = f"route {route} of {pool} is halted: {plain_code(code)}"
+            seen = f"route {route} of {pool} is halted for every owner: {plain_code(code)}"
             yield Finding("routes", "problem", seen, f"Mend the key or the quota, then: {again}")
         else:
             seen = f"route {route} of {pool} waits {wait_s:,.0f} s more: {plain_code(code)}"

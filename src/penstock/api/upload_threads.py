@@ -1,0 +1,178 @@
+"""Threads in which uploads are read and stored, shared between owners.
+
+An owner may use as many threads as it leaves free: half of them alone, a third beside another who does the same. So a
+newcomer finds one, whatever the others do. Inside the threads, readers keep a pace by which each owner has the same
+share of one core: the interpreter has no more to give, and the event loop needs its part of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from time import thread_time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from penstock.intake.pace import paced
+from penstock.server.memory import Hold
+from penstock.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    from penstock.api.endpoint import Call
+
+_T = TypeVar("_T")
+
+# Each thread may hold a database connection of its own: few enough for the server, enough to keep it busy.
+_MAX_THREADS = 12
+_MAX_REST_S = 0.25
+"""Longest rest of a reader between two pieces."""
+
+
+class _Stopped(Exception):  # noqa: N818 - not an error
+    """The work is not wanted any more."""
+
+
+class UploadThreads:
+    """The threads of one server."""
+
+    def __init__(self, threads: int = _MAX_THREADS) -> None:
+        self._limiter = CapacityLimiter(threads)
+        self._free = threads
+        self._busy: Counter[str] = Counter()
+        """Threads by owner."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Those who wait for a thread, by owner; the owner whose turn it is comes first."""
+
+    async def run(self, owner: str, work: Callable[[], _T], stop: threading.Event) -> _T:
+        """Run something that blocks. It is not left behind: a cancelled caller waits for its end."""
+        await self._take(owner)
+        try:
+            return await to_thread.run_sync(partial(self._paced, owner, work, stop), limiter=self._limiter)
+        finally:
+            self._busy[owner] -= 1
+            self._busy += Counter()  # drop those who have none
+            self._free += 1
+            self._hand_out()
+
+    async def _take(self, owner: str) -> None:
+        if owner not in self._waiting and self._may_take(owner):
+            self._count(owner)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._busy[owner] -= 1
+                self._free += 1
+                self._hand_out()
+            raise
+
+    def _may_take(self, owner: str) -> bool:
+        return self._busy[owner] < self._free
+
+    def _count(self, owner: str) -> None:
+        self._busy[owner] += 1
+        self._free -= 1
+
+    def _hand_out(self) -> None:
+        """Give free threads to those who wait, one owner after the other."""
+        moved = True
+        while moved:
+            moved = False
+            for owner in list(self._waiting):
+                turns = self._waiting[owner]
+                while turns and turns[0].done():
+                    turns.popleft()
+                if turns and self._may_take(owner):
+                    self._count(owner)
+                    turns.popleft().set_result(None)
+                    moved = True
+                del self._waiting[owner]
+                if turns:
+                    self._waiting[owner] = turns  # at the end: others come first now
+
+    def _paced(self, owner: str, work: Callable[[], _T], stop: threading.Event) -> _T:
+        used_before = thread_time()
+
+        def pace() -> None:
+            nonlocal used_before
+            # Owners have equal shares of a core, and an owner's threads equal parts of its share.
+            parts = max(1, len(self._busy)) * max(1, self._busy[owner])
+            rest_s = min((thread_time() - used_before) * (parts - 1), _MAX_REST_S)
+            if stop.is_set() or (rest_s > 0 and stop.wait(rest_s)):
+                raise _Stopped
+            used_before = thread_time()
+
+        with paced(pace):
+            return work()
+
+
+_threads: RunVar[UploadThreads] = RunVar("penstock uploads")
+
+
+def _shared() -> UploadThreads:
+    try:
+        return _threads.get()
+    except LookupError:
+        found = UploadThreads()
+        _threads.set(found)
+        return found
+
+
+class UploadWork:
+    """Work for one upload, in threads, for as long as its client is there.
+
+    `receive` is the request's: once its body is whole, it tells when the client has gone. Work that is under way then
+    stops at the next piece.
+    """
+
+    def __init__(self, owner: str, receive: Receive | None = None, memory: Hold | None = None) -> None:
+        self.memory = memory
+        """Memory that the request holds."""
+        self._owner = owner
+        self._receive = receive
+        self._stop = threading.Event()
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Run something that blocks. Raises ClientDisconnect if it was stopped."""
+        try:
+            return await _shared().run(self._owner, work, self._stop)
+        except _Stopped:
+            raise ClientDisconnect from None
+
+    async def run_for_client(self, work: Callable[[], _T]) -> _T:
+        """The same, after the body is whole: stopped when the client goes."""
+        if self._receive is None:
+            return await self.run(work)
+        left = asyncio.create_task(self._wait_until_left(self._receive), name="client of an upload")
+        try:
+            return await self.run(work)
+        finally:
+            await cancel_and_wait([left])
+
+    async def close(self, work: Callable[[], None]) -> None:
+        """Run the last of the work, which is done also after a stop."""
+        await _shared().run(self._owner, work, threading.Event())
+
+    def stop(self) -> None:
+        """Have what is under way end soon."""
+        self._stop.set()
+
+    async def _wait_until_left(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.stop()
+
+
+def upload_work(call: Call[Any, Any]) -> UploadWork:
+    """Work for the upload of a call."""
+    return UploadWork(call.caller.owner, call.request.receive, call.memory)

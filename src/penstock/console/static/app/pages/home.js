@@ -1,0 +1,186 @@
+import { useCallback, useEffect, useState } from "preact/hooks";
+import { get } from "../api.js";
+import { count, duration, percent, rate } from "../format.js";
+import { html } from "../html.js";
+import { useKeys } from "../keys.js";
+import { Button } from "../parts/button.js";
+import { Chip, StateChip } from "../parts/chip.js";
+import { Empty } from "../parts/empty.js";
+import { Pick, Search } from "../parts/field.js";
+import { Icon } from "../parts/icon.js";
+import { Loading, useLoad } from "../parts/load.js";
+import { Page } from "../parts/page.js";
+import { Progress, settled } from "../parts/progress.js";
+import { Table } from "../parts/table.js";
+import { Segments } from "../parts/tabs.js";
+import { Time } from "../parts/time.js";
+import { visible } from "../parts/value.js";
+import { link, query, setQuery } from "../route.js";
+import { isAdmin, me } from "../store.js";
+import { follow } from "../ticks.js";
+
+/** @typedef {import("../work_types.js").WorkEntry} WorkEntry */
+/** @typedef {{work: WorkEntry[], next: string | null}} WorkPage */
+
+const PAGE_SIZE = 50;
+const KINDS = [
+  { id: "", label: "All" },
+  { id: "job", label: "Jobs" },
+  { id: "batch", label: "Batches" },
+];
+const STATES = ["", "RUNNING", "QUEUED", "INGESTING", "PAUSED", "DONE", "FAILED", "CANCELLED", "EXPIRED"].map((id) => ({
+  id,
+  label: id === "" ? "Any state" : { INGESTING: "Reading" }[id] ?? id[0] + id.slice(1).toLowerCase(),
+}));
+
+/** @param {string} owner */
+const owners = (owner) => [{ id: "", label: "Mine" }, { id: "*", label: "Everyone's" }, ...(owner && owner !== "*" ? [{ id: owner, label: owner }] : [])];
+
+/** All jobs and batches, newest first. */
+export function Home() {
+  const { kind = "", state = "", q = "", owner = "" } = query.value;
+  const filtered = Boolean(kind || state || q || owner);
+  const list = useLoad(
+    (signal) => /** @type {Promise<WorkPage>} */ (get("api/work", { kind, state, q, owner, pageSize: PAGE_SIZE }, { signal })),
+    [kind, state, q, owner],
+  );
+  const [arrived, setArrived] = useState(0);
+  useLive(list, Boolean(kind || state || q), owner, setArrived);
+  useKeys([{ key: "r", label: "Refresh", run: () => list.reload() }]);
+  const refresh = useCallback(() => {
+    setArrived(0);
+    return list.reload();
+  }, [list.reload]);
+  const newJob = html`<${Button} kind="primary" icon="plus" href="#/new">New job<//>`;
+  return html`<${Page} title="Work" actions=${newJob}>
+    <div class="filters">
+      <${Search} main label="Search by name or id" value=${q} onSearch=${(/** @type {string} */ text) => setQuery({ q: text })} width="min(280px, 100%)" />
+      <${Segments} label="Kind" now=${kind} options=${KINDS} onPick=${(/** @type {string} */ id) => setQuery({ kind: id })} />
+      <${Pick} label="State" value=${state} options=${STATES} onPick=${(/** @type {string} */ id) => setQuery({ state: id })} />
+      ${isAdmin.value && !me.value?.keyless && html`<${Pick} label="Owner" value=${owner} options=${owners(owner)} onPick=${(/** @type {string} */ id) => setQuery({ owner: id })} />`}
+      ${filtered && html`<${Button} kind="quiet" icon="x" onClick=${() => setQuery({ kind: null, state: null, q: null, owner: null })}>Clear<//>`}
+      <span class="grow"></span>
+      ${arrived > 0 && html`<${Button} small icon="refresh-cw" onClick=${refresh}>${count(arrived)} new<//>`}
+    </div>
+    <${Loading} of=${list} lines=${10}>
+      ${(/** @type {WorkPage} */ page) => (page.work.length ? html`<${WorkTable} page=${page} onMore=${() => loadMore(list, { kind, state, q, owner })} />` : filtered ? html`<${NoMatch} />` : html`<${Welcome} />`)}
+    <//>
+  <//>`;
+}
+
+/**
+ * Keep the list current: what is shown changes in its place; what is new is put on top, or counted while a filter is on,
+ * because only the server knows whether it fits.
+ * @param {import("../parts/load.js").Loaded<WorkPage>} list
+ * @param {boolean} filtered
+ * @param {string} owner
+ * @param {(change: (before: number) => number) => void} setArrived
+ */
+function useLive(list, filtered, owner, setArrived) {
+  const { set, reload } = list;
+  const data = useLatest(list.data);
+  const narrowed = useLatest(filtered);
+  useEffect(() => {
+    // The first tick has what there was before: what comes later is new.
+    let seen = /** @type {Set<string> | null} */ (null);
+    return follow({
+      query: { home: "true", ...(owner ? { owner } : {}) },
+      onOpen: () => {
+        if (seen) reload();
+      },
+      onTick: ({ work, gone }) => {
+        const page = data.current;
+        if (!page) return;
+        const changed = new Map(work.map((/** @type {WorkEntry} */ entry) => [entry.id, entry]));
+        const left = new Set(gone);
+        const known = new Set([...(seen ?? changed.keys()), ...page.work.map((entry) => entry.id)]);
+        const fresh = work.filter((/** @type {WorkEntry} */ entry) => !known.has(entry.id));
+        const merged = page.work.map((entry) => changed.get(entry.id) ?? entry).filter((entry) => !left.has(entry.id));
+        seen = new Set([...(seen ?? []), ...changed.keys()]);
+        if (narrowed.current && fresh.length) setArrived((before) => before + fresh.length);
+        set({ ...page, work: narrowed.current ? merged : [...fresh, ...merged] });
+      },
+    });
+  }, [owner]);
+}
+
+/** @template T @param {T} value @returns {{current: T}} the value of the latest rendering, for callbacks that outlive one */
+function useLatest(value) {
+  const [box] = useState({ current: value });
+  box.current = value;
+  return box;
+}
+
+/** @param {import("../parts/load.js").Loaded<WorkPage>} list @param {Record<string, string>} filters */
+async function loadMore(list, filters) {
+  const page = list.data;
+  if (!page?.next) return;
+  const more = await get("api/work", { ...filters, pageSize: PAGE_SIZE, after: page.next });
+  const known = new Set(page.work.map((entry) => entry.id));
+  list.set({ work: [...page.work, ...more.work.filter((/** @type {WorkEntry} */ entry) => !known.has(entry.id))], next: more.next });
+}
+
+/** @param {{page: WorkPage, onMore: () => Promise<void>}} props */
+function WorkTable({ page, onMore }) {
+  const columns = [
+    { id: "name", label: "Name", narrow: "title", class: "work-name", cell: nameCell },
+    { id: "state", label: "State", narrow: "bare", class: "work-state", cell: (/** @type {WorkEntry} */ work) => html`<${StateChip} state=${work.state} />` },
+    { id: "progress", label: "Progress", narrow: "title", class: "work-progress", cell: progressCell },
+    { id: "rate", label: "Rows/s", number: true, class: "work-rate", cell: (/** @type {WorkEntry} */ work) => work.ratePerSecond !== null && rate(work.ratePerSecond) },
+    { id: "eta", label: "Time left", number: true, class: "work-eta", cell: (/** @type {WorkEntry} */ work) => work.etaSeconds !== null && duration(work.etaSeconds) },
+    { id: "owner", label: "Owner", narrow: "hide", class: "work-owner", cell: (/** @type {WorkEntry} */ work) => html`<div class="cut" title=${work.owner}>${work.owner}</div>` },
+    { id: "created", label: "Created", number: true, narrow: "bare", class: "work-created", cell: (/** @type {WorkEntry} */ work) => html`<${Time} at=${work.createdAt} />` },
+  ];
+  return html`
+    <${Table} label="Jobs and batches" columns=${columns} rows=${page.work} rowKey=${(/** @type {WorkEntry} */ work) => work.id} fixed />
+    ${page.next && html`<div class="more"><${Button} onClick=${onMore}>Show older<//></div>`}`;
+}
+
+/** @param {WorkEntry} work */
+function nameCell(work) {
+  const told = [work.fileName !== work.name && work.fileName, work.name !== work.id && work.id].filter(Boolean).join(" · ");
+  return html`<div class="line">
+    <${Icon} name=${work.kind === "batch" ? "scroll-text" : "table-2"} class="faint" title=${work.kind === "batch" ? "Batch" : "Job"} />
+    <div class="grow">
+      <div class="line">
+        <a class="cut name" href=${link(`/work/${encodeURIComponent(work.id)}`)} title=${work.name}><bdi>${visible(work.name)}</bdi></a>
+        ${work.jobType && html`<${Chip} dot=${false}><bdi>${visible(work.jobType)}</bdi><//>`}
+      </div>
+      <div class="cut small faint" title=${told}><bdi>${visible(told)}</bdi></div>
+    </div>
+  </div>`;
+}
+
+/** @param {WorkEntry} work */
+function progressCell(work) {
+  const done = settled(work.counts);
+  const failed = work.counts.failed ?? 0;
+  return html`<div class="progress-cell">
+    <${Progress} counts=${work.counts} total=${work.total} />
+    <div class="line small">
+      <span class="grow soft"><b>${count(done)}</b> of ${count(work.total)}${failed > 0 && html` · <span class="failed">${count(failed)} failed</span>`}</span>
+      <span class="soft">${percent(done, work.total)}</span>
+    </div>
+  </div>`;
+}
+
+function NoMatch() {
+  const clear = html`<${Button} onClick=${() => setQuery({ kind: null, state: null, q: null, owner: null })}>Clear the filters<//>`;
+  return html`<div class="card"><${Empty} icon="search" title="Nothing fits these filters" action=${clear}>There is work, but none of this kind, state and name.<//></div>`;
+}
+
+/** The first visit: what to do next, in the browser or at a prompt. */
+function Welcome() {
+  const action = html`<${Button} kind="primary" icon="upload" href="#/new">New job from a table or images<//>`;
+  return html`<div class="card">
+    <${Empty} icon="layers" title="No work yet" action=${action}>
+      <p>Drop a CSV, XLSX or JSONL table, or images, and say what to do with each row. Every row is stored first, then worked off, and its answer recorded exactly once.</p>
+    <//>
+    <div class="welcome">
+      <h3>Or from a terminal</h3>
+      <pre class="code">${`penstock jobs submit products.csv --provider local --model small --prompt 'Which category is {{ title }}?'`}</pre>
+      <h3>Or with an OpenAI client</h3>
+      <pre class="code">${`client = OpenAI(base_url="${new URL("../v1", location.href.split("#")[0])}")\nfile = client.files.create(file=open("requests.jsonl", "rb"), purpose="batch")\nclient.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")`}</pre>
+    </div>
+  </div>`;
+}

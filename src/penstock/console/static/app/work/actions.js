@@ -1,0 +1,116 @@
+// What can be done with a piece of work.
+import { address, call, get, newKey, post } from "../api.js";
+import { count, plural } from "../format.js";
+import { html } from "../html.js";
+import { confirm } from "../parts/dialog.js";
+import { notify } from "../store.js";
+
+/** @typedef {import("../work_types.js").WorkEntry} WorkEntry */
+/** @typedef {import("../work_types.js").Operation} Operation */
+/** @typedef {{scope: "job" | "items", itemIds?: string[], statuses?: string[], fingerprint?: string, resetAttempts?: boolean}} Wish */
+
+const ENDED = new Set(["DONE", "FAILED", "CANCELLED", "EXPIRED"]);
+const POLL_MS = 1000;
+
+/** @param {string} id @param {string} [rest] */
+export const workPath = (id, rest = "") => `api/jobs/${encodeURIComponent(id)}${rest}`;
+
+/** @param {{state: string}} work */
+export const hasEnded = (work) => ENDED.has(work.state);
+
+/** @param {WorkEntry} work @param {"pause" | "resume" | "cancel"} verb */
+export const steer = (work, verb) => post(`api/work/${encodeURIComponent(work.id)}/${verb}`);
+
+/** Where requests of a batch are found in the dialect that it was made in. @param {string} id */
+const batchPath = (id) => (id.startsWith("msgbatch_") ? `v1/messages/batches/${encodeURIComponent(id)}` : `v1/batches/${encodeURIComponent(id)}`);
+
+/**
+ * What can be downloaded, with its address. A batch has files once it has ended.
+ * @param {WorkEntry} work
+ * @returns {Promise<[string, string][]>}
+ */
+export async function findExports(work) {
+  if (work.kind === "job") {
+    const sheet = (/** @type {string} */ format) => address(workPath(work.id, "/export"), { format }).href;
+    return [["Excel (.xlsx)", sheet("xlsx")], ["CSV (.csv)", sheet("csv")], ["JSON lines (.jsonl)", sheet("jsonl")]];
+  }
+  if (!hasEnded(work)) return [];
+  if (work.id.startsWith("msgbatch_")) return [["Results (.jsonl)", address(`${batchPath(work.id)}/results`).href]];
+  const batch = await get(batchPath(work.id));
+  /** @type {[string, string | null][]} */
+  const files = [["Answers (.jsonl)", batch.output_file_id], ["Failed requests (.jsonl)", batch.error_file_id]];
+  return files.flatMap(([label, id]) => (id === null ? [] : [[label, address(`v1/files/${encodeURIComponent(id)}/content`).href]]));
+}
+
+/** Whether rows of this status can be run again. @param {WorkEntry} work @param {string} status */
+export const canRunAgain = (work, status) => (work.kind === "job" ? /^(DONE|ERROR|NOT_FOUND|SKIPPED)$/ : work.id.startsWith("msgbatch_") ? /^$/ : /^ERROR$/).test(status);
+
+/** @param {WorkEntry} work */
+export const askCancel = (work) =>
+  confirm({
+    title: "Cancel this work?",
+    text: html`<p>Nothing more of <b><bdi>${work.name}</bdi></b> is started. Calls in flight end and keep their results; ${plural(work.counts.pending ?? 0, "row")} will not be run.</p>`,
+    action: "Cancel it",
+    danger: true,
+    run: () => steer(work, "cancel"),
+  });
+
+/** @param {WorkEntry} work */
+export const askDelete = (work) =>
+  confirm({
+    title: "Delete it with all its results?",
+    text: html`<p><b><bdi>${work.name}</bdi></b>, its rows and its results are erased. This cannot be undone.</p>`,
+    action: "Delete",
+    danger: true,
+    run: () => call("DELETE", work.kind === "job" ? workPath(work.id) : batchPath(work.id)),
+  });
+
+/**
+ * Ask, then run rows again: rows of a job as an operation of the server's, which goes on if this page is closed.
+ * @param {WorkEntry} work
+ * @param {Wish} wish
+ * @param {string} what which rows, in words: "812 failed rows"
+ * @param {() => void} [onStart]
+ */
+export function askReprocess(work, wish, what, onStart) {
+  const isJob = work.kind === "job";
+  let resetAttempts = false;
+  return confirm({
+    title: `Run ${what} again?`,
+    text: html`
+      <p>Each row keeps its result until it has a new one. Rows that have had all their tries are left as they are.</p>
+      ${isJob && html`<label class="line"><input type="checkbox" onChange=${(/** @type {any} */ event) => (resetAttempts = event.currentTarget.checked)} />Give them all their tries again</label>`}`,
+    action: "Run again",
+    run: async () => {
+      if (isJob) {
+        const { operationId } = await post(workPath(work.id, "/reprocess"), resetAttempts ? { ...wish, resetAttempts } : wish, { key: newKey() });
+        watchOperation(work, operationId);
+      } else {
+        await post(`${batchPath(work.id)}/retry`, wish.itemIds ? { request_ids: wish.itemIds } : {});
+        notify("good", "The failed requests are run again.");
+      }
+      onStart?.();
+    },
+  });
+}
+
+/** Say how an operation ended, once it has. @param {WorkEntry} work @param {string} id */
+async function watchOperation(work, id) {
+  notify("calm", "The rows are being put back.", "You can leave this page: the server goes on with it.");
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    if (document.hidden) continue;
+    /** @type {Operation} */
+    let operation;
+    try {
+      operation = await get(workPath(work.id, `/operations/${encodeURIComponent(id)}`));
+    } catch {
+      return; // deleted, signed out, or the server is away: the page says so itself
+    }
+    if (operation.state === "RUNNING") continue;
+    const worn = operation.wornOut ? ` ${count(operation.wornOut)} have no tries left.` : "";
+    if (operation.state === "DONE") notify("good", `${plural(operation.requeued, "row")} put back to run again.${worn}`);
+    else notify("bad", operation.error ?? `The operation was ${operation.state.toLowerCase()}.`);
+    return;
+  }
+}

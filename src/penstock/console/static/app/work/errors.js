@@ -1,0 +1,60 @@
+import { useEffect, useRef } from "preact/hooks";
+import { get } from "../api.js";
+import { count, plural } from "../format.js";
+import { html } from "../html.js";
+import { Button } from "../parts/button.js";
+import { Chip } from "../parts/chip.js";
+import { Empty } from "../parts/empty.js";
+import { Loading, useLoad } from "../parts/load.js";
+import { Table } from "../parts/table.js";
+import { Time } from "../parts/time.js";
+import { visible } from "../parts/value.js";
+import { link } from "../route.js";
+import { askReprocess, workPath } from "./actions.js";
+
+/** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
+/** @typedef {{fingerprint: string, code: string, status: number | null, count: number, firstSeen: string, lastSeen: string, sample: {row: number, message: string}}} Group */
+
+const REFRESH_MS = 2000;
+
+/** Failures in groups. @param {{work: WorkDetail, onChange: () => void}} props */
+export function Errors({ work, onChange }) {
+  const loaded = useLoad((signal) => /** @type {Promise<{errors: Group[], next: string | null}>} */ (get(workPath(work.id, "/errors"), { pageSize: 200 }, { signal })), [work.id]);
+  const last = useRef(Date.now());
+  const failures = work.counts.failed + work.counts.notFound;
+  useEffect(() => {
+    const timer = setTimeout(() => {
+      last.current = Date.now();
+      loaded.reload();
+    }, Math.max(0, last.current + REFRESH_MS - Date.now()));
+    return () => clearTimeout(timer);
+  }, [failures]);
+  const more = async () => {
+    const before = loaded.data;
+    if (!before?.next) return;
+    const page = await get(workPath(work.id, "/errors"), { pageSize: 200, after: before.next });
+    loaded.set({ errors: [...before.errors, ...page.errors], next: page.next });
+  };
+  const rows = (/** @type {Group} */ group) => link(`/work/${encodeURIComponent(work.id)}`, { fingerprint: group.fingerprint });
+  const again = (/** @type {Group} */ group) => askReprocess(work, { scope: "job", fingerprint: group.fingerprint }, plural(group.count, "row"), onChange);
+  const columns = [
+    { id: "count", label: "Rows", number: true, class: "error-count", narrow: "bare", cell: (/** @type {Group} */ group) => html`<b>${count(group.count)}</b>` },
+    { id: "kind", label: "Kind", class: "error-kind", narrow: "bare", cell: kind },
+    { id: "message", label: "Message of one of them", narrow: "title", cell: (/** @type {Group} */ group) => html`<a class="name message" href=${rows(group)}><bdi>${visible(group.sample.message)}</bdi></a>` },
+    { id: "first", label: "First", number: true, class: "error-time", cell: (/** @type {Group} */ group) => html`<${Time} at=${group.firstSeen} />` },
+    { id: "last", label: "Last", number: true, class: "error-time", cell: (/** @type {Group} */ group) => html`<${Time} at=${group.lastSeen} />` },
+    { id: "act", label: "Action", unlabelled: true, class: "error-act", narrow: "bare", cell: (/** @type {Group} */ group) => html`<${Button} small icon="rotate-ccw" onClick=${() => again(group)}>Run this group again<//>` },
+  ];
+  return html`<${Loading} of=${loaded} lines=${5}>
+    ${(/** @type {{errors: Group[], next: string | null}} */ page) =>
+      page.errors.length
+        ? html`<${Table} label="Groups of errors" columns=${columns} rows=${page.errors} rowKey=${(/** @type {Group} */ group) => group.fingerprint} fixed />
+            ${page.next && html`<div class="more"><${Button} onClick=${more}>Show more groups<//></div>`}`
+        : html`<div class="card"><${Empty} icon="circle-check" title="No row has failed" action=${html`<${Button} href=${link(`/work/${encodeURIComponent(work.id)}`)}>Show the rows<//>`}>Failures are grouped here by code, HTTP status and message.<//></div>`}
+  <//>`;
+}
+
+/** @param {Group} group */
+function kind(group) {
+  return html`<${Chip} tone=${group.code === "not_found" ? "warn" : "bad"} dot=${false}>${visible(group.code)}<//>${group.status !== null && html` <span class="soft small">HTTP ${group.status}</span>`}`;
+}

@@ -1,0 +1,46 @@
+"""Room on the disk of the data directory that is kept for deletions.
+
+PostgreSQL writes also when it deletes: on a disk that is full to the last page, nothing could be deleted to make room.
+So a file takes some room from the start, and is removed when a deletion finds none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psycopg
+
+_T = TypeVar("_T")
+
+RESERVE = "room-for-deletions"
+_BYTES = 16 * 1024 * 1024
+
+
+def keep_reserve(data_dir: Path, min_free_bytes: int) -> None:
+    """Take the room, unless that was done or there is too little."""
+    path = data_dir / RESERVE
+    if path.exists() or shutil.disk_usage(data_dir).free < min_free_bytes + 2 * _BYTES:
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, _BYTES)
+    except OSError:  # others were faster
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+async def delete_with_reserve(data_dir: Path, delete: Callable[[], Awaitable[_T]]) -> _T:
+    """Delete something, once more with the room that is kept for it if there is no other."""
+    try:
+        return await delete()
+    except psycopg.errors.DiskFull:
+        try:
+            (data_dir / RESERVE).unlink()
+        except FileNotFoundError:
+            raise psycopg.errors.DiskFull from None
+        return await delete()

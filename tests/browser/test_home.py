@@ -1,0 +1,115 @@
+"""The list of work in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import WatchedPage, serious_issues
+from tests.support.console import PRICE, start_requests, work_of
+from tests.support.jobs import start_job, table, until_state
+from tests.support.server import ServerProcess
+from tests.support.wait import wait_until
+
+
+def test_work_appears_as_it_begins_and_its_figures_are_those_of_the_api(page: Page, server: ServerProcess) -> None:
+    page.goto(f"{server.url}/")
+    expect(page).to_have_url(f"{server.url}/console/")
+    expect(page.locator(".live")).to_have_text("Live")
+    name = start_job(server, table(100), PRICE, filename="appears.csv")
+    row = page.get_by_role("row").filter(has=page.locator(f'a[href="#/work/{name}"]'))
+    expect(row).to_contain_text("appears.csv")
+    expect(row).to_contain_text("prices")
+    until_state(server, name, "DONE")
+    expect(row).to_contain_text("Done")
+    expect(row).to_contain_text("100 of 100")
+    expect(row).to_contain_text("10 failed")
+    expect(row.get_by_role("img", name="80 done, 10 failed, 10 not found")).to_be_visible()
+    assert serious_issues(page) == []
+
+
+def test_filters_are_in_the_address(page: Page, server: ServerProcess) -> None:
+    job = start_job(server, table(3), PRICE, filename="filtered.csv")
+    batch = start_requests(server, 3, "filtered-evals")
+    page.goto(f"{server.url}/console/")
+    rows = page.get_by_role("table", name="Jobs and batches").locator("tbody tr")
+    expect(page.get_by_role("link", name="filtered.csv")).to_be_visible()
+    expect(page.get_by_role("link", name="filtered-evals")).to_be_visible()
+    page.get_by_role("button", name="Batches").click()
+    expect(page).to_have_url(re.compile(r"#/\?kind=batch$"))
+    expect(page.get_by_role("link", name="filtered.csv")).to_have_count(0)
+    expect(page.locator(f'a[href="#/work/{batch}"]')).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("filtered")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"kind=batch&q=filtered$"))
+    page.get_by_role("button", name="Jobs", exact=True).click()
+    expect(rows).to_have_count(1)
+    page.reload()
+    expect(rows).to_have_count(1)
+    expect(page.locator(f'a[href="#/work/{job}"]')).to_be_visible()
+    page.get_by_label("State").select_option("PAUSED")
+    expect(page.get_by_role("heading", name="Nothing fits these filters")).to_be_visible()
+    page.get_by_role("button", name="Clear the filters").click()
+    expect(page).to_have_url(re.compile(r"/console/#/$"))
+    expect(page.get_by_role("link", name="filtered-evals")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_first_visit_says_what_to_do_next(watched: WatchedPage, server: ServerProcess, scheme: str) -> None:
+    page = watched.page
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    nothing = json.dumps({"work": [], "next": None})
+    page.route("**/api/work?*", lambda route: route.fulfill(content_type="application/json", body=nothing))
+    page.route("**/api/ticks?*", lambda route: route.fulfill(content_type="text/event-stream", body=": nothing\n\n"))
+    page.goto(f"{server.url}/console/")
+    expect(page.get_by_role("heading", name="No work yet")).to_be_visible()
+    expect(page.get_by_role("link", name=re.compile("New job from a table"))).to_be_visible()
+    expect(page.get_by_text("penstock jobs submit")).to_be_visible()
+    assert serious_issues(page) == []
+
+
+def test_older_work_is_fetched_page_by_page(page: Page, server: ServerProcess) -> None:
+    """With pages of two, three jobs need two of them."""
+    with server.frozen_workers():
+        names = [start_job(server, table(1), PRICE, filename=f"older-{number}.csv") for number in range(3)]
+
+        def smaller(route: Any) -> None:
+            route.continue_(url=route.request.url.replace("pageSize=50", "pageSize=2"))
+
+        page.route("**/api/work?*", smaller)
+        page.goto(f"{server.url}/console/#/?q=older-")
+        shown = page.get_by_role("table", name="Jobs and batches").locator("tbody tr a.name")
+        expect(shown).to_have_text(["older-2.csv", "older-1.csv"])
+        page.get_by_role("button", name="Show older").click()
+        expect(shown).to_have_text(["older-2.csv", "older-1.csv", "older-0.csv"])
+    for name in names:
+        until_state(server, name, "DONE")
+
+
+def test_keys_move_through_the_list_and_open_work(page: Page, server: ServerProcess) -> None:
+    name = start_job(server, table(2), PRICE, filename="by-keys.csv")
+    page.goto(f"{server.url}/console/#/?q=by-keys")
+    expect(page.get_by_role("link", name="by-keys.csv")).to_be_visible()
+    page.keyboard.press("j")
+    expect(page.get_by_role("link", name="by-keys.csv")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"#/work/{name}$"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("by-keys.csv")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("Next row")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("t")
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    page.keyboard.press("t")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.keyboard.press("p")
+    expect(page.locator(".live")).to_have_text("Paused")
+    page.keyboard.press("p")
+    expect(page.locator(".live")).to_have_text("Live")
+    wait_until(lambda: work_of(server, name)["state"] == "DONE", 60)

@@ -1,0 +1,59 @@
+"""Content of strangers on every page: shown as text, run nowhere; and no page that keeps people out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import serious_issues
+from tests.support.jobs import start_job, until_state
+from tests.support.server import ServerProcess
+
+MARKUP = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
+HOSTILE = f"{MARKUP}\u202egnp.exe\U0001f600"
+SPEC = {"processor": {"type": "chat", "provider": "default", "model": "small", "prompt": "{{ text }}"}}
+
+
+@pytest.fixture(scope="module")
+def job(server: ServerProcess) -> Iterator[str]:
+    """A job with hostile names, cells, answers and errors, and one cell of a megabyte."""
+    cells = [HOSTILE, "javascript:alert(1)", "x" * 1_000_000, "\u2066\u2067 mirrored \u2069"]
+    rows = "\n".join(json.dumps({"text": cell, MARKUP: cell[:50]}) for cell in cells).encode()
+    name = start_job(server, rows, {**SPEC, "jobType": HOSTILE[:90]}, filename='a"><img src=x>.jsonl')
+    until_state(server, name, "DONE")
+    server.ask("PUT", f"/v1/sessions/{quote(MARKUP.replace('/', '|'), safe='')}", {})
+    hook = {"event_types": ["batch.failed"], "name": MARKUP, "url": "http://127.0.0.1:9/%3Cscript%3E"}
+    made = server.ask("POST", "/v1/webhook_endpoints", hook)
+    assert made.status == 200
+    yield name
+    server.ask("DELETE", f"/v1/webhook_endpoints/{made.json['id']}")
+
+
+ROUTES = (
+    *("/", "/work/{job}", "/work/{job}?row=1", "/work/{job}?tab=charts", "/work/{job}?tab=errors"),
+    *("/work/{job}?tab=pending", "/work/{job}?tab=details", "/new", "/pending", "/sessions"),
+    *("/workers", "/providers", "/webhooks", "/keys", "/nowhere"),
+)
+
+
+def test_it_is_text_everywhere(show: Callable[[str], Page], job: str) -> None:
+    page = show("/")
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    for route in ROUTES:
+        page.goto("about:blank")
+        page = show(route.format(job=job))
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        expect(page.locator(".skeleton")).to_have_count(0)
+        assert page.locator("main img[src=x], main script").count() == 0, route
+        assert page.title() != "run", route
+        assert serious_issues(page) == [], route
+    assert dialogs == []
+    page = show(f"/work/{job}?row=1")
+    expect(page.get_by_role("complementary")).to_contain_text("[RLO]gnp.exe")
+    page = show("/webhooks")
+    expect(page.get_by_role("row").filter(has_text=MARKUP)).to_be_visible()

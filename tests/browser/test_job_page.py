@@ -1,0 +1,191 @@
+"""The page of one job or batch in a browser: figures, actions, charts, errors."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import WatchedPage, serious_issues
+from tests.support.console import PRICE, open_work, start_requests, work_of
+from tests.support.jobs import start_job, table, until_state
+from tests.support.server import ServerProcess
+from tests.support.wait import wait_until
+
+ROWS = 200
+
+
+@pytest.fixture(scope="module")
+def done(server: ServerProcess) -> str:
+    """A job of 200 rows, of which 20 have failed and 20 were not found."""
+    name = start_job(server, table(ROWS), PRICE, filename="catalogue.csv")
+    until_state(server, name, "DONE")
+    return name
+
+
+def test_figures_in_the_header_are_those_of_the_api(page: Page, server: ServerProcess, done: str) -> None:
+    open_work(page, server, done)
+    told = work_of(server, done)
+    expect(page.locator("[data-figure=total]")).to_have_text(f"{told['total']:,}")
+    for name in ("done", "failed", "notFound", "inFlight", "pending"):
+        expect(page.locator(f"[data-count={name}]")).to_have_text(f"{told['counts'][name]:,}")
+    expect(page.locator("[data-figure=settled]")).to_have_text(str(ROWS))
+    expect(page.get_by_role("heading", level=1)).to_have_text("catalogue.csv")
+    expect(page.locator(".heading")).to_contain_text("Done")
+
+
+def test_charts_share_a_cursor(page: Page, server: ServerProcess, done: str) -> None:
+    open_work(page, server, done, "?tab=charts")
+    expect(page.locator(".plot canvas")).to_have_count(4)
+    first = page.locator(".plot .u-over").first
+    box = first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    for number in range(4):  # each shows the cursor at the same place
+        expect(page.locator(".plot").nth(number).locator(".u-cursor-x")).to_be_visible()
+    page.keyboard.press("t")  # drawn anew in the other colours
+    expect(page.locator(".plot canvas")).to_have_count(4)
+    assert serious_issues(page) == []
+
+
+def test_charts_show_figures_that_come_after_the_end(page: Page, server: ServerProcess, done: str) -> None:
+    """Workers write the figures of a second when it is over: the last ones can come after the job has ended."""
+    nothing = json.dumps({"samples": []})
+    page.route("**/samples*", lambda route: route.fulfill(content_type="application/json", body=nothing), times=2)
+    open_work(page, server, done, "?tab=charts")
+    expect(page.get_by_text("No figures for this time")).to_be_visible()
+    expect(page.locator(".plot canvas")).to_have_count(4)
+
+
+def test_a_group_of_errors_is_run_again(page: Page, server: ServerProcess) -> None:
+    name = start_job(server, table(40), PRICE, filename="errors.csv")
+    until_state(server, name, "DONE")
+    open_work(page, server, name)
+    page.keyboard.press("e")
+    expect(page).to_have_url(re.compile("tab=errors"))
+    groups = page.get_by_role("table", name="Groups of errors").locator("tbody tr")
+    expect(groups).to_have_count(2)
+    sold_out = groups.filter(has_text="sold_out")
+    expect(sold_out).to_contain_text("4")
+    expect(sold_out).to_contain_text("sold out")
+    assert serious_issues(page) == []
+    sold_out.get_by_role("link").click()
+    grid = page.get_by_role("grid")
+    expect(grid.get_by_role("row").filter(has_text="Failed")).to_have_count(4)
+    page.go_back()
+    sold_out.get_by_role("button", name="Run this group again").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Run 4 rows again?")
+    dialog.get_by_label("Give them all their tries again").check()
+    dialog.get_by_role("button", name="Run again").click()
+    expect(page.get_by_text("4 rows put back to run again.")).to_be_visible()
+    page.get_by_role("link", name="Details").click()
+    operations = page.get_by_role("table", name="Operations").locator("tbody tr")
+    expect(operations).to_have_count(1)
+    expect(operations).to_contain_text("done")
+    until_state(server, name, "DONE")
+    assert work_of(server, name)["counts"]["failed"] == 4  # sold out, still
+
+
+def test_a_job_is_paused_goes_on_and_is_cancelled(page: Page, server: ServerProcess) -> None:
+    with server.frozen_workers():
+        name = start_job(server, table(ROWS), PRICE, filename="steered.csv")
+        open_work(page, server, name)
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator(".heading")).to_contain_text("Paused")
+        page.get_by_role("button", name="Resume").click()
+        expect(page.get_by_role("button", name="Pause")).to_be_visible()
+        page.get_by_role("button", name="Cancel").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("Nothing more of steered.csv is started.")
+        dialog.get_by_role("button", name="Back").click()
+        expect(dialog).to_have_count(0)
+        assert work_of(server, name)["state"] not in ("CANCELLED", "CANCELLING")
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Cancel it").click()
+        expect(page.locator(".heading")).to_contain_text(re.compile("Cancel(led|ling)"))
+    wait_until(lambda: work_of(server, name)["state"] == "CANCELLED", 60)
+    expect(page.locator(".heading")).to_contain_text("Cancelled")
+    # What was never run can be run now.
+    page.get_by_role("button", name="Reprocess").click()
+    page.get_by_role("button", name="Run again").click()
+    until_state(server, name, "DONE")
+    expect(page.locator(".heading")).to_contain_text("Done")
+    expect(page.locator("[data-figure=settled]")).to_have_text(str(ROWS))
+
+
+def test_a_batch_is_paused_and_goes_on(page: Page, server: ServerProcess) -> None:
+    with server.frozen_workers():
+        name = start_requests(server, 20, "steered-evals")
+        open_work(page, server, name)
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator(".heading")).to_contain_text("Paused")
+        expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text(re.compile("Pending|In flight"))
+        page.get_by_role("button", name="Resume").click()
+        expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    expect(page.locator(".heading")).to_contain_text("Done")
+    expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text("Done")
+
+
+def test_sheets_are_exported(page: Page, server: ServerProcess, done: str) -> None:
+    open_work(page, server, done)
+    for kind, first in (("csv", b"sku,"), ("xlsx", b"PK"), ("jsonl", b"{")):
+        page.get_by_role("button", name="Export").click()
+        with page.expect_download() as downloading:
+            page.get_by_role("link", name=f".{kind}").click()
+        download = downloading.value
+        assert download.suggested_filename == f"{done}.{kind}"
+        content = download.path().read_bytes()
+        assert content.startswith(first), content[:40]
+        if kind != "xlsx":
+            assert content.count(b"\n") == ROWS + (kind == "csv")
+
+
+def test_work_is_deleted(page: Page, server: ServerProcess) -> None:
+    name = start_job(server, table(2), PRICE, filename="deleted.csv")
+    until_state(server, name, "DONE")
+    open_work(page, server, name)
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page).to_have_url(re.compile(r"/console/#/$"))
+    expect(page.locator(f'a[href="#/work/{name}"]')).to_have_count(0)
+    assert server.ask("GET", f"/api/work/{name}").status == 404
+
+
+def test_a_refusal_is_told_where_it_was_asked(watched: WatchedPage, server: ServerProcess) -> None:
+    watched.allow("status of 409")
+    page = watched.page
+    with server.frozen_workers():
+        name = start_job(server, table(2), PRICE, filename="refused.csv")
+        open_work(page, server, name)
+        page.get_by_role("button", name="Cancel").click()
+        refusal = json.dumps({"error": {"message": "It is being moved.", "code": None}})
+        page.route("**/cancel", lambda route: route.fulfill(status=409, body=refusal))
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_role("button", name="Cancel it").click()
+        expect(dialog.get_by_role("alert")).to_have_text("It is being moved.")
+        page.unroute("**/cancel")
+        dialog.get_by_role("button", name="Cancel it").click()
+        expect(dialog).to_have_count(0)
+
+
+def test_an_address_of_nothing_says_so(watched: WatchedPage, server: ServerProcess) -> None:
+    watched.allow("404")
+    page = watched.page
+    page.goto(f"{server.url}/console/#/work/job_{'0' * 32}")
+    expect(page.get_by_role("heading", name="It cannot be shown")).to_be_visible()
+    page.get_by_role("link", name="To the list of work").click()
+    expect(page.get_by_role("heading", name="Work")).to_be_visible()
+    page.goto(f"{server.url}/console/#/nowhere")
+    expect(page.get_by_text("There is no page /nowhere")).to_be_visible()
+
+
+def test_the_page_fits_a_narrow_screen(page: Page, server: ServerProcess, done: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    for query in ("", "?tab=charts", "?tab=errors", "?tab=pending", "?tab=details"):
+        open_work(page, server, done, query)
+        expect(page.get_by_role("navigation", name="Views")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, query
+        assert serious_issues(page) == []

@@ -1,0 +1,96 @@
+"""Pending rows in the console: frozen while one reads, told of changes, selected and run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import serious_issues
+from tests.support.jobs import start_job, until_state
+from tests.support.server import ServerProcess
+
+ROWS = 300
+TABLE = "\n".join(["sku,title", *(f"{number},Chair {number}" for number in range(1, ROWS + 1)), ""]).encode()
+
+
+def start_paused(server: ServerProcess, job_type: str) -> str:
+    """A job of which no row was claimed yet, and none will be before it is resumed."""
+    with server.frozen_workers():
+        job = start_job(server, TABLE, {"processor": "price", "jobType": job_type})
+        until_state(server, job, "QUEUED")
+        assert server.ask("POST", f"/api/jobs/{job}/pause").status == 200
+    return job
+
+
+def test_rows_of_all_jobs_stay_where_they_are_and_are_run_again(
+    show: Callable[[str], Page], server: ServerProcess
+) -> None:
+    job = start_paused(server, "frozen")
+    page = show("/pending?type=frozen")
+    grid = page.get_by_role("grid")
+    expect(page.get_by_text("100 rows so far")).to_be_visible()
+    first = grid.get_by_role("row").nth(1)
+    expect(first).to_contain_text("Chair 1")
+    expect(first).to_contain_text("frozen")
+    expect(first).to_contain_text("rows.csv")
+    assert serious_issues(page) == []
+
+    grid.focus()
+    for shown in (100, 200, 300):
+        page.keyboard.press("End")
+        expect(grid.get_by_role("row").last).to_contain_text(f"Chair {shown}")
+        expect(grid).to_have_attribute("aria-rowcount", str(min(ROWS, shown + 100) + 1))
+    expect(page.get_by_text("300 rows, as they were when the list was opened")).to_be_visible()
+    page.keyboard.press("Home")
+    for _ in range(4):
+        page.keyboard.press("j")
+    for _ in range(6):  # rows 5 to 10: the first is sold out, the last is not there, the others have a price
+        page.keyboard.press("x")
+        page.keyboard.press("j")
+    expect(page.get_by_text("6 rows selected")).to_be_visible()
+
+    assert server.ask("POST", f"/api/jobs/{job}/resume").status == 200
+    until_state(server, job, "DONE")
+    expect(page.get_by_role("button", name="300 changes – refresh")).to_be_visible()
+    expect(first).to_contain_text("Chair 1")
+    expect(first).to_contain_text("Pending")
+    page.get_by_role("button", name="Reprocess selected").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Run 2 rows again?")
+    expect(dialog).to_contain_text("4 rows are done.")
+    dialog.get_by_role("button", name="Run again").click()
+    expect(page.get_by_text("2 rows are put back to run again.")).to_be_visible()
+    assert len(server.ask("GET", f"/api/jobs/{job}/operations").json["operations"]) == 1
+    # The list, opened anew, may have met them in flight: it stays as it was then.
+    until_state(server, job, "DONE")
+    page.reload()
+    expect(page.get_by_text("No row fits these filters now.")).to_be_visible()
+
+
+def test_filters_are_in_the_address_and_lead_to_the_job(show: Callable[[str], Page], server: ServerProcess) -> None:
+    job = start_paused(server, "filtered")
+    page = show("/pending")
+    page.get_by_role("searchbox", name="Job type").fill("filtered")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="In flight").click()
+    expect(page.get_by_text("No row fits these filters now.")).to_be_visible()
+    assert page.url.endswith("#/pending?type=filtered&status=PROCESSING")
+    page.get_by_role("button", name="Pending", exact=True).click()
+    expect(page.get_by_text("100 rows so far")).to_be_visible()
+    page.get_by_label("Changed until").fill("2020-01-01T00:00")
+    page.keyboard.press("Enter")
+    page.get_by_label("Changed until").blur()
+    expect(page.get_by_text("No row fits these filters now.")).to_be_visible()
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("searchbox", name="Job id").fill(job)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text("Chair 1")
+    page.get_by_role("grid").focus()
+    page.keyboard.press("Home")
+    page.get_by_role("link", name="Go to job").click()
+    expect(page.get_by_role("heading", name="rows.csv")).to_be_visible()
+
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Pending").click()
+    expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text("Chair 1")
+    assert server.ask("DELETE", f"/api/jobs/{job}").status == 204

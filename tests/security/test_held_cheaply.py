@@ -1,0 +1,102 @@
+"""S20 and S27: what slow senders, stalled readers and idle connections hold is bounded over all of them, and those with
+a key are served beside them."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import psutil
+import pytest
+
+from tests.support.server import Answered
+from tests.support.tenants import TenantGround, tenant_ground
+from tests.support.wait import wait_until
+
+MIB = 1024 * 1024
+CLIENTS = 60
+BUDGET_MIB = 48
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory, server_18: str) -> Iterator[TenantGround]:
+    settings = (f"max_connections={CLIENTS}", f"request_memory_bytes={BUDGET_MIB * MIB}", "linger_s=1")
+    options = [part for setting in settings for part in ("--set", setting)]
+    with tenant_ground(tmp_path_factory.mktemp("held"), server_18, *options, mock=(), workers=0) as ground:
+        yield ground
+
+
+def connect(ground: TenantGround) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", ground.server.port), timeout=30)
+
+
+def large_body(ground: TenantGround, tenant: str, size: int) -> Answered:
+    body = json.dumps({"model": "nobody's", "messages": ["x" * size]}).encode()
+    return ground.ask(tenant, "POST", "/v1/chat/completions", body, headers={"content-type": "application/json"})
+
+
+def test_slow_bodies_share_a_budget(ground: TenantGround) -> None:
+    process = psutil.Process(ground.server.process.pid)
+    before = process.memory_info().rss
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        f"content-length: {6 * MIB}\r\nx-api-key: {ground.keys['bob']}\r\n\r\n"
+    ).encode()
+    with ExitStack() as stack:
+        slow = [stack.enter_context(connect(ground)) for _ in range(25)]
+        for connection in slow:
+            with suppress(OSError):
+                connection.sendall(head + b" " * (5 * MIB))
+        # 125 MiB were sent, of which an owner alone may hold half of the budget.
+        assert process.memory_info().rss - before < 2 * BUDGET_MIB * MIB
+        assert large_body(ground, "alice", 2 * MIB).status == 400, "the upstream does not understand it"
+        refused = 25 - BUDGET_MIB // 2 // 5
+        wait_until(lambda: len(select.select(slow, [], [], 1)[0]) >= refused, DEADLINE_S)
+        for connection in select.select(slow, [], [], 1)[0]:
+            answer = connection.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 503 "), answer
+            assert b"request_memory_used_up" in answer
+    # With the connections, the memory is free again.
+    wait_until(lambda: large_body(ground, "bob", 6 * MIB).status == 400, DEADLINE_S)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/files HTTP/1.1\r\nx-a: " + b"a" * 60_000], ids=["idle", "half-a-head"])
+def test_strangers_leave_room_for_those_with_a_key(ground: TenantGround, sent: bytes) -> None:
+    with ExitStack() as stack:
+        for _ in range(2 * CLIENTS):
+            connection = stack.enter_context(connect(ground))
+            with suppress(OSError):
+                connection.sendall(sent)
+        for _ in range(10):
+            assert ground.ask("alice", "GET", "/v1/files").status == 200
+
+
+def test_a_connection_that_has_shown_a_key_is_kept(ground: TenantGround) -> None:
+    request = f"GET /v1/files HTTP/1.1\r\nhost: a\r\nx-api-key: {ground.keys['alice']}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        known = stack.enter_context(connect(ground))
+        for _ in range(3):
+            known.sendall(request)
+            assert known.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            for _ in range(CLIENTS):
+                stack.enter_context(connect(ground))
+
+
+def test_when_all_have_shown_a_key_one_more_is_told_so(ground: TenantGround) -> None:
+    request = f"GET /v1/files HTTP/1.1\r\nhost: a\r\nx-api-key: {ground.keys['alice']}\r\n\r\n".encode()
+    with ExitStack() as stack:
+
+        def told() -> bytes:
+            connection = stack.enter_context(connect(ground))
+            with suppress(OSError):
+                connection.sendall(request)
+            return connection.recv(65_536)
+
+        answers = [told() for _ in range(CLIENTS + 5)]
+    assert answers[0].startswith(b"HTTP/1.1 200 ")
+    assert answers[-1].startswith(b"HTTP/1.1 503 ")
+    wait_until(lambda: ground.ask("alice", "GET", "/v1/files").status == 200, DEADLINE_S)
