@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
@@ -75,7 +76,7 @@ def test_filters_are_in_the_address_and_lead_to_the_job(show: Callable[[str], Pa
     page.keyboard.press("Enter")
     page.get_by_role("button", name="In flight").click()
     expect(page.get_by_text("No row fits these filters now.")).to_be_visible()
-    assert page.url.endswith("#/pending?type=filtered&status=PROCESSING")
+    expect(page).to_have_url(re.compile(r"#/pending\?type=filtered&status=PROCESSING$"))
     page.get_by_role("button", name="Pending", exact=True).click()
     expect(page.get_by_text("100 rows so far")).to_be_visible()
     page.get_by_label("Changed until").fill("2020-01-01T00:00")
@@ -93,4 +94,19 @@ def test_filters_are_in_the_address_and_lead_to_the_job(show: Callable[[str], Pa
 
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Pending").click()
     expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text("Chair 1")
+    assert server.ask("DELETE", f"/api/jobs/{job}").status == 204
+
+
+def test_what_is_being_typed_outlives_a_page_drawn_anew(show: Callable[[str], Page], server: ServerProcess) -> None:
+    job = start_paused(server, "typed")
+    page = show("/pending?type=typed")
+    expect(page.get_by_text("100 rows so far")).to_be_visible()
+    box = page.get_by_role("searchbox", name="Job id")
+    box.fill(job)
+    assert server.ask("POST", f"/api/jobs/{job}/resume").status == 200
+    expect(page.get_by_role("button", name="300 changes – refresh")).to_be_visible()
+    expect(box).to_have_value(job)
+    box.press("Enter")
+    expect(page).to_have_url(re.compile(f"job={job}$"))
+    until_state(server, job, "DONE")
     assert server.ask("DELETE", f"/api/jobs/{job}").status == 204

@@ -1,5 +1,6 @@
 import { count } from "../format.js";
 import { html } from "../html.js";
+import { useDraft } from "../parts/field.js";
 import { cellText } from "../parts/value.js";
 
 /**
@@ -54,7 +55,7 @@ function Head({ column, choice, onChoice }) {
   const change = (/** @type {ColumnChoice} */ changes) => onChoice(column.name, { ...choice, ...changes });
   return html`<div class="column-head">
     <label class="line" ><input type="checkbox" checked=${!choice.dropped} aria-label="Keep ${column.name}" onChange=${() => change({ dropped: !choice.dropped })} /><span class="cut faint"><bdi>${cellText(column.name)}</bdi></span></label>
-    <input type="text" class="mono" aria-label="Name of ${column.name}" value=${choice.name ?? column.name} disabled=${choice.dropped} onChange=${(/** @type {any} */ event) => change({ name: event.currentTarget.value })} />
+    <input type="text" class="mono" aria-label="Name of ${column.name}" ...${useDraft(choice.name ?? column.name)} disabled=${choice.dropped} onChange=${(/** @type {any} */ event) => change({ name: event.currentTarget.value })} />
     <select aria-label="Type of ${column.name}" value=${choice.type ?? ""} disabled=${choice.dropped} onChange=${(/** @type {any} */ event) => change({ type: event.currentTarget.value || undefined })}>
       ${TYPES.map(([id, label]) => html`<option key=${id} value=${id}>${label}</option>`)}
     </select>

@@ -2,7 +2,7 @@ import { useEffect, useState } from "preact/hooks";
 import { get } from "../api.js";
 import { html } from "../html.js";
 import { Button } from "../parts/button.js";
-import { Pick, Search } from "../parts/field.js";
+import { Pick, Search, useDraft } from "../parts/field.js";
 import { Page } from "../parts/page.js";
 import { settled } from "../parts/progress.js";
 import { Segments } from "../parts/tabs.js";
@@ -59,7 +59,7 @@ function asMoment(text) {
 
 /** @param {{label: string, value: string, onPick: (value: string) => void}} props */
 function Moment({ label, value, onPick }) {
-  return html`<label class="moment"><span class="soft small">${label}</span><input type="datetime-local" value=${value} onChange=${(/** @type {any} */ event) => onPick(event.currentTarget.value)} /></label>`;
+  return html`<label class="moment"><span class="soft small">${label}</span><input type="datetime-local" ...${useDraft(value)} onChange=${(/** @type {any} */ event) => onPick(event.currentTarget.value)} /></label>`;
 }
 
 /** Jobs by id, kept current, and how often a row of one has moved since. @param {string} owner */

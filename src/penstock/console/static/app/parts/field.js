@@ -1,4 +1,4 @@
-import { useId } from "preact/hooks";
+import { useEffect, useId, useState } from "preact/hooks";
 import { html } from "../html.js";
 import { Icon } from "./icon.js";
 
@@ -58,6 +58,17 @@ export function Pick({ label, value, onPick, options }) {
 }
 
 /**
+ * Text of a control that is told on at its end, not on every letter. It is kept here while it is typed: a page that is
+ * drawn anew meanwhile, as a live one is several times a second, would put the old value back.
+ * @param {string} value
+ */
+export function useDraft(value) {
+  const [draft, setDraft] = useState(value);
+  useEffect(() => setDraft(value), [value]);
+  return { value: draft, onInput: (/** @type {any} */ event) => setDraft(event.currentTarget.value) };
+}
+
+/**
  * A search box. It asks on Enter and when it is left, not on every letter. `/` brings the reader to the one marked `main`.
  * @param {{label: string, value: string, onSearch: (value: string) => void, placeholder?: string, main?: boolean, width?: string}} props
  */
@@ -70,7 +81,7 @@ export function Search({ label, value, onSearch, placeholder, main = false, widt
     <span class="only-read">${label}</span>
     <input
       type="search"
-      value=${value}
+      ...${useDraft(value)}
       placeholder=${placeholder ?? label}
       data-main-search=${main ? "" : undefined}
       onKeyDown=${(/** @type {any} */ event) => event.key === "Enter" && ask(event.currentTarget)}
