@@ -1,13 +1,13 @@
 """Limits that are found out, against the best that are fixed: of slots and of rates that only a mock upstream knows.
 
-    python -m bench.limits [--capacities 11 50 150] [--workers 1 4] [--rates 2 50 1000] [--quick]
+    python -m bench.limits [--capacities 11 50 150] [--workers 1 4] [--rates 2 50 1000] [--tokens 60000] [--quick]
 
 Slots: `penstock run` works a file off for a minute, and is then measured for half a minute: tokens a second and the
 95th percentile of latency, as parts of what a client with a fixed number of calls in flight gets (the best of a sweep).
-Then the capacity is halved, and after another minute measured again.
+Then the capacity is halved, and after another minute measured again; then doubled, and so on.
 
-Rates: the part of the allowance that is used, and the part of calls refused, with rate-limit headers, with Retry-After
-alone and with a bare 429, after half a minute.
+Rates, of calls a second and of tokens a minute: the part of the allowance that is used, and the part of calls refused,
+with rate-limit headers, with Retry-After alone and with a bare 429, after half a minute.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from tests.support.mock_process import MockProcess, start_mock_process
 _VLLM = ("--tokens", "20..60", "--token-time", "10ms", "--slowdown", "2")
 _BODY = b'{"model": "small", "messages": [{"role": "user", "content": "hello"}]}'
 _SWEEP = (0.8, 1.0, 1.2)
+_TOLD_BY = ("full", "retry-after", "none")
+_TOKENS_OUT = 100
+_TOKENS = _TOKENS_OUT + 3  # the mock counts three for "question 1"
 
 
 def ask(mock: MockProcess, path: str, body: Any = None) -> Any:
@@ -95,31 +98,42 @@ def running(mock: MockProcess, lines: int, *options: str) -> Iterator[None]:
 
 
 def of_slots(capacities: Sequence[int], workers: Sequence[int], settle_s: float, measure_s: float) -> None:
-    print("| slots | workers | work | p95 | work, slots halved | p95 |\n|---|---|---|---|---|---|")
+    print("| slots | workers | work | p95 | slots halved: work | p95 | doubled again: work | p95 |")
+    print("|---|---|---|---|---|---|---|---|")
     for capacity in capacities:
-        best, half = fixed(capacity, measure_s), fixed(max(1, capacity // 2), measure_s)
+        halved = max(1, capacity // 2)
+        best, best_halved = fixed(capacity, measure_s), fixed(halved, measure_s)
         for number in workers:
-            lines = int(4 * capacity * (2 * settle_s + 2 * measure_s))
+            lines = int(4 * capacity * 3 * (settle_s + measure_s))
+            parts = []
             with (
                 start_mock_process(*_VLLM, "--capacity", str(capacity)) as mock,
                 running(mock, lines, "--workers", str(number)),
             ):
-                time.sleep(settle_s)
-                found = measure(mock, measure_s)
-                ask(mock, "/mock/set", {"capacity": max(1, capacity // 2)})
-                time.sleep(settle_s)
-                after = measure(mock, measure_s)
-            pairs = zip((*found, *after), (*best, *half), strict=True)
-            parts = [f"{value / against:.2f}" for value, against in pairs]
+                for slots, against in ((capacity, best), (halved, best_halved), (capacity, best)):
+                    ask(mock, "/mock/set", {"capacity": slots})
+                    time.sleep(settle_s)
+                    found = measure(mock, measure_s)
+                    parts += [f"{value / bound:.2f}" for value, bound in zip(found, against, strict=True)]
             print(f"| {capacity} | {number} | {' | '.join(parts)} |", flush=True)
 
 
-def of_rates(rates: Sequence[float], settle_s: float, measure_s: float) -> None:
-    print("\n| calls a second | told by | allowance used | refused | most calls in 100 ms |\n|---|---|---|---|---|")
-    for per_s in rates:
-        for headers in ("full", "retry-after", "none"):
-            limit = ("--rate-limit", f"{per_s:g}/s", "--limit-headers", headers, "--latency", "30ms")
-            with start_mock_process(*limit) as mock, running(mock, int(3 * per_s * (settle_s + measure_s)) + 500):
+def _token_limit(per_minute: int) -> tuple[str, ...]:
+    return ("--token-limit", f"{per_minute}/m", "--burst", "1s", "--tokens", str(_TOKENS_OUT))
+
+
+def of_rates(
+    rates: Sequence[float], tokens_a_minute: Sequence[int], told_by: Sequence[str], settle_s: float, measure_s: float
+) -> None:
+    print("\n| limit | told by | allowance used | refused | most calls in 100 ms |\n|---|---|---|---|---|")
+    limits: list[tuple[str, tuple[str, ...], float]] = [
+        *((f"{per_s:g} calls a second", ("--rate-limit", f"{per_s:g}/s"), per_s) for per_s in rates),
+        *((f"{each} tokens a minute", _token_limit(each), each / 60 / _TOKENS) for each in tokens_a_minute),
+    ]
+    for label, options, per_s in limits:
+        for headers in told_by:
+            mocked = start_mock_process(*options, "--limit-headers", headers, "--latency", "30ms")
+            with mocked as mock, running(mock, int(3 * per_s * (settle_s + measure_s)) + 500):
                 time.sleep(settle_s)
                 before = ask(mock, "/mock/stats")
                 time.sleep(measure_s)
@@ -134,7 +148,7 @@ def of_rates(rates: Sequence[float], settle_s: float, measure_s: float) -> None:
             listed = intervals["intervals"] if isinstance(intervals, dict) else intervals
             late = [each["calls"] for each in listed][-int(10 * measure_s) :]
             used = statuses["200"] / (per_s * seconds)
-            print(f"| {per_s:g} | {headers} | {used:.2f} | {refused:.2%} | {max(late, default=0)} |", flush=True)
+            print(f"| {label} | {headers} | {used:.2f} | {refused:.2%} | {max(late, default=0)} |", flush=True)
 
 
 def main() -> None:
@@ -142,14 +156,16 @@ def main() -> None:
     parser.add_argument("--capacities", type=int, nargs="*", default=[11, 50, 150])
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--rates", type=float, nargs="*", default=[2, 50, 1000])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[60_000], help="limits of tokens a minute")
+    parser.add_argument("--told-by", choices=_TOLD_BY, nargs="*", default=list(_TOLD_BY))
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
     if chosen.quick:
         of_slots([10], [1], 3, 3)
-        of_rates([50], 3, 3)
+        of_rates([50], [60_000], ["full"], 3, 3)
         return
     of_slots(chosen.capacities, chosen.workers, 60, 30)
-    of_rates(chosen.rates, 30, 60)
+    of_rates(chosen.rates, chosen.tokens, chosen.told_by, 30, 60)
 
 
 if __name__ == "__main__":
