@@ -89,6 +89,25 @@ def test_a_group_of_errors_is_run_again(page: Page, server: ServerProcess) -> No
     assert work_of(server, name)["counts"]["failed"] == 4  # sold out, still
 
 
+def test_an_operation_is_stopped(page: Page, server: ServerProcess) -> None:
+    name = start_job(server, table(40), {**PRICE, "maxConcurrency": 1}, filename="stopped.csv")
+    until_state(server, name, "DONE")
+    open_work(page, server, name, "?tab=details")
+    with server.frozen_workers():  # one row waits for them, and there is no room for another
+        page.get_by_role("button", name="Reprocess").click()
+        page.get_by_role("button", name="Run again").click()
+        strip = page.get_by_role("status").filter(has_text="Putting rows back")
+        expect(strip).to_contain_text("1 put back")
+        operations = page.get_by_role("table", name="Operations").locator("tbody tr")
+        expect(operations.get_by_role("button", name="Stop")).to_be_visible()
+        assert serious_issues(page) == []
+        strip.get_by_role("button", name="Stop").click()
+        expect(page.get_by_text("1 row had been put back and runs again.")).to_be_visible()
+        expect(strip).to_have_count(0)
+        expect(operations).to_contain_text("cancelled")
+    until_state(server, name, "DONE")
+
+
 def test_a_job_is_paused_goes_on_and_is_cancelled(page: Page, server: ServerProcess) -> None:
     with server.frozen_workers():
         name = start_job(server, table(ROWS), PRICE, filename="steered.csv")

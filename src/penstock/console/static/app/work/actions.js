@@ -94,6 +94,22 @@ export function askReprocess(work, wish, what, onStart) {
   });
 }
 
+/** Operations that were stopped on this page, which has said so. @type {Set<string>} */
+const stopped = new Set();
+
+/** Put no more rows back. Those that were put back run. @param {WorkEntry} work @param {string} id */
+export async function stopOperation(work, id) {
+  stopped.add(id);
+  try {
+    /** @type {Operation} */
+    const operation = await post(workPath(work.id, `/operations/${encodeURIComponent(id)}/cancel`));
+    notify("calm", "Stopped.", `${plural(operation.requeued, "row")} had been put back and ${operation.requeued === 1 ? "runs" : "run"} again. All others keep their results.`);
+  } catch (error) {
+    stopped.delete(id);
+    throw error;
+  }
+}
+
 /** Say how an operation ended, once it has. @param {WorkEntry} work @param {string} id */
 async function watchOperation(work, id) {
   notify("calm", "The rows are being put back.", "You can leave this page: the server goes on with it.");
@@ -108,6 +124,7 @@ async function watchOperation(work, id) {
       return; // deleted, signed out, or the server is away: the page says so itself
     }
     if (operation.state === "RUNNING") continue;
+    if (stopped.has(id)) return;
     const worn = operation.wornOut ? ` ${count(operation.wornOut)} have no tries left.` : "";
     if (operation.state === "DONE") notify("good", `${plural(operation.requeued, "row")} put back to run again.${worn}`);
     else notify("bad", operation.error ?? `The operation was ${operation.state.toLowerCase()}.`);
