@@ -33,7 +33,6 @@ _UPLOAD = "intake/intake.sql read_upload"
 _SESSION = "sessions/sessions.sql find_lane"
 # Statements without the owner, and the one that found their row under it: what each is given is that one's answer.
 FOUND_BY = {
-    "batches/error_groups.sql is_job": _RERUN,
     "batches/finish.sql close_if_past_deadline": _STEERED,
     "batches/finish.sql finish_if_over": _STEERED,
     "batches/finish.sql fail_if_validating": _REQUESTED,

@@ -4,6 +4,7 @@ import { plural } from "../format.js";
 import { html } from "../html.js";
 import { confirm } from "../parts/dialog.js";
 import { notify } from "../store.js";
+import { batchPath, workPath } from "../work/actions.js";
 
 /** @typedef {import("./rows.js").PendingRow} PendingRow */
 
@@ -66,7 +67,9 @@ export async function askAgain(selected) {
     action: "Run again",
     run: async () => {
       for (const [job, itemIds] of failed) {
-        if (itemIds.length) await post(`api/jobs/${job}/reprocess`, { scope: "items", itemIds }, { key: newKey() });
+        if (!itemIds.length) continue;
+        if (job.startsWith("job_")) await post(workPath(job, "/reprocess"), { scope: "items", itemIds }, { key: newKey() });
+        else await post(`${batchPath(job)}/retry`, { request_ids: itemIds });
       }
       notify("good", `${plural(total, "row")} are put back to run again.`);
     },

@@ -22,7 +22,7 @@ export const hasEnded = (work) => ENDED.has(work.state);
 export const steer = (work, verb) => post(`api/work/${encodeURIComponent(work.id)}/${verb}`);
 
 /** Where requests of a batch are found in the dialect that it was made in. @param {string} id */
-const batchPath = (id) => (id.startsWith("msgbatch_") ? `v1/messages/batches/${encodeURIComponent(id)}` : `v1/batches/${encodeURIComponent(id)}`);
+export const batchPath = (id) => (id.startsWith("msgbatch_") ? `v1/messages/batches/${encodeURIComponent(id)}` : `v1/batches/${encodeURIComponent(id)}`);
 
 /**
  * What can be downloaded, with its address. A batch has files once it has ended.
@@ -86,7 +86,7 @@ export function askReprocess(work, wish, what, onStart) {
         const { operationId } = await post(workPath(work.id, "/reprocess"), resetAttempts ? { ...wish, resetAttempts } : wish, { key: newKey() });
         watchOperation(work, operationId);
       } else {
-        await post(`${batchPath(work.id)}/retry`, wish.itemIds ? { request_ids: wish.itemIds } : {});
+        await post(`${batchPath(work.id)}/retry`, wish.itemIds ? { request_ids: wish.itemIds } : wish.fingerprint ? { fingerprint: wish.fingerprint } : {});
         notify("good", "The failed requests are run again.");
       }
       onStart?.();

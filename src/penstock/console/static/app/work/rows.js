@@ -209,7 +209,7 @@ function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
           <${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "items", itemIds: selection.ids(), statuses: ["DONE", "ERROR", "NOT_FOUND", "SKIPPED"] }, plural(selected, "selected row"), () => (selection.clear(), onChange()))}>Run again<//>
           <${Button} small kind="quiet" icon="x" label="Clear the selection" onClick=${selection.clear} />`
       : fingerprint
-        ? html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", fingerprint }, "this group", onChange)}>Run this group again<//>`
+        ? canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", fingerprint }, "this group", onChange)}>Run this group again<//>`
         : again && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", statuses: [status] }, `${count(counted(status))} rows (${statusName(status).toLowerCase()})`, onChange)}>Run all ${short(counted(status))} again<//>`}
     ${filtered && source.total > 0 && html`<span class="soft small">${count(source.total)} shown${source.ended ? "" : ", more below"}</span>`}
   </div>`;
