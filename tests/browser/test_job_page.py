@@ -148,7 +148,7 @@ def test_a_batch_is_paused_goes_on_and_fails_in_part(page: Page, server: ServerP
         page.get_by_role("link", name="Rows").click()
         page.get_by_role("button", name="Pause").click()
         expect(page.locator(".heading")).to_contain_text("Paused")
-        expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text(re.compile("Pending|In flight"))
+        expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text(re.compile("Pending|Claimed"))
         page.get_by_role("button", name="Resume").click()
         expect(page.get_by_role("button", name="Pause")).to_be_visible()
     expect(page.locator(".heading")).to_contain_text("Done")

@@ -69,6 +69,7 @@ FOUND_BY = {
     "sessions/sessions.sql find_known": _SESSION,
     "sessions/sessions.sql list_undecided": _SESSION,
     "sessions/sessions.sql list_cancelled": _SESSION,
+    "sessions/sessions.sql list_cancelled_newest_first": _SESSION,
     "sessions/sessions.sql find_requests_at": _SESSION,
     "sessions/sessions.sql resume_if_held": "sessions/sessions.sql hold_lane_if_blocked",
     "settle/settle.sql settle_cancelled_if_next": _SESSION,

@@ -56,7 +56,7 @@ export async function askAgain(selected) {
     done += items.filter((item) => !FAILED.has(statuses.get(item.id)) && !OPEN.has(statuses.get(item.id))).length;
   }
   const total = [...failed.values()].reduce((sum, ids) => sum + ids.length, 0);
-  const rest = [open && `${plural(open, "row")} still wait or are in flight: they run by themselves.`, done && `${plural(done, "row")} are done.`].filter(Boolean).join(" ");
+  const rest = [open && `${plural(open, "row")} still wait or are claimed: they run by themselves.`, done && `${plural(done, "row")} are done.`].filter(Boolean).join(" ");
   if (!total) {
     notify("calm", "None of the selected rows has failed.", rest);
     return false;

@@ -25,7 +25,7 @@ import { PendingRows } from "./rows.js";
 const rowLink = (item) => link(`/work/${encodeURIComponent(item.jobId)}`, { row: item.row });
 
 /**
- * Rows that wait or are in flight, those that changed longest ago first, as they were when the list was opened.
+ * Rows that wait or are claimed, those that changed longest ago first, as they were when the list was opened.
  * @param {{load: import("./rows.js").Load, asked: string, moved: number, works?: Map<string, WorkEntry>, empty: any}} props
  *   `asked` names the query: another is another list; `moved` counts what has changed in the database; `works` are the
  *   jobs by id, where rows of several are shown
