@@ -54,9 +54,9 @@ function Operations({ work }) {
     { id: "state", label: "State", narrow: "bare", cell: (/** @type {Operation} */ one) => html`<${Chip} tone=${TONES[one.state]}>${one.state.toLowerCase()}<//>` },
     { id: "requeued", label: "Put back", number: true, cell: (/** @type {Operation} */ one) => count(one.requeued) },
     { id: "worn", label: "Without tries left", number: true, cell: (/** @type {Operation} */ one) => count(one.wornOut) },
-    { id: "stop", label: "Action", unlabelled: true, narrow: "bare", cell: (/** @type {Operation} */ one) => one.state === "RUNNING" && html`<${Button} small icon="square" onClick=${() => stop(one)}>Stop<//>` },
     { id: "at", label: "Started", number: true, cell: (/** @type {Operation} */ one) => html`<${Time} at=${one.createdAt} />` },
     { id: "took", label: "Took", number: true, cell: (/** @type {Operation} */ one) => html`<${Elapsed} from=${one.createdAt} to=${one.endedAt} />` },
+    { id: "stop", label: "Action", unlabelled: true, narrow: "bare", cell: (/** @type {Operation} */ one) => one.state === "RUNNING" && html`<${Button} small icon="circle-x" onClick=${() => stop(one)}>Stop<//>` },
   ];
   return html`
     <h2>Operations</h2>

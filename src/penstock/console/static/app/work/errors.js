@@ -62,5 +62,5 @@ export function Errors({ work, onChange }) {
 
 /** @param {Group} group */
 function kind(group) {
-  return html`<${Chip} tone=${group.code === "not_found" ? "warn" : "bad"} dot=${false}>${visible(group.code)}<//>${group.status !== null && html` <span class="soft small">HTTP ${group.status}</span>`}`;
+  return html`<${Chip} tone=${group.code === "not_found" ? "warn" : "bad"} dot=${false}>${visible(group.code)}<//>${group.status !== null && html` <span class="soft small">HTTP ${group.status}</span>`}`;
 }

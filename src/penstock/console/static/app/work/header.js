@@ -146,6 +146,6 @@ function OperationStrip({ work }) {
     <span>Putting rows back to run again</span>
     <div class="grow"><${Progress} counts=${counts} total=${work.total} /></div>
     <span class="soft">${count(operation.requeued)} put back</span>
-    <${Button} small icon="square" title="Put no more rows back. Those that were put back run again" onClick=${() => stopOperation(work, operation.id)}>Stop<//>
+    <${Button} small icon="circle-x" title="Put no more rows back. Those that were put back run again" onClick=${() => stopOperation(work, operation.id)}>Stop<//>
   </div>`;
 }
