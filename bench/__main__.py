@@ -43,6 +43,7 @@ QUICK: Mapping[str, Sequence[str]] = {
     "bodies": ["--quick"],
     "held_snapshot": ["--quick"],
     "pending": ["--quick"],
+    "console_queries": ["--quick"],
     "jobs": ["--quick"],
     "moving": ["--quick"],
 }

@@ -234,6 +234,10 @@ def pages(world: World) -> dict[str, tuple[str, Prepare]]:
         "job-pending": (f"{paused}?tab=pending", wait_for_rows),
         "job-details": (f"{prices}?tab=details", lambda page: page.get_by_role("main").wait_for()),
         "batch": (f"/work/{world.ids['batch']}", wait_for_rows),
+        "batch-errors": (
+            f"/work/{world.ids['batch']}?tab=errors",
+            lambda page: page.get_by_text("HTTP 400").first.wait_for(),
+        ),
         "new": ("/new", lambda page: page.get_by_text("Drop a file here").wait_for()),
         "new-job": ("/new", fill_new_job),
         "pending": ("/pending", wait_for_rows),

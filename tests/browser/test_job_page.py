@@ -8,8 +8,9 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.support.batch_api import jsonl
 from tests.support.browser import WatchedPage, serious_issues
-from tests.support.console import PRICE, open_work, start_requests, work_of
+from tests.support.console import PRICE, open_work, start_batch, work_of
 from tests.support.jobs import start_job, table, until_state
 from tests.support.server import ServerProcess
 from tests.support.wait import wait_until
@@ -89,6 +90,25 @@ def test_a_group_of_errors_is_run_again(page: Page, server: ServerProcess) -> No
     assert work_of(server, name)["counts"]["failed"] == 4  # sold out, still
 
 
+def test_an_operation_is_stopped(page: Page, server: ServerProcess) -> None:
+    name = start_job(server, table(40), {**PRICE, "maxConcurrency": 1}, filename="stopped.csv")
+    until_state(server, name, "DONE")
+    open_work(page, server, name, "?tab=details")
+    with server.frozen_workers():  # one row waits for them, and there is no room for another
+        page.get_by_role("button", name="Reprocess").click()
+        page.get_by_role("button", name="Run again").click()
+        strip = page.get_by_role("status").filter(has_text="Putting rows back")
+        expect(strip).to_contain_text("1 put back")
+        operations = page.get_by_role("table", name="Operations").locator("tbody tr")
+        expect(operations.get_by_role("button", name="Stop")).to_be_visible()
+        assert serious_issues(page) == []
+        strip.get_by_role("button", name="Stop").click()
+        expect(page.get_by_text("1 row had been put back and runs again.")).to_be_visible()
+        expect(strip).to_have_count(0)
+        expect(operations).to_contain_text("cancelled")
+    until_state(server, name, "DONE")
+
+
 def test_a_job_is_paused_goes_on_and_is_cancelled(page: Page, server: ServerProcess) -> None:
     with server.frozen_workers():
         name = start_job(server, table(ROWS), PRICE, filename="steered.csv")
@@ -116,17 +136,34 @@ def test_a_job_is_paused_goes_on_and_is_cancelled(page: Page, server: ServerProc
     expect(page.locator("[data-figure=settled]")).to_have_text(str(ROWS))
 
 
-def test_a_batch_is_paused_and_goes_on(page: Page, server: ServerProcess) -> None:
+def test_a_batch_is_paused_goes_on_and_fails_in_part(page: Page, server: ServerProcess) -> None:
+    lines = [json.loads(line) for line in jsonl(20).splitlines()]
+    for line in lines[:3]:
+        del line["body"]["messages"]
     with server.frozen_workers():
-        name = start_requests(server, 20, "steered-evals")
-        open_work(page, server, name)
+        name = start_batch(server, "".join(json.dumps(line) + "\n" for line in lines).encode(), "steered-evals")
+        open_work(page, server, name, "?tab=pending")
+        expect(page.get_by_text("20 rows, as they were")).to_be_visible()
+        expect(page.get_by_role("grid", name="Pending rows").get_by_role("row").nth(1)).to_contain_text("Pending")
+        page.get_by_role("link", name="Rows").click()
         page.get_by_role("button", name="Pause").click()
         expect(page.locator(".heading")).to_contain_text("Paused")
-        expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text(re.compile("Pending|In flight"))
+        expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text(re.compile("Pending|Claimed"))
         page.get_by_role("button", name="Resume").click()
         expect(page.get_by_role("button", name="Pause")).to_be_visible()
     expect(page.locator(".heading")).to_contain_text("Done")
-    expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text("Done")
+    expect(page.get_by_role("grid").get_by_role("row").nth(4)).to_contain_text("Done")
+    page.keyboard.press("e")
+    group = page.get_by_role("table", name="Groups of errors").locator("tbody tr")
+    expect(group).to_contain_text("HTTP 400")
+    group.get_by_role("link").click()
+    expect(page.get_by_role("grid").get_by_role("row").filter(has_text="Failed")).to_have_count(3)
+    page.go_back()
+    group.get_by_role("button", name="Run this group again").click()
+    page.get_by_role("dialog").get_by_role("button", name="Run again").click()
+    expect(page.get_by_text("The failed requests are run again.")).to_be_visible()
+    wait_until(lambda: work_of(server, name)["state"] == "DONE", 60)
+    expect(group).to_contain_text("3")
 
 
 def test_sheets_are_exported(page: Page, server: ServerProcess, done: str) -> None:

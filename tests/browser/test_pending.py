@@ -74,7 +74,7 @@ def test_filters_are_in_the_address_and_lead_to_the_job(show: Callable[[str], Pa
     page = show("/pending")
     page.get_by_role("searchbox", name="Job type").fill("filtered")
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="In flight").click()
+    page.get_by_role("button", name="Claimed").click()
     expect(page.get_by_text("No row fits these filters now.")).to_be_visible()
     expect(page).to_have_url(re.compile(r"#/pending\?type=filtered&status=PROCESSING$"))
     page.get_by_role("button", name="Pending", exact=True).click()

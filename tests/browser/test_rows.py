@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.support.browser import WatchedPage, serious_issues, watched_page
 from tests.support.cli import request_line
@@ -226,7 +227,29 @@ def test_rows_change_while_they_are_looked_at(page: Page, server: ServerProcess)
     with server.frozen_workers():
         name = start_job(server, table(30), PRICE, filename="moving.csv")
         open_work(page, server, name)
-        expect(row(page, 1)).to_contain_text(re.compile("Pending|In flight"))
+        expect(row(page, 1)).to_contain_text(re.compile("Pending|Claimed"))
     expect(row(page, 1)).to_contain_text("Done")
     expect(row(page, 10)).to_contain_text("Not found")
     expect(page.locator("[data-figure=settled]")).to_have_text("30")
+
+
+def test_a_filtered_list_goes_on_from_where_it_stops(page: Page, server: ServerProcess, done: str) -> None:
+    """A list is kept up to 5,000 rows; what follows is another list, from the next row on."""
+    (item,) = server.ask("GET", f"/api/jobs/{done}/items?pageSize=1&statuses=DONE").json["items"]
+
+    def answer(route: Route) -> None:
+        start = int(parse_qs(urlsplit(route.request.url).query)["from"][0])
+        stop = min(start + 2_500, 5_011)
+        items = [{**item, "row": row} for row in range(start, stop)]
+        route.fulfill(json={"items": items, "next": str(stop) if stop < 5_011 else None})
+
+    page.route("**/items?*statuses=DONE*", answer)
+    open_work(page, server, done, "?status=DONE")
+    expect(page.get_by_text("2,500 shown, more below")).to_be_visible()
+    page.get_by_role("grid").focus()
+    page.keyboard.press("End")
+    page.get_by_role("button", name="Go on from row 5,001").click()
+    expect(page).to_have_url(re.compile("from=5001"))
+    expect(page.get_by_text("10 shown from row 5,001 on")).to_be_visible()
+    expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text("5,001")
+    expect(page.get_by_role("button", name="Go on from row")).to_have_count(0)

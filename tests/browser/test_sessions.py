@@ -52,11 +52,11 @@ def test_requests_in_order_cancel_and_delete(
 
     requests = page.get_by_role("table", name="Requests").locator("tbody tr")
     expect(requests).to_have_count(4)
-    expect(requests.nth(0)).to_contain_text("echo: the first question")
-    expect(requests.nth(1)).to_contain_text("In flight")
+    expect(requests.nth(3)).to_contain_text("echo: the first question")
+    expect(requests.nth(2)).to_contain_text("In flight")
     expect(page.get_by_text("Request 2 is being answered")).to_be_visible()
-    requests.nth(2).get_by_role("button", name="Cancel request 3").click()
-    expect(requests.nth(2)).to_contain_text("Cancelled")
+    requests.nth(1).get_by_role("button", name="Cancel request 3").click()
+    expect(requests.nth(1)).to_contain_text("Cancelled")
     page.get_by_role("button", name="Waiting").click()
     expect(requests).to_have_count(1)
     page.get_by_role("button", name="All").click()
@@ -93,7 +93,7 @@ def test_a_blocked_session_goes_on(show: Callable[[str], Page], server: ServerPr
     page.get_by_role("button", name="Go on with the next").click()
     expect(page.get_by_text("The session goes on with the next request.")).to_be_visible()
     expect(blocked).to_have_count(0)
-    expect(requests.nth(1)).to_contain_text("Failed")
+    expect(requests.nth(0)).to_contain_text("Failed")
     assert server.ask("GET", "/v1/sessions/blocked").json["status"] == "open"
 
 

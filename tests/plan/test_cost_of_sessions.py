@@ -167,15 +167,21 @@ async def cancel(world: World, connection: Connection) -> None:
     await cancel_request(connection, OWNER, "deep", world.ids[-2])
 
 
-def _listing(status: str | None, middle: bool) -> Callable[[World, Connection], Awaitable[None]]:
+def _listing(
+    status: str | None, middle: bool = False, newest: bool = False
+) -> Callable[[World, Connection], Awaitable[None]]:
     async def listed(world: World, connection: Connection) -> None:
         place = world.deep.ranges[0][0] // 2 if middle else 0
         rows = await list_requests(
-            connection, OWNER, "deep", limit=1, status=status, after_sequence=place if middle else 0
+            *(connection, OWNER, "deep"),
+            limit=1,
+            status=status,
+            after_sequence=place if middle else 0,
+            newest_first=newest,
         )
         assert len(rows) == 1
 
-    listed.__name__ = f"list_{status or 'all'}{'_from_the_middle' if middle else ''}"
+    listed.__name__ = f"list_{status or 'all'}{'_from_the_middle' if middle else ''}{'_newest' if newest else ''}"
     return listed
 
 
@@ -184,6 +190,7 @@ _HOT = [claim, read_heads, settle_heads, accept, accept_and_begin, accept_keyed,
 _OTHERS = [
     *(get_request, get_session, list_sessions, list_old, cancel),
     *(_listing(status, middle) for status in _STATUSES for middle in (False, True)),
+    *(_listing(status, newest=True) for status in _STATUSES),
 ]
 
 Operation = Callable[[World, Connection], Awaitable[None]]

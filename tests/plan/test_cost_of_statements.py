@@ -224,7 +224,8 @@ async def result_of_nothing(_: World, connection: Connection) -> None:
 
 
 async def list_failures(world: World, connection: Connection) -> None:
-    where = {"lane": world.subject.lane, "after": -1, "custom_ids": None, "lines": None, "limit": 10}
+    chosen = dict.fromkeys(("custom_ids", "lines", "fingerprint"))
+    where = {"lane": world.subject.lane, "after": -1, "limit": 10, **chosen}
     assert len(await (await connection.execute(_RUN_AGAIN["list_failures"], where)).fetchall()) == 10
 
 

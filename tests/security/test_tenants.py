@@ -226,6 +226,22 @@ def test_requests_of_another_batch_cannot_be_named(furnished: Furnished) -> None
     ground.ok("bob", "DELETE", f"/v1/batches/{mine}")
 
 
+def test_operations_are_out_of_reach(furnished: Furnished) -> None:
+    """The matrix has one id for all parts of a path; here the job and its operation both are somebody's."""
+    ground, job = furnished.ground, furnished.ids["job"]
+    operation = ground.ask("alice", "POST", f"/api/jobs/{job}/reprocess", {"scope": "job"}).json["operationId"]
+    path = f"/api/jobs/{job}/operations/{operation}"
+    ground.until("alice", path, "state", "DONE")
+    for method, rest, theirs in (("GET", "", 200), ("POST", "/cancel", 409)):
+        assert ground.ask("alice", method, path + rest).status == theirs
+        told, nobodys = (
+            comparable(ground.ask("bob", method, f"/api/jobs/{which}/operations/{operation}{rest}"), which)
+            for which in (job, sibling(job))
+        )
+        assert told == nobodys
+        assert told[0] == 404
+
+
 def test_idempotency_keys_are_everybodys_own(furnished: Furnished) -> None:
     ground = furnished.ground
     headers = {"idempotency-key": "same", "content-type": "text/plain"}

@@ -33,7 +33,6 @@ _UPLOAD = "intake/intake.sql read_upload"
 _SESSION = "sessions/sessions.sql find_lane"
 # Statements without the owner, and the one that found their row under it: what each is given is that one's answer.
 FOUND_BY = {
-    "batches/error_groups.sql is_job": _RERUN,
     "batches/finish.sql close_if_past_deadline": _STEERED,
     "batches/finish.sql finish_if_over": _STEERED,
     "batches/finish.sql fail_if_validating": _REQUESTED,
@@ -70,6 +69,7 @@ FOUND_BY = {
     "sessions/sessions.sql find_known": _SESSION,
     "sessions/sessions.sql list_undecided": _SESSION,
     "sessions/sessions.sql list_cancelled": _SESSION,
+    "sessions/sessions.sql list_cancelled_newest_first": _SESSION,
     "sessions/sessions.sql find_requests_at": _SESSION,
     "sessions/sessions.sql resume_if_held": "sessions/sessions.sql hold_lane_if_blocked",
     "settle/settle.sql settle_cancelled_if_next": _SESSION,

@@ -19,6 +19,7 @@ from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.batches import read, run_again
 from penstock.batches import steer as batch_steer
+from penstock.batches.error_groups import is_fingerprint
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
 from penstock.batches.run_again import NotFailed, worn_out_message
@@ -101,6 +102,8 @@ class DeleteQuery(msgspec.Struct):
 class RetryBody(msgspec.Struct, forbid_unknown_fields=True):
     custom_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)] | None = None
     request_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)] | None = None
+    fingerprint: str | None = None
+    """The requests of one group of errors alone."""
 
 
 # -- creating
@@ -289,12 +292,14 @@ async def steer(
 
 
 async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
-    """Runs requests again that failed or were not run: all of them, or those named. Completed requests are never run
-    again."""
+    """Runs requests again that failed or were not run: all of them, those named, or failures of one group of errors.
+    Completed requests are never run again."""
     batch_id = call.id("batch", "batch_id")
     body = call.body or RetryBody()
-    if body.custom_ids is not None and body.request_ids is not None:
-        raise invalid("request_ids", "give either custom_ids or request_ids.")
+    if len([given for given in (body.custom_ids, body.request_ids, body.fingerprint) if given is not None]) > 1:
+        raise invalid("request_ids", "give one of custom_ids, request_ids and fingerprint.")
+    if body.fingerprint is not None and not is_fingerprint(body.fingerprint):
+        raise invalid("fingerprint", "expected that of a group of errors.")
     refuse_nul("custom_ids", body.custom_ids or ())
     lines = (
         None if body.request_ids is None else [request_line(batch_id, text, "request_ids") for text in body.request_ids]
@@ -304,7 +309,13 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
         try:
             retried = await run_again.retry_batch(
-                connection, batch_id, call.caller.scope, custom_ids=body.custom_ids, lines=lines, limits=limits
+                connection,
+                batch_id,
+                call.caller.scope,
+                custom_ids=body.custom_ids,
+                lines=lines,
+                fingerprint=body.fingerprint,
+                limits=limits,
             )
         except NotFailed as error:
             name = "request_ids" if body.custom_ids is None else "custom_ids"

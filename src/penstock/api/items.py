@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from penstock.api.endpoint import Call, Camel, Endpoint
 from penstock.api.errors import not_found
 from penstock.api.work import find_owned
 from penstock.batches import jobs
+from penstock.batches.error_groups import stored_fingerprint
 from penstock.batches.read import Batch
 from penstock.blobs.blobs import Place, read_images
 from penstock.db.pool import Connection, borrowed
@@ -22,7 +24,8 @@ from penstock.dispatch.rows.render import Image, render
 from penstock.dispatch.rows.work import RenderError
 from penstock.errors import UsageError
 from penstock.export.grid import Grid, GridRow, find_grid, list_live, read_columns, read_grid
-from penstock.export.merged import AttemptRow, MergedRow, read_attempts_page, read_results_page
+from penstock.export.merged import AttemptRow, MergedRow, RequestBody, read_attempts_page, read_results_page
+from penstock.export.pending import PendingRow
 from penstock.model import request_public_id
 
 _MOST_ATTEMPTS: Final = 200
@@ -138,28 +141,50 @@ def row_item(batch_id: UUID, row: GridRow, cell_bytes: int | None = None) -> Job
 def request_item(batch: Batch, row: MergedRow, cell_bytes: int | None = None) -> JobItem:
     """A request of a batch."""
     input_, result, cut = _shorten(msgspec.Raw(row.body), row.response, cell_bytes)
+    live = row.live
     return JobItem(
         id=request_public_id(batch.id, row.line),
         row=row.line,
         custom_id=row.custom_id,
         status=STATUS_OF_REQUEST[row.status],
-        attempts=row.attempts or 0,
+        attempts=(row.attempts or 0) if live is None else live.attempts,
         input=input_,
         result=result,
         error=row.error_message or row.error_code,
-        locked_by=None,
-        updated_at=row.finished_at or batch.created_at,
+        locked_by=None if live is None or live.worker_id is None else str(live.worker_id),
+        updated_at=(row.finished_at or batch.created_at) if live is None else live.since,
+        cut=cut,
+    )
+
+
+def pending_request_item(batch: Batch, row: PendingRow, request: RequestBody, cell_bytes: int | None) -> JobItem:
+    """A request of a batch that waits or is in flight."""
+    input_, _, cut = _shorten(msgspec.Raw(request.body), None, cell_bytes)
+    worker_id = row.span.worker_id
+    return JobItem(
+        id=request_public_id(batch.id, request.line),
+        row=request.line,
+        custom_id=request.custom_id,
+        status=row.status,
+        attempts=row.span.attempts,
+        input=input_,
+        result=None,
+        error=None,
+        locked_by=None if worker_id is None else str(worker_id),
+        updated_at=row.span.at,
         cut=cut,
     )
 
 
 async def list_requests(
-    connection: Connection, batch: Batch, from_row: int, size: int, statuses: set[str] | None
+    connection: Connection, batch: Batch, from_row: int, size: int, statuses: set[str] | None, fingerprint: str | None
 ) -> tuple[list[MergedRow], int | None]:
     """A page of a batch's requests, by line, and where the next begins."""
     words = None if statuses is None else [word for word, told in STATUS_OF_REQUEST.items() if told in statuses]
-    rows = await read_results_page(connection, batch.id, from_row - 1, size, words)
-    more = rows and await read_results_page(connection, batch.id, rows[-1].line, 1, words, max_bytes=1)
+    group = None if fingerprint is None else stored_fingerprint(fingerprint)
+    read = partial(read_results_page, connection, batch.id, statuses=words, fingerprint=group)
+    rows = await read(from_row - 1, size)
+    more = rows and await read(rows[-1].line, 1, max_bytes=1)
     return rows, more[0].line if more else None
 
 

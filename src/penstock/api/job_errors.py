@@ -1,4 +1,4 @@
-"""Errors of jobs in groups: how often each kind of failure came, since when, and an example."""
+"""Errors of jobs and batches in groups: how often each kind of failure came, since when, and an example."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Annotated
 import msgspec
 
 from penstock.api.endpoint import Call, Camel, Endpoint
-from penstock.api.jobs import known_job
 from penstock.api.multipart import invalid
+from penstock.api.work import find_owned
 from penstock.batches.error_groups import ErrorGroup, is_fingerprint, list_error_groups
-from penstock.batches.read import get_batch
 from penstock.db.pool import borrowed
 
 
@@ -47,7 +46,7 @@ async def list_errors(call: Call[ErrorsQuery, None]) -> JobErrors:
     if query.after is not None and not is_fingerprint(query.after):
         raise invalid("after", "expected the 'next' of the page before.")
     async with borrowed(call.server.database) as connection:
-        batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
+        batch = await find_owned(call, connection, "job_id")
         found = await list_error_groups(connection, batch.id, query.after, size + 1)
     page = found[:size]
     return JobErrors(
@@ -68,4 +67,6 @@ def _group(group: ErrorGroup) -> JobErrorGroup:
     )
 
 
-ENDPOINTS = (Endpoint("GET", "/api/jobs/{job_id}/errors", list_errors, "A job's errors, in groups.", errors=(404,)),)
+ENDPOINTS = (
+    Endpoint("GET", "/api/jobs/{job_id}/errors", list_errors, "Errors of a job or a batch, in groups.", errors=(404,)),
+)

@@ -11,14 +11,15 @@ import msgspec
 
 from penstock.api.audit import record
 from penstock.api.batches import request_line
-from penstock.api.endpoint import Call, Camel, Endpoint
+from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.errors import ApiError, conflict, not_found
 from penstock.api.jobs import known_job
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.batches import jobs, reprocess
 from penstock.batches.error_groups import is_fingerprint
+from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, get_batch
-from penstock.db.pool import borrowed
+from penstock.db.pool import Connection, borrowed
 from penstock.export.grid import PENDING, STATUS_OF
 from penstock.model import BatchState, parse_id, public_id, request_public_id
 
@@ -162,10 +163,32 @@ async def list_operations(call: Call[OperationsQuery, None]) -> JobOperations:
 async def retrieve_operation(call: Call[None, None]) -> JobOperation:
     async with borrowed(call.server.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
-        found = await reprocess.find_operation(connection, batch.id, call.id("operation", "operation_id"))
+        return _shown(batch.id, await _find(call, connection, batch))
+
+
+async def cancel_operation(call: Call[None, Nothing | None]) -> JobOperation:
+    """Puts no more rows back. Those that were put back run, and one that was cancelled before is left as it is."""
+    async with borrowed(call.server.database) as connection:
+        batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
+        id_ = (await _find(call, connection, batch)).id
+        async with connection.transaction():
+            cancelled = await reprocess.cancel_operation(connection, batch.id, id_, call.caller.scope)
+            if cancelled:
+                await record(call, connection, "cancel_operation", batch, {"operation": public_id("operation", id_)})
+        if cancelled:
+            # The job may have waited for nothing else.
+            await finish_batch(connection, batch.id)
+        shown = _shown(batch.id, await _find(call, connection, batch))
+    if shown.state != "CANCELLED":
+        raise conflict(f"Cannot cancel an operation that is {shown.state}.")
+    return shown
+
+
+async def _find(call: Call[Any, Any], connection: Connection, batch: Batch) -> reprocess.Operation:
+    found = await reprocess.find_operation(connection, batch.id, call.id("operation", "operation_id"))
     if found is None:
         raise not_found("Operation", call.path["operation_id"])
-    return _shown(batch.id, found)
+    return found
 
 
 _SHOWN_STATES: dict[str, Literal["RUNNING", "DONE", "FAILED", "CANCELLED"]] = {
@@ -198,5 +221,12 @@ ENDPOINTS = (
     Endpoint("GET", f"{_ONE}/operations", list_operations, "Operations on a job, newest first.", errors=(404,)),
     Endpoint(
         "GET", f"{_ONE}/operations/{{operation_id}}", retrieve_operation, "One operation on a job.", errors=(404,)
+    ),
+    Endpoint(
+        "POST",
+        f"{_ONE}/operations/{{operation_id}}/cancel",
+        cancel_operation,
+        "Put no more rows back; those that were put back run.",
+        errors=(404, 409),
     ),
 )

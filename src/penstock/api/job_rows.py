@@ -13,19 +13,28 @@ from starlette.responses import Response
 from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.errors import not_found
 from penstock.api.files import download
-from penstock.api.items import JobItem, is_job, list_requests, read_row, request_item, row_item
+from penstock.api.items import (
+    JobItem,
+    is_job,
+    list_requests,
+    pending_request_item,
+    read_row,
+    request_item,
+    row_item,
+)
 from penstock.api.jobs import known_job
 from penstock.api.multipart import invalid
 from penstock.api.pending import read_page, read_statuses
 from penstock.api.work import find_owned
 from penstock.batches.error_groups import is_fingerprint, list_failures_of
-from penstock.batches.read import get_batch
+from penstock.batches.read import Batch, get_batch
 from penstock.db import arrays
 from penstock.db.pool import Connection, borrowed
 from penstock.errors import UsageError
 from penstock.export import sheet_file
 from penstock.export.custom_ids import find_custom_id
 from penstock.export.grid import (
+    PENDING,
     STATUSES,
     Grid,
     LiveRows,
@@ -35,10 +44,13 @@ from penstock.export.grid import (
     read_grid,
     stretches,
 )
-from penstock.export.merged import read_results_page
-from penstock.export.pending import PENDING_STATUSES, PendingQuery, read_pending
+from penstock.export.merged import read_bodies, read_results_page
+from penstock.export.pending import PENDING_STATUSES, PendingPage, PendingQuery, Position, read_pending
+from penstock.model import BatchState
 
 Format = Literal["xlsx", "csv", "jsonl"]
+
+_GIVEN_UP = (BatchState.CANCELLING, BatchState.CANCELLED, BatchState.EXPIRED)
 
 
 class JobItems(Camel):
@@ -81,7 +93,7 @@ async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
     async with borrowed(call.server.database) as connection, connection.transaction():
         batch = await find_owned(call, connection, "job_id")
         if not await is_job(connection, batch):
-            requests, later = await list_requests(connection, batch, query.from_row, size, statuses)
+            requests, later = await list_requests(connection, batch, query.from_row, size, statuses, query.fingerprint)
             items = [request_item(batch, row, query.cell_bytes) for row in requests]
             return JobItems(items=items, next=None if later is None else str(later))
         grid = await find_grid(connection, batch.id)
@@ -122,14 +134,35 @@ async def _list_by_time(call: Call[ItemsQuery, None], statuses: set[str] | None)
     if query.sort == "row" or statuses is None or not statuses <= set(PENDING_STATUSES) or query.fingerprint:
         raise invalid("sort", "by updatedAt there are rows with statuses=PENDING,PROCESSING; 'after' is their cursor.")
     async with borrowed(call.server.database) as connection:
-        batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
+        batch = await find_owned(call, connection, "job_id")
         asked = PendingQuery(statuses, batch_id=batch.id)
         page, cursor_at = await read_page(call, connection, "items", asked, query.after, query.page_size)
+        if not await is_job(connection, batch):
+            items, next_ = await _read_pending_requests(connection, batch, page, query.cell_bytes)
+            return JobItems(items=items, next=cursor_at(next_))
         grid = await find_grid(connection, batch.id)
         if grid is None:
             return JobItems(items=[], next=None)
         rows, next_ = await read_pending(connection, grid, page)  # a page of large rows has fewer
     return JobItems(items=[row_item(batch.id, row, query.cell_bytes) for row in rows], next=cursor_at(next_))
+
+
+async def _read_pending_requests(
+    connection: Connection, batch: Batch, page: PendingPage, cell_bytes: int | None
+) -> tuple[list[JobItem], Position | None]:
+    """The pending requests of a page, and where the next one goes on. What was never run of a batch that was cancelled
+    or has expired does not wait any more."""
+    if not page.rows:
+        return [], page.next
+    places = [(row.span.source_id, row.span.source_lane, row.ordinal) for row in page.rows]
+    found = await read_bodies(connection, places)  # a page of large requests has fewer
+    given_up = batch.state in _GIVEN_UP
+    items = [
+        pending_request_item(batch, row, request, cell_bytes)
+        for row, request in zip(page.rows, found, strict=False)
+        if request is not None and not (given_up and row.status == PENDING)
+    ]
+    return items, page.rows[len(found) - 1].position if len(found) < len(page.rows) else page.next
 
 
 async def _find_failures(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -81,6 +81,9 @@ class RequestsQuery(msgspec.Struct):
     after: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
     status: Status | None = None
+    order: Annotated[Literal["asc", "desc"], msgspec.Meta(description="As they were sent, or the newest first.")] = (
+        "asc"
+    )
 
 
 class SessionsQuery(msgspec.Struct):
@@ -226,7 +229,13 @@ async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionReque
         if await get_session(connection, call.caller.owner, key) is None:
             raise not_found("Session", key, "key")
         rows = await list_requests(
-            connection, call.caller.owner, key, after_sequence=after, limit=query.limit + 1, status=query.status
+            connection,
+            call.caller.owner,
+            key,
+            after_sequence=after,
+            limit=query.limit + 1,
+            status=query.status,
+            newest_first=query.order == "desc",
         )
     data = [request_object(row) for row in rows[: query.limit]]
     return SessionRequestList.of(data, has_more=len(rows) > query.limit)

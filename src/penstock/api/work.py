@@ -39,6 +39,8 @@ _KINDS = ("job", "batch", "msgbatch")
 _NEWEST = UUID(int=2**128 - 1)
 # A page looks at so many at most; it is shorter if few of them fit, and `next` goes on behind the last.
 _MOST_LOOKED = 400
+# The operation under way is looked for among so many of the newest.
+_OPERATIONS_LOOKED = 20
 
 
 class WorkCounts(Camel):
@@ -253,7 +255,7 @@ async def read_details(connection: Connection, id_: UUID, owner: str | None) -> 
     paces = await work.read_paces(connection, found)
     job = (await jobs.read_jobs(connection, [id_])).get(id_) if one.is_job else None
     columns = await read_columns(connection, id_) if one.is_job else None
-    running = await reprocess.list_operations(connection, id_, limit=1) if one.is_job else []
+    operations = await reprocess.list_operations(connection, id_, limit=_OPERATIONS_LOOKED) if one.is_job else []
     p50, p95, p99 = await work.read_latency(connection, id_)
     entry = describe(one, paces.get(id_, NO_PACE))
     return WorkDetails(
@@ -265,7 +267,7 @@ async def read_details(connection: Connection, id_: UUID, owner: str | None) -> 
         limit=_limit(await work.read_limit(connection, one)),
         last_error=None if job is None else job.problem or job.last_error,
         ingest=WorkIngest(done=one.ingested_at is not None, rows=one.rows or 0, problem=one.problem) if job else None,
-        operation=_operation(running[0]) if running and running[0].state == "running" else None,
+        operation=next((_operation(each) for each in operations if each.state == "running"), None),
         input_columns=columns.input if columns else [],
         columns=columns.result if columns else [],
     )

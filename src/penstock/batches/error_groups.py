@@ -1,4 +1,4 @@
-"""Errors of a job in groups: failures that say the same but for numbers and quoted parts."""
+"""Errors of a batch in groups: failures that say the same but for numbers and quoted parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
-from penstock.db.pool import Connection, fetch_one
+from penstock.db.pool import Connection
 
 _SQL = sql.load("penstock.batches", "error_groups.sql")
 
@@ -59,7 +59,7 @@ async def list_failures_of(connection: Connection, lane_id: int, fingerprint: st
 
 
 class ErrorGroup(NamedTuple):
-    """Failures of a job with one fingerprint. Rows that are being run again do not count."""
+    """Failures of a batch with one fingerprint. Rows that are being run again do not count."""
 
     fingerprint: str
     rows: int
@@ -73,7 +73,7 @@ class ErrorGroup(NamedTuple):
 
 
 async def list_error_groups(connection: Connection, batch_id: UUID, after: str | None, limit: int) -> list[ErrorGroup]:
-    """List the next groups of a job, in the order of their fingerprints."""
+    """List the next groups of a batch, in the order of their fingerprints."""
     found: list[ErrorGroup] = []
     place = -1 if after is None else stored_fingerprint(after)
     while len(found) < limit:
@@ -91,13 +91,13 @@ async def list_error_groups(connection: Connection, batch_id: UUID, after: str |
 
 async def take_away(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]) -> None:
     """Take failures that are to run again out of their groups, in the transaction that lets them."""
-    if groups := await _group(connection, batch_id, lane_id, ordinals):
+    if groups := await _group(connection, lane_id, ordinals):
         await connection.execute(_SQL["take_from_groups"], {"batch": batch_id, **_counts(groups)})
 
 
 async def put_back(connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]) -> None:
     """Count failures again whose rerun is given up, in the transaction that does."""
-    if groups := await _group(connection, batch_id, lane_id, ordinals):
+    if groups := await _group(connection, lane_id, ordinals):
         told = {
             "batch": batch_id,
             **_counts(groups),
@@ -111,12 +111,9 @@ async def put_back(connection: Connection, batch_id: UUID, lane_id: int, ordinal
         await connection.execute(_SQL["put_into_groups"], told)
 
 
-async def _group(
-    connection: Connection, batch_id: UUID, lane_id: int, ordinals: Sequence[int]
-) -> list[tuple[Any, ...]]:
-    """Group some failures of a job: (fingerprint, count, and what is known of them). Other batches have no groups."""
-    if await fetch_one(connection, _SQL["is_job"], {"batch": batch_id}) != (True,):
-        return []
+async def _group(connection: Connection, lane_id: int, ordinals: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Group some failures: (fingerprint, count, and what is known of them). Those without a fingerprint were written
+    before there was one, or imported, and are counted nowhere."""
     parameters = {"lane_id": lane_id, "ordinals": Int4Array(ordinals)}
     return await (await connection.execute(_SQL["group_failures"], parameters)).fetchall()
 

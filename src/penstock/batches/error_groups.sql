@@ -6,7 +6,7 @@ SELECT ordinal FROM penstock.outcomes
  LIMIT %(limit)s
 
 -- name: list_error_groups
--- Lists the next groups of a job's errors. Each is a sum of deltas: settles add to it, reruns take away, and of some
+-- Lists the next groups of a batch's errors. Each is a sum of deltas: settles add to it, reruns take away, and of some
 -- nothing may be left. What a group looks like is told by the latest delta that has it. Fingerprints are found first, by
 -- their index alone, so that other groups are not read, whatever the statistics say.
 WITH page AS MATERIALIZED (
@@ -27,10 +27,6 @@ SELECT page.fingerprint, e.*
      FROM penstock.job_errors
     WHERE batch_id = %(batch)s AND fingerprint = page.fingerprint) AS e
  ORDER BY page.fingerprint
-
--- name: is_job
--- Whether a batch is a job: only jobs have groups.
-SELECT EXISTS (SELECT FROM penstock.jobs WHERE batch_id = %(batch)s)
 
 -- name: group_failures
 -- Groups some outcomes of a lane by their fingerprint, as the settle did that wrote them. Looked up one by one: with

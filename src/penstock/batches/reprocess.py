@@ -139,6 +139,14 @@ async def find_operation(connection: Connection, batch_id: UUID, operation_id: U
     return Operation(*row) if row else None
 
 
+async def cancel_operation(
+    connection: Connection, batch_id: UUID, operation_id: UUID, owner: str | None, *, now: Now = None
+) -> bool:
+    """End an operation that is running; False if it is not. Rows that it has put back run."""
+    told = {"id": operation_id, "batch_id": batch_id, "owner": owner, "now": now}
+    return await fetch_one(connection, _SQL["cancel_operation_if_running"], told) is not None
+
+
 # -- doing
 
 

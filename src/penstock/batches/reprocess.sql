@@ -52,6 +52,15 @@ UPDATE penstock.operations
        ended_at = CASE WHEN %(state)s <> 'running' THEN @now END
  WHERE id = %(id)s
 
+-- name: cancel_operation_if_running
+-- Ends an operation. Rows that it has put back stay put back; a chunk that is being done is waited for, and counts.
+UPDATE penstock.operations SET state = 'cancelled', worker_id = NULL, ended_at = @now
+ WHERE id = %(id)s
+   AND (batch_id = %(batch_id)s AND state = 'running'
+        AND EXISTS (SELECT FROM penstock.batches b
+                     WHERE b.id = %(batch_id)s AND (%(owner)s::text IS NULL OR owner = %(owner)s::text))) IS TRUE
+RETURNING id
+
 -- name: hold_room
 -- Locks a job's lane and tells how many more of its rows may be in flight. No row if the job has no limit: then its lane
 -- is not locked, and claims go on.

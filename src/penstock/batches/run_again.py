@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from penstock.batches.error_groups import put_back, take_away
+from penstock.batches.error_groups import put_back, stored_fingerprint, take_away
 from penstock.config import RetryLimits
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
@@ -56,12 +56,13 @@ class _Wish:
     owner: str | None
     custom_ids: Sequence[str] | None
     lines: Sequence[int] | None
+    fingerprint: str | None
     max_attempts: int
     now: Now
 
     @property
     def everything(self) -> bool:
-        return self.custom_ids is None and self.lines is None
+        return self.custom_ids is None and self.lines is None and self.fingerprint is None
 
 
 async def retry_batch(
@@ -71,15 +72,17 @@ async def retry_batch(
     *,
     custom_ids: Sequence[str] | None = None,
     lines: Sequence[int] | None = None,
+    fingerprint: str | None = None,
     limits: RetryLimits = _LIMITS,
     now: Now = None,
 ) -> Retried:
-    """Run failed requests again, and those that an ended batch never ran; or the named failures alone.
+    """Run failed requests again, and those that an ended batch never ran; or the named failures alone, or those of one
+    group of errors.
 
     Completed requests are never run again. A batch that had ended goes on, with as much time as it had at first.
     Chunks commit one by one: after a crash in between, some run again and the rest has failed as before.
     """
-    wish = _Wish(batch_id, owner, custom_ids, lines, limits.max_attempts_lifetime, now)
+    wish = _Wish(batch_id, owner, custom_ids, lines, fingerprint, limits.max_attempts_lifetime, now)
     requests, worn_out, reopened, after = 0, 0, False, -1
     lanes: list[int] | None = None
     while lanes is None or lanes:
@@ -225,6 +228,7 @@ async def _list_failures(connection: Connection, wish: _Wish, lane: int, after: 
         "after": after,
         "custom_ids": None if wish.custom_ids is None else list(wish.custom_ids),
         "lines": None if wish.lines is None else list(wish.lines),
+        "fingerprint": None if wish.fingerprint is None else stored_fingerprint(wish.fingerprint),
         "limit": _CHUNK_ROWS,
     }
     cursor = await connection.execute(_SQL["list_failures"], parameters)

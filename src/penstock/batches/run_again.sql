@@ -74,12 +74,13 @@ SELECT lane_id FROM penstock.outcomes
  ORDER BY lane_id
 
 -- name: list_failures
--- Lists the next failures of a lane: all, or those with certain custom ids or lines.
+-- Lists the next failures of a lane: all, or those with certain custom ids or lines, or of one group of errors.
 SELECT ordinal
   FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND state <> 'completed' AND ordinal > %(after)s
    AND (%(custom_ids)s::text[] IS NULL OR custom_id = ANY (%(custom_ids)s::text[]))
    AND (%(lines)s::int4[] IS NULL OR line = ANY (%(lines)s::int4[]))
+   AND (%(fingerprint)s::int8 IS NULL OR fingerprint = %(fingerprint)s::int8)
  ORDER BY ordinal
  LIMIT %(limit)s
 

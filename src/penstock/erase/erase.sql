@@ -574,7 +574,8 @@ delta AS MATERIALIZED (
      FOR UPDATE SKIP LOCKED
 ),
 error AS MATERIALIZED (
-  SELECT batch_id, id FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
+  SELECT batch_id, id FROM penstock.job_errors
+   WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch'))
      FOR UPDATE SKIP LOCKED
 ),
 job AS MATERIALIZED (
@@ -618,7 +619,8 @@ no_column AS (
   DELETE FROM penstock.job_columns WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
 ),
 no_error AS (
-  DELETE FROM penstock.job_errors WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
+  DELETE FROM penstock.job_errors
+   WHERE batch_id = (SELECT object_id FROM free WHERE kind IN ('batch', 'message_batch'))
 ),
 no_operation AS (
   DELETE FROM penstock.operations WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')

@@ -1,5 +1,5 @@
-"""Leftovers of jobs and samples: what servers that know nothing of them leave when they finish a batch's erasure. A
-worker may also have appended samples while their batch was being erased.
+"""Leftovers of jobs, error groups and samples: what servers that know nothing of them leave when they finish a batch's
+erasure. A worker may also have appended samples while their batch was being erased.
 
 There is no list of them. A walk looks at everything that may be one, a page at a time, and begins anew at its end.
 """
@@ -23,10 +23,10 @@ _IMAGES_PER_STEP = 10
 
 
 class LeftoverWalk:
-    """Walk over jobs, uploads and samples, with the places that it has reached."""
+    """Walk over jobs, error groups, uploads and samples, with the places that it has reached."""
 
     def __init__(self) -> None:
-        self._jobs = self._uploads = self._sampled = _FIRST
+        self._jobs = self._failed = self._uploads = self._sampled = _FIRST
         self._keyed = self._images = 0
 
     async def step(self, connection: Connection, rows: int) -> int:
@@ -34,8 +34,11 @@ class LeftoverWalk:
         Returns how many objects were left over."""
         jobs, self._jobs = await _check(connection, "list_jobs_to_check", self._jobs, _FIRST)
         for batch_id, *_ in jobs:
-            await _repeat(connection, "erase_errors_of_job", {"batch_id": batch_id, "limit": rows})
             await connection.execute(_SQL["erase_job_if_gone"], {"batch_id": batch_id})
+        names = ("find_next_batch_with_errors", "list_batches_there", "batches")
+        failed, self._failed = await _check_apart(connection, *names, self._failed, _FIRST)
+        for batch_id in failed:
+            await _repeat(connection, "erase_errors_of_batch", {"batch_id": batch_id, "limit": rows})
         uploads, self._uploads = await _check(connection, "list_uploads_to_check", self._uploads, _FIRST)
         for file_id, *_ in uploads:
             await connection.execute(_SQL["erase_upload_if_deleted"], {"id": file_id})
@@ -49,7 +52,7 @@ class LeftoverWalk:
             await _repeat(connection, "erase_row_keys", {"source_id": source_id, "limit": rows})
         images, self._images = await _check(connection, "list_image_sources_to_check", self._images, 0)
         freed = [await _erase_images(connection, Place(source_id, lane)) for source_id, _, lane in images]
-        return len(jobs) + len(uploads) + len(sampled) + len(keyed) + sum(freed)
+        return len(jobs) + len(failed) + len(uploads) + len(sampled) + len(keyed) + sum(freed)
 
 
 async def _check(connection: Connection, name: str, after: Any, first: Any) -> tuple[list[tuple[Any, ...]], Any]:

@@ -1,4 +1,4 @@
--- Servers that know nothing of jobs or samples finish erasures of batches, and leave these. Each statement looks at a page
+-- Servers that know nothing of jobs, error groups or samples finish erasures of batches, and leave these. Each statement looks at a page
 -- of keys, whatever else there is, and says which of them nothing belongs to any more.
 
 -- name: list_jobs_to_check
@@ -7,8 +7,12 @@ SELECT page.batch_id, (SELECT id FROM penstock.batches WHERE id = page.batch_id)
   FROM (SELECT batch_id FROM penstock.jobs WHERE batch_id > %(after)s ORDER BY batch_id LIMIT %(limit)s) AS page
  ORDER BY page.batch_id
 
--- name: erase_errors_of_job
--- Deletes some error groups of a job whose batch is gone.
+-- name: find_next_batch_with_errors
+-- Finds the next batch that has error groups.
+SELECT batch_id FROM penstock.job_errors WHERE batch_id > %(after)s ORDER BY batch_id, fingerprint, id LIMIT 1
+
+-- name: erase_errors_of_batch
+-- Deletes some error groups of a batch that is gone.
 DELETE FROM penstock.job_errors
  WHERE ctid = ANY (ARRAY(SELECT ctid FROM penstock.job_errors WHERE batch_id = %(batch_id)s LIMIT %(limit)s))
 

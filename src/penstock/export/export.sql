@@ -72,6 +72,13 @@ SELECT ordinal
  ORDER BY ordinal
  LIMIT %(rows)s
 
+-- name: read_keys_of_group
+-- Ordinals of the next outcomes of a lane that failed in one way.
+SELECT ordinal FROM penstock.outcomes
+ WHERE lane_id = %(lane)s AND fingerprint = %(fingerprint)s::int8 AND ordinal >= %(start)s
+ ORDER BY ordinal
+ LIMIT %(rows)s
+
 -- name: read_outcomes_in
 -- The outcomes of some stretches of lanes.
 SELECT w.lane_id, o.ordinal, o.line, o.state::text, o.custom_id, o.status_code, o.request_id, o.error_code,
@@ -190,13 +197,16 @@ SELECT l.id, l.source_id, l.source_lane, l.route, l.endpoint, l.next, l.total,
 -- Ordinals that a batch has in flight (leases) or waiting to be run again (deferrals) within some stretches of its
 -- lanes: of each lease and each deferral all, or the first `ranges` ranges. The stretches of a lane become one value
 -- first: they may be many, and so may its leases.
-SELECT h.lane_id, h.leased, h.generation, ARRAY(SELECT unnest(h.ordinals * w.ordinals) LIMIT %(ranges)s)::text
+SELECT h.lane_id, h.generation, h.worker_id, h.attempts, h.since,
+       ARRAY(SELECT unnest(h.ordinals * w.ordinals) LIMIT %(ranges)s)::text
   FROM (SELECT lane_id, range_agg(int4range(start, stop)) AS ordinals
           FROM unnest(%(lanes)b::int8[], %(starts)b::int4[], %(stops)b::int4[]) AS w (lane_id, start, stop)
          GROUP BY lane_id) AS w
-  JOIN (SELECT lane_id, true AS leased, generation, ordinals FROM penstock.leases WHERE batch_id = %(batch)s
+  JOIN (SELECT lane_id, generation, worker_id, attempt + spent AS attempts, claimed_at AS since, ordinals
+          FROM penstock.leases WHERE batch_id = %(batch)s
         UNION ALL
-        SELECT lane_id, false, generation, ordinals FROM penstock.deferrals WHERE batch_id = %(batch)s) AS h
+        SELECT lane_id, generation, NULL, attempt + spent - 1, deferred_at, ordinals
+          FROM penstock.deferrals WHERE batch_id = %(batch)s) AS h
     ON h.lane_id = w.lane_id AND h.ordinals && w.ordinals
 
 -- name: read_input_keys

@@ -18,6 +18,8 @@ from penstock.model import BatchState
 _SQL = sql.load("penstock.export", "export.sql")
 
 OUTCOME_STATES = ("completed", "failed", "not_found", "skipped")
+GROUPED_STATES = ("failed", "not_found")
+"""Of outcomes that are counted in groups of errors."""
 STATUSES = ("pending", "processing", *OUTCOME_STATES, "cancelled", "expired")
 """Every status that a row can have."""
 
@@ -39,6 +41,8 @@ class MergedRow:
     url: str
     route: str
     body: bytes
+    live: Undecided | None
+    """The lease or the deferral that it is in."""
     status_code: int | None
     request_id: str | None
     error_code: str | None
@@ -93,13 +97,21 @@ class _Stretch(NamedTuple):
     stop: int
 
 
-class _Undecided(NamedTuple):
+class Undecided(NamedTuple):
     """Ordinals of one lease (in flight) or one deferral (waiting to be run again)."""
 
     start: int
     stop: int
-    leased: bool
     generation: int
+    worker_id: UUID | None
+    """The worker that holds the lease."""
+    attempts: int
+    """Attempts that have begun."""
+    since: datetime
+
+    @property
+    def leased(self) -> bool:
+        return self.worker_id is not None
 
 
 async def read_results_page(
@@ -109,14 +121,17 @@ async def read_results_page(
     limit: int = 100,
     statuses: Collection[str] | None = None,
     *,
+    fingerprint: int | None = None,
     max_bytes: int = _PAGE_BYTES,
 ) -> list[MergedRow]:
-    """Read the rows after a line, in input order: `limit` of them, or as many as `max_bytes` hold. An empty page: there
-    are no more."""
+    """Read the rows after a line, in input order: `limit` of them, or as many as `max_bytes` hold. Of all, or those
+    with some statuses, or of those that failed in one way. An empty page: there are no more."""
     state = await _read_state(connection, batch_id)
     if state is None:
         return []
-    view = _View(set(STATUSES if statuses is None else statuses), _NOT_RUN_STATUS.get(state, "pending"))
+    if fingerprint is not None:
+        statuses = GROUPED_STATES
+    view = _View(set(STATUSES if statuses is None else statuses), _NOT_RUN_STATUS.get(state, "pending"), fingerprint)
     rows: list[MergedRow] = []
     line: int | None = after_line
     while line is not None and len(rows) < limit and max_bytes > 0:
@@ -137,19 +152,22 @@ class _View:
     wanted: set[str]
     waiting: str
     """Status of lines that wait."""
-    undecided: dict[int, list[_Undecided]] = field(default_factory=dict)
+    fingerprint: int | None = None
+    """The failures alone of one group of errors."""
+    undecided: dict[int, list[Undecided]] = field(default_factory=dict)
     """By lane, within the stretches that are read."""
 
-    def status(self, lane_id: int, ordinal: int, state: str | None, generation: int) -> str:
-        """Status of an input with an outcome of this state and generation, or without one. While an input is run again
-        its outcome does not count, unless the batch will not run it any more: then the outcome it has stays."""
+    def status(self, lane_id: int, ordinal: int, state: str | None, generation: int) -> tuple[str, Undecided | None]:
+        """Status of an input with an outcome of this state and generation, or without one; and the lease or deferral it
+        has it from. While an input is run again its outcome does not count, unless the batch will not run it any more:
+        then the outcome it has stays."""
         for some in self.undecided.get(lane_id, ()):
             if some.start <= ordinal < some.stop and (state is None or some.generation > generation):
                 if some.leased:
-                    return "processing"
+                    return "processing", some
                 if state is None or self.waiting == "pending":
-                    return self.waiting
-        return state or self.waiting
+                    return self.waiting, some
+        return state or self.waiting, None
 
 
 async def _next_stretches(
@@ -160,7 +178,7 @@ async def _next_stretches(
     outcomes = view.wanted & set(OUTCOME_STATES)
     if outcomes and outcomes == view.wanted and "completed" not in outcomes:
         lanes = await find_lanes(connection, batch_id, after_line, _LAST_LINE)
-        stretches, cut = await _find_not_completed(connection, lanes, outcomes, limit)
+        stretches, cut = await _find_not_completed(connection, lanes, view, limit)
         return stretches, None, cut
     if not outcomes:
         lanes = await find_lanes(connection, batch_id, after_line, _LAST_LINE)
@@ -191,9 +209,9 @@ async def _read_rows(
     for n, line, custom_id, body in inputs:
         _, lane, ordinal = chosen[n - 1]
         state, generation, *outcome = outcomes.get(n) or _NO_OUTCOME
-        status = view.status(lane.id, ordinal, state, generation)
+        status, live = view.status(lane.id, ordinal, state, generation)
         if status in view.wanted:
-            rows.append(MergedRow(line, custom_id, status, lane.endpoint, lane.route, body, *outcome))
+            rows.append(MergedRow(line, custom_id, status, lane.endpoint, lane.route, body, live, *outcome))
     return rows, resume
 
 
@@ -225,7 +243,7 @@ async def _choose(
         if covered is not None and line > covered:
             break
         state, generation, answer = decided.get((n, ordinal), (None, 0, 0))
-        if view.status(lane.id, ordinal, state, generation) in view.wanted:
+        if view.status(lane.id, ordinal, state, generation)[0] in view.wanted:
             chosen.append((line, lane, ordinal))
             total += size + answer
             if len(chosen) == limit or total >= max_bytes:
@@ -247,7 +265,7 @@ async def find_lanes(connection: Connection, batch_id: UUID, after_line: int, la
 
 async def _read_undecided(
     connection: Connection, batch_id: UUID, stretches: Sequence[_Stretch], limit: int | None = None
-) -> dict[int, list[_Undecided]]:
+) -> dict[int, list[Undecided]]:
     """Read the ordinals that are in flight or wait to be run again within some stretches, by lane; of each lease and
     each deferral all ranges, or the first `limit`."""
     where = {
@@ -257,25 +275,27 @@ async def _read_undecided(
         "stops": Int4Array([stretch.stop for stretch in stretches]),
         "ranges": limit,
     }
-    undecided: dict[int, list[_Undecided]] = {}
+    undecided: dict[int, list[Undecided]] = {}
     cursor = await connection.execute(_SQL["list_undecided"], where)
-    for lane_id, leased, generation, text in await cursor.fetchall():
-        undecided.setdefault(lane_id, []).extend(
-            _Undecided(start, stop, leased, generation) for start, stop in ranges_of(text)
-        )
+    for lane_id, *rest, text in await cursor.fetchall():
+        undecided.setdefault(lane_id, []).extend(Undecided(start, stop, *rest) for start, stop in ranges_of(text))
     return undecided
 
 
 async def _find_not_completed(
-    connection: Connection, lanes: Sequence[_Lane], states: Collection[str], limit: int
+    connection: Connection, lanes: Sequence[_Lane], view: _View, limit: int
 ) -> tuple[list[_Stretch], set[int]]:
-    """Find the next outcomes of each lane in these states, none of them completed, by the index over such outcomes; and
-    the lanes that may have more."""
+    """Find the next outcomes of each lane in the states wanted, none of them completed, or of one group of errors, by
+    the indexes over such outcomes; and the lanes that may have more."""
     stretches: list[_Stretch] = []
     cut: set[int] = set()
     for lane in lanes:
         ordinals: list[int] = []
-        for state in states:
+        if view.fingerprint is not None:
+            group = {"lane": lane.id, "fingerprint": view.fingerprint, "start": lane.start, "rows": limit}
+            cursor = await connection.execute(_SQL["read_keys_of_group"], group)
+            ordinals = [ordinal for (ordinal,) in await cursor.fetchall()]
+        for state in view.wanted if view.fingerprint is None else ():
             where = {"lane": lane.id, "state": state, "start": lane.start, "rows": limit}
             cursor = await connection.execute(_SQL["read_keys_of_state"], where)
             ordinals += [ordinal for (ordinal,) in await cursor.fetchall()]
@@ -313,6 +333,38 @@ async def _find_waiting(
         if left == 0:
             cut.add(lane.id)
     return stretches, cut
+
+
+class RequestBody(NamedTuple):
+    line: int
+    custom_id: str
+    body: bytes
+
+
+async def read_bodies(
+    connection: Connection, places: Sequence[tuple[int, int, int]], max_bytes: int = _PAGE_BYTES
+) -> list[RequestBody | None]:
+    """Read the inputs at some (source, source lane, ordinal), in that order, None for one that was deleted: the first
+    of them that `max_bytes` hold, at least one."""
+    columns = {
+        "sources": Int8Array([source_id for source_id, _, _ in places]),
+        "source_lanes": Int4Array([source_lane for _, source_lane, _ in places]),
+        "starts": Int4Array([ordinal for _, _, ordinal in places]),
+        "stops": Int4Array([ordinal + 1 for _, _, ordinal in places]),
+    }
+    keys = await (await connection.execute(_SQL["read_input_keys"], columns)).fetchall()
+    sizes = {n: size for n, _, _, size in keys}
+    total = room = 0
+    for n in range(1, len(places) + 1):
+        total += sizes.get(n, 0)
+        if total > max_bytes and room:
+            break
+        room = n
+    found: list[RequestBody | None] = [None] * room
+    cursor = await connection.execute(_SQL["read_bodies_at"], input_columns(places[:room]), binary=True)
+    for n, *rest in await cursor.fetchall():
+        found[n - 1] = RequestBody(*rest)
+    return found
 
 
 async def read_attempts_page(

@@ -59,7 +59,7 @@ looked AS MATERIALIZED (
 span AS MATERIALIZED (
   SELECT k.at, k.kind, k.id, s.*, l.source_id, l.source_lane, j.job_type,
          (k.kind = %(kind)s::int4 AND k.id = %(id)s::int8) AS resumed,
-         (j.job_type IS NOT NULL AND l.source_id IS NOT NULL
+         ((j.job_type IS NOT NULL OR %(scope)s::text = 'batch') AND l.source_id IS NOT NULL
           AND (%(job_type)s::text IS NULL OR j.job_type = %(job_type)s::text)
           AND (k.kind = 2 OR NOT l.ended OR %(scope)s::text = 'batch')) AS shown
     FROM looked k
@@ -85,7 +85,7 @@ ranked AS (
            AS part
     FROM span
 )
-SELECT at, kind, id, batch_id, owner, job_type, source_id, source_lane, worker_id, attempts, rerun,
+SELECT at, kind, id, batch_id, owner, coalesce(job_type, ''), source_id, source_lane, worker_id, attempts, rerun,
        CASE WHEN shown AND before < %(want)s
             THEN CASE WHEN size <= %(want)s THEN part
                       WHEN kind = 0 THEN part * int4multirange(int4range(lower(part), lower(part) + %(want)s::int4))

@@ -68,42 +68,54 @@ async def list_requests(
     after_sequence: int = 0,
     limit: int = 20,
     status: str | None = None,
+    newest_first: bool = False,
 ) -> list[RequestRow]:
-    """Read a session's requests in order, after a sequence number; all, or those with one status."""
+    """Read a session's requests in order, or the newest first, after a sequence number; all, or those with one
+    status."""
     lane = await (await connection.execute(_SQL["find_lane"], {"owner": owner, "key": key})).fetchone()
     if lane is None:
         return []
     lane_id, cursor, total = lane
     rows: list[RequestRow] = []
-    start = after_sequence
-    if status in ("pending", "processing"):
-        start = max(start, cursor - 1)
+    start = max(0, cursor - 1) if status in ("pending", "processing") else 0
     stop = total if status in (None, "pending", "cancelled") else cursor
+    if not newest_first:
+        start = max(start, after_sequence)
+    elif after_sequence:
+        stop = min(stop, after_sequence - 1)
     # First ordinals, then their rows: a request whose status changed in between is left out, and the page filled up.
     while len(rows) < limit and start < stop:
-        ordinals = await _places(connection, lane_id, status, start, stop, limit - len(rows))
+        ordinals = await _places(connection, lane_id, status, range(start, stop), limit - len(rows), newest_first)
         if not ordinals:
             break
         parameters = {"lane": lane_id, "ordinals": ordinals}
         found = await (await connection.execute(_SQL["find_requests_at"], parameters)).fetchall()
         read = await _read(connection, [_Found(*row) for row in found])
+        read.sort(key=lambda row: row.sequence, reverse=newest_first)
         rows += [row for row in read if status is None or row.status == status]
-        start = ordinals[-1] + 1
+        if newest_first:
+            stop = ordinals[-1]
+        else:
+            start = ordinals[-1] + 1
     return rows[:limit]
 
 
 async def _places(
-    connection: Connection, lane_id: int, status: str | None, start: int, stop: int, limit: int
+    connection: Connection, lane_id: int, status: str | None, among: range, limit: int, newest_first: bool
 ) -> list[int]:
-    """List the ordinals of the next requests that may have this status."""
+    """List the ordinals of the next requests that may have this status: the first of them, or the last ones."""
+    walk = among[::-1] if newest_first else among
     if status is None:
-        return list(range(start, min(start + limit, stop)))
+        return list(walk[:limit])
     if status in ("pending", "processing"):
         # One more: the first may turn out to have the other status.
         statement, limit = "list_undecided", limit + 1
+    elif newest_first and status != "completed":
+        statement = {"failed": "list_failed_newest_first", "cancelled": "list_cancelled_newest_first"}[status]
     else:
         statement = {"completed": "list_completed", "failed": "list_failed", "cancelled": "list_cancelled"}[status]
-    parameters = {"lane": lane_id, "from": start, "stop": stop, "limit": limit}
+    walked = {"first": walk[0], "last": walk[-1], "step": walk.step}
+    parameters = {"lane": lane_id, "from": among.start, "stop": among.stop, **walked, "limit": limit}
     return [ordinal for (ordinal,) in await (await connection.execute(_SQL[statement], parameters)).fetchall()]
 
 

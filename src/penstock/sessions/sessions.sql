@@ -363,9 +363,10 @@ SELECT l.id, l.next, l.total
 -- name: list_undecided
 -- Lists the ordinals of a session's next requests that may be pending, or being worked on: none is before the last that
 -- the cursor has passed, which may be either, or neither. Ordinals are dense, so that they are counted out rather than
--- read in order, for which a planner that expects few rows would sort them all; here and below.
+-- read in order, for which a planner that expects few rows would sort them all; here and below. With the step -1, the newest
+-- come first.
 SELECT every.ordinal
-  FROM generate_series(%(from)s::int4, %(stop)s::int4 - 1) AS every (ordinal)
+  FROM generate_series(%(first)s::int4, %(last)s::int4, %(step)s::int4) AS every (ordinal)
  CROSS JOIN LATERAL (
    SELECT FROM penstock.session_requests
     WHERE lane_id = %(lane)s AND ordinal = every.ordinal AND cancelled_at IS NULL
@@ -379,10 +380,17 @@ SELECT ordinal FROM penstock.session_requests
  ORDER BY ordinal
  LIMIT %(limit)s
 
+-- name: list_cancelled_newest_first
+-- Lists the ordinals of a session's newest requests that were cancelled.
+SELECT ordinal FROM penstock.session_requests
+ WHERE lane_id = %(lane)s AND ordinal >= %(from)s AND ordinal < %(stop)s AND cancelled_at IS NOT NULL
+ ORDER BY ordinal DESC
+ LIMIT %(limit)s
+
 -- name: list_completed
 -- Lists the ordinals of a session's next requests that were completed.
 SELECT every.ordinal
-  FROM generate_series(%(from)s::int4, %(stop)s::int4 - 1) AS every (ordinal)
+  FROM generate_series(%(first)s::int4, %(last)s::int4, %(step)s::int4) AS every (ordinal)
  CROSS JOIN LATERAL (
    SELECT FROM penstock.outcomes
     WHERE lane_id = %(lane)s AND ordinal = every.ordinal AND state = 'completed'
@@ -395,6 +403,14 @@ SELECT ordinal FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND ordinal >= %(from)s AND ordinal < %(stop)s AND state <> 'completed'
    AND error_code IS DISTINCT FROM 'cancelled'
  ORDER BY ordinal
+ LIMIT %(limit)s
+
+-- name: list_failed_newest_first
+-- Lists the ordinals of a session's newest requests that failed, from an index of their own.
+SELECT ordinal FROM penstock.outcomes
+ WHERE lane_id = %(lane)s AND ordinal >= %(from)s AND ordinal < %(stop)s AND state <> 'completed'
+   AND error_code IS DISTINCT FROM 'cancelled'
+ ORDER BY ordinal DESC
  LIMIT %(limit)s
 
 -- name: cancel_if_waiting

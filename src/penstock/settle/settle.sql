@@ -76,7 +76,7 @@ replaced AS (
          finished_at = excluded.finished_at, request_id = excluded.request_id, error_code = excluded.error_code,
          error_message = excluded.error_message, fingerprint = excluded.fingerprint, response = excluded.response
 ),
--- Errors of jobs are counted by their fingerprint, which other batches have none of.
+-- Errors of batches are counted by their fingerprint, which sessions' requests have none of.
 grouped AS (
   INSERT INTO penstock.job_errors (batch_id, fingerprint, count, first_at, last_at, code, status_code, line, message)
   SELECT batch_id, fingerprint, count(*), @now, @now, (array_agg(coalesce(error_code, state) ORDER BY n DESC))[1],

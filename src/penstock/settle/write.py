@@ -13,7 +13,7 @@ from penstock.db.arrays import BoolArray, ByteaArray, Float8Array, Int4Array, In
 from penstock.db.notify import lanes_payload
 from penstock.db.pool import Connection, Now
 from penstock.export.result_lines import openai_bytes
-from penstock.model import ID_PREFIX, ROWS, Again, Item, Lease, Outcome, OutcomeState, Usage
+from penstock.model import ID_PREFIX, Again, Item, Lease, Outcome, OutcomeState, Usage
 
 Range = tuple[int, int]
 
@@ -269,9 +269,9 @@ _GROUPED = (OutcomeState.FAILED, OutcomeState.NOT_FOUND)
 
 
 def _fingerprints(changes: Changes) -> Int8Array:
-    """Fingerprints of rows that failed or were not found: the errors of jobs are counted by them."""
+    """Fingerprints of inputs that failed or were not found: the errors of a batch are counted by them."""
     values = [
-        _fingerprint(outcome) if outcome.state in _GROUPED and lease.endpoint == ROWS else None
+        _fingerprint(outcome) if outcome.state in _GROUPED and not lease.session else None
         for lease, _, _, _, outcome in changes.outcomes
     ]
     return Int8Array(values if values.count(None) < len(values) else [])

@@ -171,6 +171,10 @@ def test_requests_are_listed_in_order_page_by_page(place: Place, key: str) -> No
     rest = place.get(f"/{key}/requests?limit=3&after={first['last_id']}")
     assert ([entry["id"] for entry in rest["data"]], rest["has_more"]) == (ids[2:], False)
     assert place.get(f"/{key}/requests?status=failed")["data"] == []
+    newest = place.get(f"/{key}/requests?limit=3&order=desc")
+    assert ([entry["id"] for entry in newest["data"]], newest["has_more"]) == (ids[:1:-1], True)
+    oldest = place.get(f"/{key}/requests?limit=3&order=desc&after={newest['last_id']}")
+    assert ([entry["id"] for entry in oldest["data"]], oldest["has_more"]) == (ids[1::-1], False)
 
 
 def test_sessions_are_listed_newest_first(place: Place, key: str) -> None:

@@ -173,8 +173,8 @@ def test_a_key_makes_one_operation(server: ServerProcess) -> None:
     assert recorded(server) == 1
 
 
-def recorded(server: ServerProcess) -> int:
-    return [entry["action"] for entry in server.ask("GET", "/api/audit").json["entries"]].count("reprocess")
+def recorded(server: ServerProcess, action: str = "reprocess") -> int:
+    return [entry["action"] for entry in server.ask("GET", "/api/audit").json["entries"]].count(action)
 
 
 def test_a_key_that_another_request_is_about_to_use(server: ServerProcess, database_18: str) -> None:
@@ -204,6 +204,38 @@ def test_a_key_that_another_request_is_about_to_use(server: ServerProcess, datab
     assert found.json["operationId"] != first["id"]
     assert len(server.ask("GET", f"/api/jobs/{name}/operations").json["operations"]) == 2
     assert recorded(server) == 1
+
+
+def test_an_operation_is_cancelled(server: ServerProcess, tmp_path: Path) -> None:
+    """What was put back stays put back and runs; no other row does, and the job, which waited for it, ends."""
+    name = start_job(server, table(50), {**MEND, "maxConcurrency": 1})
+    until_state(server, name, "DONE")
+    (tmp_path / "mended").touch()
+    with server.frozen_workers():
+        operation = reprocess(server, name)
+        # The one row that may be in flight waits for a worker: there is no room for another.
+        wait_until(lambda: operation_of(server, name, operation)["requeued"] == 1, 30)
+        path = f"/api/jobs/{name}/operations/{operation}/cancel"
+        cancelled = server.ask("POST", path)
+        assert (cancelled.status, cancelled.json["state"], cancelled.json["requeued"]) == (200, "CANCELLED", 1)
+        assert cancelled.json == server.ask("POST", path).json == operation_of(server, name, operation)
+        assert figures(server, name) == [50, 49, 9, 10, 0, 1]
+    until_state(server, name, "DONE")
+    assert figures(server, name) == [50, 50, 9, 10, 0, 0]
+    entry = server.ask("GET", "/api/audit").json["entries"][0]
+    assert (entry["action"], entry["object"], entry["details"]) == ("cancel_operation", name, {"operation": operation})
+
+    # What has ended stays as it is.
+    done = until_over(server, name, reprocess(server, name))
+    refused = server.ask("POST", f"/api/jobs/{name}/operations/{done['id']}/cancel")
+    assert (refused.status, "DONE" in refused.json["error"]["message"]) == (409, True)
+    other = start_job(server, table(1), MEND)
+    for path in (
+        f"/api/jobs/{other}/operations/{operation}/cancel",
+        f"/api/jobs/{name}/operations/op_{'0' * 32}/cancel",
+    ):
+        assert server.ask("POST", path).status == 404
+    assert recorded(server, "cancel_operation") == 1
 
 
 def test_an_operation_whose_server_dies_goes_on_elsewhere(tmp_path: Path, database_18: str) -> None:

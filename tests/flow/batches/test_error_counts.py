@@ -227,14 +227,15 @@ def test_counts_are_the_jobs_figures_whatever_happens(
     with_connection(database_18, body)
 
 
-def test_other_batches_have_none(database: str) -> None:
+def test_groups_of_another_batch(database: str) -> None:
     async def body(connection: Connection) -> None:
         batch_id = await make_batch(connection, [10], pool="rows")
         await connection.execute("UPDATE penstock.lanes SET route = 'price'")
         worker = await make_worker(connection)
         await settle_rows(connection, worker, await claim_rows(connection, worker, 10), verdict)
-        assert (await read_status(connection, batch_id)).counts.failed == 2
-        assert await one(connection, "SELECT count(fingerprint) FROM penstock.outcomes") == (0,)
-        assert await one(connection, "SELECT count(*) FROM penstock.job_errors") == (0,)
+        assert await counts(connection, batch_id) == {SOLD_OUT: 2, MISSING: 1}
+        again = await retry_batch(connection, batch_id, None, fingerprint=SOLD_OUT)
+        assert again.requests == 2
+        assert await counts(connection, batch_id) == {MISSING: 1}
 
     with_connection(database, body)

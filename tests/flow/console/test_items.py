@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.support.batch_api import ENDPOINT
@@ -33,6 +34,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, shared_database_18: str) ->
 @pytest.fixture(scope="module")
 def batch(server: ServerProcess) -> str:
     """Requests for two models, in turn, whose custom ids tell nothing of their place."""
+    name = start_batch(server, LINES)
+    wait_until(lambda: get(server, f"/api/work/{name}")["state"] == "DONE", DEADLINE_S)
+    return name
+
+
+def start_batch(server: ServerProcess, count: int) -> str:
     lines = [
         {
             "custom_id": f"id{number:x}-x",
@@ -43,13 +50,12 @@ def batch(server: ServerProcess) -> str:
                 "messages": [{"role": "user", "content": LONG if number == 3 else "hi"}],
             },
         }
-        for number in range(1, LINES + 1)
+        for number in range(1, count + 1)
     ]
     content = "\n".join(json.dumps(line) for line in lines).encode()
     put = server.ask("PUT", "/v1/files?purpose=batch", content, headers={"content-type": "text/plain"})
     asked = {"endpoint": ENDPOINT, "completion_window": "24h", "input_file_id": put.json["id"]}
     name: str = server.ask("POST", "/v1/batches", asked).json["id"]
-    wait_until(lambda: get(server, f"/api/work/{name}")["state"] == "DONE", DEADLINE_S)
     return name
 
 
@@ -169,3 +175,74 @@ def test_charts_of_a_batch(server: ServerProcess, batch: str) -> None:
     counts = get(server, f"/api/work/{batch}")["counts"]
     assert sum(sample["completed"] for sample in samples()) == counts["done"] > 0
     assert sum(sample["failed"] for sample in samples()) == counts["failed"] > 0
+
+
+def walk(server: ServerProcess, path: str, place: str) -> list[Any]:
+    """Rows of all pages; `place` is what `next` is passed as."""
+    page = get(server, path)
+    found: list[Any] = page["items"]
+    while page["next"] is not None:
+        page = get(server, f"{path}&{place}={page['next']}")
+        found += page["items"]
+    return found
+
+
+def test_pending_requests_of_a_batch(server: ServerProcess) -> None:
+    """By the time of their last change, over both models, page by page; none of a batch that was cancelled."""
+    with server.frozen_workers():
+        name = start_batch(server, 60)
+        path = f"/api/jobs/{name}/items?statuses=PENDING,PROCESSING&sort=updatedAt&pageSize=7&cellBytes=100"
+        wait_until(lambda: get(server, f"/api/work/{name}")["total"] == 60, DEADLINE_S)
+        found = walk(server, path, "after")
+        assert sorted(item["row"] for item in found) == list(range(1, 61))
+        assert [item["updatedAt"] for item in found] == sorted(item["updatedAt"] for item in found)
+        third = next(item for item in found if item["row"] == 3)
+        assert (third["customId"], third["status"], third["cut"]) == ("id3-x", "PENDING", True)
+        assert server.ask("POST", f"/v1/batches/{name}/cancel").status == 200
+        assert walk(server, path, "after") == []
+
+
+def test_errors_of_a_batch_in_groups(server: ServerProcess, shared_database_18: str) -> None:
+    name = start_batch(server, 200)
+    wait_until(lambda: get(server, f"/api/work/{name}")["state"] == "DONE", DEADLINE_S)
+    failed = get(server, f"/api/work/{name}")["counts"]["failed"]
+    groups = get(server, f"/api/jobs/{name}/errors")["errors"]
+    assert failed > 20
+    assert sum(group["count"] for group in groups) == failed
+    group = groups[0]
+    of_group = walk(server, f"/api/jobs/{name}/items?fingerprint={group['fingerprint']}&pageSize=7", "from")
+    rows = [item["row"] for item in of_group]
+    assert len(rows) == group["count"]
+    assert rows == sorted(set(rows))
+    assert {row % 2 for row in rows} == {0, 1}, "of both models"
+    assert group["sample"]["row"] in rows
+
+    retry = f"/v1/batches/{name}/retry"
+    assert server.ask("POST", retry, {"fingerprint": "x"}).status == 400
+    assert server.ask("POST", retry, {"fingerprint": "0" * 16}).status == 409
+    with server.frozen_workers():
+        assert server.ask("POST", retry, {"fingerprint": group["fingerprint"]}).status == 200
+        counts = get(server, f"/api/work/{name}")["counts"]
+        assert counts["failed"] == failed - group["count"]
+        assert get(server, f"/api/jobs/{name}/errors")["errors"] == groups[1:]
+    wait_until(lambda: get(server, f"/api/work/{name}")["state"] == "DONE", DEADLINE_S)
+    after = get(server, f"/api/jobs/{name}/errors")["errors"]
+    assert sum(each["count"] for each in after) == get(server, f"/api/work/{name}")["counts"]["failed"]
+
+    assert server.ask("DELETE", f"/v1/batches/{name}").status == 200
+    messages = start_messages(server, 40)
+    assert get(server, f"/api/jobs/{messages}/errors")["errors"]
+    assert server.ask("DELETE", f"/v1/messages/batches/{messages}").status == 200
+    left = "SELECT count(*) FROM penstock.job_errors WHERE batch_id = ANY (%s::uuid[])"
+    ids = [each.rpartition("_")[2] for each in (name, messages)]
+    with psycopg.connect(shared_database_18, autocommit=True) as connection:
+        wait_until(lambda: connection.execute(left, [ids]).fetchone() == (0,), DEADLINE_S)
+
+
+def start_messages(server: ServerProcess, count: int) -> str:
+    """A message batch that has ended."""
+    params = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    asked = {"requests": [{"custom_id": f"m{number}", "params": params} for number in range(count)]}
+    name: str = server.ask("POST", "/v1/messages/batches", asked).json["id"]
+    wait_until(lambda: get(server, f"/api/work/{name}")["state"] == "DONE", DEADLINE_S)
+    return name

@@ -83,6 +83,10 @@ def test_every_line_is_there_with_what_became_of_it(database: str, limit: int) -
         assert (third.error_code, third.error_message, third.finished_at is not None) == ("bad", "no", True)
         assert rows[4].response is None
         assert rows[4].finished_at is None
+        live = {row.line: row.live.worker_id for row in rows if row.live is not None}
+        assert {line for line, worker_id in live.items() if worker_id == WORKER} == {4, 7, 9}
+        assert [line for line, worker_id in live.items() if worker_id is None] == [5]
+        assert {row.live.attempts for row in rows if row.live is not None} == {1}
 
     with_connection(database, body)
 

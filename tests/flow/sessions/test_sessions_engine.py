@@ -300,8 +300,16 @@ def test_requests_by_status_and_by_page(database: str) -> None:
             assert {row.status for row in listed} == {status}
             after = await list_requests(connection, OWNER, "a", status=status, after_sequence=sequences[0], limit=1)
             assert [row.sequence for row in after] == sequences[1:2]
+            newest = await list_requests(connection, OWNER, "a", status=status, newest_first=True)
+            assert newest == listed[::-1]
         page = await list_requests(connection, OWNER, "a", after_sequence=2, limit=3)
         assert [row.sequence for row in page] == [3, 4, 5]
+        walked: list[RequestRow] = []
+        while page := await list_requests(
+            connection, OWNER, "a", after_sequence=walked[-1].sequence if walked else 0, limit=3, newest_first=True
+        ):
+            walked += page
+        assert walked == (await list_requests(connection, OWNER, "a"))[::-1]
 
     with_connection(database, body)
 

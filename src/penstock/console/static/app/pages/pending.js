@@ -16,7 +16,7 @@ import { follow } from "../ticks.js";
 const STATUSES = [
   { id: "", label: "All" },
   { id: "PENDING", label: "Pending" },
-  { id: "PROCESSING", label: "In flight" },
+  { id: "PROCESSING", label: "Claimed" },
 ];
 const OWNERS = [
   { id: "", label: "My jobs" },
@@ -24,7 +24,7 @@ const OWNERS = [
 ];
 const FILTERS = ["status", "type", "job", "from", "to"];
 
-/** What waits and what is in flight, over all jobs. */
+/** What waits and what workers have claimed, over all jobs. */
 export function PendingPage() {
   const { status = "", type = "", job = "", from = "", to = "", owner = "" } = query.value;
   const { works, moved } = useJobs(owner);

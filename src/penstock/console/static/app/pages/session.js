@@ -52,7 +52,7 @@ function RequestStatus({ status }) {
   return html`<${Chip} tone=${tone}>${text}<//>`;
 }
 
-/** One session: its requests in order, the one in flight, what to do about it. @param {{name: string}} props */
+/** One session: its requests, the newest first, the one in flight, what to do about it. @param {{name: string}} props */
 export function SessionPage({ name }) {
   const root = `v1/sessions/${encodeURIComponent(name)}`;
   const status = query.value.status ?? "";
@@ -64,7 +64,7 @@ export function SessionPage({ name }) {
   useEvery(async () => {
     if (!leaving.current) await now.reload();
   });
-  const requests = usePages((after, signal) => get(`${root}/requests`, { limit: 50, after, status }, { signal }), [name, status]);
+  const requests = usePages((after, signal) => get(`${root}/requests`, { limit: 50, after, status, order: "desc" }, { signal }), [name, status]);
   const { session, busy } = now.data ?? { session: null, busy: null };
   const moved = session && `${session.status} ${session.queued} ${busy?.id} ${busy?.attempts}`;
   useEffect(() => {

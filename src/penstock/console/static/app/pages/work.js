@@ -38,25 +38,23 @@ export function Work({ id }) {
   const to = (/** @type {string} */ tab) => link(`/work/${encodeURIComponent(id)}`, { tab: tab === "rows" ? null : tab });
   const work = loaded.data;
   useKeys([
-    { key: "e", label: "Errors", run: () => go(work?.kind === "job" ? to("errors") : link(`/work/${encodeURIComponent(id)}`, { status: "ERROR" })) },
+    { key: "e", label: "Errors", run: () => go(to("errors")) },
     { key: "r", label: "Refresh", run: () => reload() },
   ]);
   if (!work) {
     const back = html`<${Button} kind="primary" href="#/">To the list of work<//>`;
     return html`<${Page} title="Work">${loaded.problem ? html`<${Empty} icon="search" title="It cannot be shown" action=${back}>${loaded.problem}<//>` : html`<${Skeleton} lines=${9} />`}<//>`;
   }
-  // Errors in groups, and rows by the time of their last change, are a job's. A batch has the same in its rows, by status.
-  const isJob = work.kind === "job";
-  const now = query.value.tab in TABS && (isJob || !/^(errors|pending)$/.test(query.value.tab)) ? query.value.tab : "rows";
+  const now = query.value.tab in TABS ? query.value.tab : "rows";
   const failures = (work.counts.failed ?? 0) + (work.counts.notFound ?? 0);
   const open = (work.counts.pending ?? 0) + (work.counts.inFlight ?? 0) + (work.counts.retrying ?? 0);
   const tabs = [
     { id: "rows", label: "Rows", count: short(work.total) },
     { id: "charts", label: "Charts" },
-    { id: "errors", label: "Errors", count: failures ? short(failures) : null, jobs: true },
-    { id: "pending", label: "Pending", count: open ? short(open) : null, jobs: true },
+    { id: "errors", label: "Errors", count: failures ? short(failures) : null },
+    { id: "pending", label: "Pending", count: open ? short(open) : null },
     { id: "details", label: "Details" },
-  ].flatMap((tab) => (tab.jobs && !isJob ? [] : [{ ...tab, href: to(tab.id) }]));
+  ].map((tab) => ({ ...tab, href: to(tab.id) }));
   const Tab = TABS[/** @type {keyof typeof TABS} */ (now)];
   const actions = html`<${Actions} work=${work} onChange=${reload} onDeleted=${leave} />`;
   return html`<${Page} title=${visible(work.name)} heading=${html`<${Heading} work=${work} />`} actions=${actions} full=${now === "rows" || now === "pending"}>

@@ -30,7 +30,7 @@ const STATES = {
 /** @type {Record<string, [Tone, string]>} */
 const STATUSES = {
   PENDING: ["calm", "Pending"],
-  PROCESSING: ["busy", "In flight"],
+  PROCESSING: ["busy", "Claimed"],
   DONE: ["good", "Done"],
   ERROR: ["bad", "Failed"],
   NOT_FOUND: ["warn", "Not found"],

@@ -3,7 +3,7 @@ import { html } from "../html.js";
 
 /** @typedef {Record<string, number>} Counts */
 
-/** Segments in the order of a row's life, backwards: what is decided is on the left. */
+/** Segments in the order of a row's life, backwards: what is decided is on the left. A worker claims more rows than it calls at a time: what is called shows the chart of calls in flight. */
 export const SEGMENTS = /** @type {const} */ ([
   ["done", "Done", "good"],
   ["failed", "Failed", "bad"],
@@ -12,7 +12,7 @@ export const SEGMENTS = /** @type {const} */ ([
   ["cancelled", "Cancelled", "calm"],
   ["expired", "Expired", "warn"],
   ["retrying", "Retrying", "retry"],
-  ["inFlight", "In flight", "busy"],
+  ["inFlight", "Claimed", "busy"],
   ["pending", "Pending", "rest"],
 ]);
 
@@ -49,8 +49,9 @@ export function Legend({ counts, onPick }) {
   return html`<ul class="legend">
     ${SEGMENTS.filter(([name]) => always.has(name) || counts[name] > 0).map(([name, label, tone]) => {
       const href = onPick?.(name);
+      const title = name === "inFlight" ? "Rows that workers hold: those they call now, and those they call next" : undefined;
       const inside = html`<i data-tone=${tone} aria-hidden="true"></i><span class="soft">${label}</span> <b data-count=${name}>${count(counts[name] ?? 0)}</b>`;
-      return html`<li key=${name}>${href ? html`<a href=${href}>${inside}</a>` : inside}</li>`;
+      return html`<li key=${name} title=${title}>${href ? html`<a href=${href}>${inside}</a>` : inside}</li>`;
     })}
   </ul>`;
 }

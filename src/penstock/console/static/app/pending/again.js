@@ -4,6 +4,7 @@ import { plural } from "../format.js";
 import { html } from "../html.js";
 import { confirm } from "../parts/dialog.js";
 import { notify } from "../store.js";
+import { batchPath, workPath } from "../work/actions.js";
 
 /** @typedef {import("./rows.js").PendingRow} PendingRow */
 
@@ -55,7 +56,7 @@ export async function askAgain(selected) {
     done += items.filter((item) => !FAILED.has(statuses.get(item.id)) && !OPEN.has(statuses.get(item.id))).length;
   }
   const total = [...failed.values()].reduce((sum, ids) => sum + ids.length, 0);
-  const rest = [open && `${plural(open, "row")} still wait or are in flight: they run by themselves.`, done && `${plural(done, "row")} are done.`].filter(Boolean).join(" ");
+  const rest = [open && `${plural(open, "row")} still wait or are claimed: they run by themselves.`, done && `${plural(done, "row")} are done.`].filter(Boolean).join(" ");
   if (!total) {
     notify("calm", "None of the selected rows has failed.", rest);
     return false;
@@ -66,7 +67,9 @@ export async function askAgain(selected) {
     action: "Run again",
     run: async () => {
       for (const [job, itemIds] of failed) {
-        if (itemIds.length) await post(`api/jobs/${job}/reprocess`, { scope: "items", itemIds }, { key: newKey() });
+        if (!itemIds.length) continue;
+        if (job.startsWith("job_")) await post(workPath(job, "/reprocess"), { scope: "items", itemIds }, { key: newKey() });
+        else await post(`${batchPath(job)}/retry`, { request_ids: itemIds });
       }
       notify("good", `${plural(total, "row")} are put back to run again.`);
     },

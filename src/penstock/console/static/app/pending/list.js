@@ -25,7 +25,7 @@ import { PendingRows } from "./rows.js";
 const rowLink = (item) => link(`/work/${encodeURIComponent(item.jobId)}`, { row: item.row });
 
 /**
- * Rows that wait or are in flight, those that changed longest ago first, as they were when the list was opened.
+ * Rows that wait or are claimed, those that changed longest ago first, as they were when the list was opened.
  * @param {{load: import("./rows.js").Load, asked: string, moved: number, works?: Map<string, WorkEntry>, empty: any}} props
  *   `asked` names the query: another is another list; `moved` counts what has changed in the database; `works` are the
  *   jobs by id, where rows of several are shown
@@ -80,13 +80,14 @@ export function PendingList({ load, asked, moved, works, empty }) {
   const again = async () => {
     if (await askAgain([...selected.value.values()])) refresh();
   };
+  const retried = ![...selected.value.values()].some((item) => item.jobId.startsWith("msgbatch_")); // these have no retry
   const problem = source.problem.value;
   return html`<section class="rows" aria-label="Pending rows">
     <div class="line wrap pending-line">
       <span class="soft" role="status">${plural(source.total, "row")}${source.ended ? "" : " so far"}, as they were when the list was opened</span>
       <${Button} small kind=${changes ? "primary" : "plain"} icon="refresh-cw" onClick=${refresh}>${changes ? `${plural(changes, "change")} – refresh` : "Refresh"}<//>
       <span class="grow"></span>
-      ${selected.value.size > 0 && html`<span>${plural(selected.value.size, "row")} selected</span><${Button} small icon="rotate-ccw" onClick=${again}>Reprocess selected<//><${Button} small kind="quiet" onClick=${() => (selected.value = new Map())}>Clear<//>`}
+      ${selected.value.size > 0 && html`<span>${plural(selected.value.size, "row")} selected</span>${retried && html`<${Button} small icon="rotate-ccw" onClick=${again}>Reprocess selected<//>`}<${Button} small kind="quiet" onClick=${() => (selected.value = new Map())}>Clear<//>`}
       ${works && active.value >= 0 && source.get(active.value) && html`<${Button} small icon="arrow-right" href=${link(`/work/${encodeURIComponent(source.get(active.value).jobId)}`)}>Go to job<//>`}
     </div>
     ${problem && html`<${Notice} tone="bad" action=${html`<${Button} small onClick=${() => source.load()}>Try again<//>`}>${problem}<//>`}

@@ -22,7 +22,7 @@ export const hasEnded = (work) => ENDED.has(work.state);
 export const steer = (work, verb) => post(`api/work/${encodeURIComponent(work.id)}/${verb}`);
 
 /** Where requests of a batch are found in the dialect that it was made in. @param {string} id */
-const batchPath = (id) => (id.startsWith("msgbatch_") ? `v1/messages/batches/${encodeURIComponent(id)}` : `v1/batches/${encodeURIComponent(id)}`);
+export const batchPath = (id) => (id.startsWith("msgbatch_") ? `v1/messages/batches/${encodeURIComponent(id)}` : `v1/batches/${encodeURIComponent(id)}`);
 
 /**
  * What can be downloaded, with its address. A batch has files once it has ended.
@@ -86,12 +86,28 @@ export function askReprocess(work, wish, what, onStart) {
         const { operationId } = await post(workPath(work.id, "/reprocess"), resetAttempts ? { ...wish, resetAttempts } : wish, { key: newKey() });
         watchOperation(work, operationId);
       } else {
-        await post(`${batchPath(work.id)}/retry`, wish.itemIds ? { request_ids: wish.itemIds } : {});
+        await post(`${batchPath(work.id)}/retry`, wish.itemIds ? { request_ids: wish.itemIds } : wish.fingerprint ? { fingerprint: wish.fingerprint } : {});
         notify("good", "The failed requests are run again.");
       }
       onStart?.();
     },
   });
+}
+
+/** Operations that were stopped on this page, which has said so. @type {Set<string>} */
+const stopped = new Set();
+
+/** Put no more rows back. Those that were put back run. @param {WorkEntry} work @param {string} id */
+export async function stopOperation(work, id) {
+  stopped.add(id);
+  try {
+    /** @type {Operation} */
+    const operation = await post(workPath(work.id, `/operations/${encodeURIComponent(id)}/cancel`));
+    notify("calm", "Stopped.", `${plural(operation.requeued, "row")} had been put back and ${operation.requeued === 1 ? "runs" : "run"} again. All others keep their results.`);
+  } catch (error) {
+    stopped.delete(id);
+    throw error;
+  }
 }
 
 /** Say how an operation ended, once it has. @param {WorkEntry} work @param {string} id */
@@ -108,6 +124,7 @@ async function watchOperation(work, id) {
       return; // deleted, signed out, or the server is away: the page says so itself
     }
     if (operation.state === "RUNNING") continue;
+    if (stopped.has(id)) return;
     const worn = operation.wornOut ? ` ${count(operation.wornOut)} have no tries left.` : "";
     if (operation.state === "DONE") notify("good", `${plural(operation.requeued, "row")} put back to run again.${worn}`);
     else notify("bad", operation.error ?? `The operation was ${operation.state.toLowerCase()}.`);

@@ -2,6 +2,7 @@ import { useEffect } from "preact/hooks";
 import { get } from "../api.js";
 import { count, plural } from "../format.js";
 import { html } from "../html.js";
+import { Button } from "../parts/button.js";
 import { Chip } from "../parts/chip.js";
 import { Id } from "../parts/copy.js";
 import { Empty } from "../parts/empty.js";
@@ -9,7 +10,7 @@ import { Loading, useLoad } from "../parts/load.js";
 import { Table } from "../parts/table.js";
 import { Elapsed, Time } from "../parts/time.js";
 import { visible } from "../parts/value.js";
-import { workPath } from "./actions.js";
+import { stopOperation, workPath } from "./actions.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
 /** @typedef {import("../work_types.js").Operation} Operation */
@@ -40,10 +41,14 @@ export function Details({ work }) {
 /** What was done to its rows. @param {{work: WorkDetail}} props */
 function Operations({ work }) {
   const loaded = useLoad((signal) => /** @type {Promise<{operations: Operation[]}>} */ (get(workPath(work.id, "/operations"), {}, { signal })), [work.id]);
-  const moved = work.operation?.id;
+  const moved = work.operation && `${work.operation.id} ${work.operation.row}`;
   useEffect(() => {
     loaded.reload();
   }, [moved]);
+  const stop = async (/** @type {Operation} */ one) => {
+    await stopOperation(work, one.id);
+    await loaded.reload();
+  };
   const columns = [
     { id: "what", label: "Operation", narrow: "title", cell: () => "Rows run again" },
     { id: "state", label: "State", narrow: "bare", cell: (/** @type {Operation} */ one) => html`<${Chip} tone=${TONES[one.state]}>${one.state.toLowerCase()}<//>` },
@@ -51,6 +56,7 @@ function Operations({ work }) {
     { id: "worn", label: "Without tries left", number: true, cell: (/** @type {Operation} */ one) => count(one.wornOut) },
     { id: "at", label: "Started", number: true, cell: (/** @type {Operation} */ one) => html`<${Time} at=${one.createdAt} />` },
     { id: "took", label: "Took", number: true, cell: (/** @type {Operation} */ one) => html`<${Elapsed} from=${one.createdAt} to=${one.endedAt} />` },
+    { id: "stop", label: "Action", unlabelled: true, narrow: "bare", cell: (/** @type {Operation} */ one) => one.state === "RUNNING" && html`<${Button} small icon="circle-x" onClick=${() => stop(one)}>Stop<//>` },
   ];
   return html`
     <h2>Operations</h2>

@@ -10,7 +10,7 @@ import { Table } from "../parts/table.js";
 import { Time } from "../parts/time.js";
 import { visible } from "../parts/value.js";
 import { link } from "../route.js";
-import { askReprocess, workPath } from "./actions.js";
+import { askReprocess, canRunAgain, hasEnded, workPath } from "./actions.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
 /** @typedef {{fingerprint: string, code: string, status: number | null, count: number, firstSeen: string, lastSeen: string, sample: {row: number, message: string}}} Group */
@@ -37,24 +37,30 @@ export function Errors({ work, onChange }) {
   };
   const rows = (/** @type {Group} */ group) => link(`/work/${encodeURIComponent(work.id)}`, { fingerprint: group.fingerprint });
   const again = (/** @type {Group} */ group) => askReprocess(work, { scope: "job", fingerprint: group.fingerprint }, plural(group.count, "row"), onChange);
+  // Imported ones, and those of an earlier version. While rows fail, figures and groups are not of one moment.
+  const ungrouped = (/** @type {{errors: Group[], next: string | null}} */ page) => (page.next || !hasEnded(work) ? 0 : failures - page.errors.reduce((sum, group) => sum + group.count, 0));
+  const failed = link(`/work/${encodeURIComponent(work.id)}`, { status: "ERROR" });
   const columns = [
     { id: "count", label: "Rows", number: true, class: "error-count", narrow: "bare", cell: (/** @type {Group} */ group) => html`<b>${count(group.count)}</b>` },
     { id: "kind", label: "Kind", class: "error-kind", narrow: "bare", cell: kind },
     { id: "message", label: "Message of one of them", narrow: "title", cell: (/** @type {Group} */ group) => html`<a class="name message" href=${rows(group)}><bdi>${visible(group.sample.message)}</bdi></a>` },
     { id: "first", label: "First", number: true, class: "error-time", cell: (/** @type {Group} */ group) => html`<${Time} at=${group.firstSeen} />` },
     { id: "last", label: "Last", number: true, class: "error-time", cell: (/** @type {Group} */ group) => html`<${Time} at=${group.lastSeen} />` },
-    { id: "act", label: "Action", unlabelled: true, class: "error-act", narrow: "bare", cell: (/** @type {Group} */ group) => html`<${Button} small icon="rotate-ccw" onClick=${() => again(group)}>Run this group again<//>` },
+    { id: "act", label: "Action", unlabelled: true, class: "error-act", narrow: "bare", cell: (/** @type {Group} */ group) => canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => again(group)}>Run this group again<//>` },
   ];
   return html`<${Loading} of=${loaded} lines=${5}>
     ${(/** @type {{errors: Group[], next: string | null}} */ page) =>
       page.errors.length
         ? html`<${Table} label="Groups of errors" columns=${columns} rows=${page.errors} rowKey=${(/** @type {Group} */ group) => group.fingerprint} fixed />
-            ${page.next && html`<div class="more"><${Button} onClick=${more}>Show more groups<//></div>`}`
-        : html`<div class="card"><${Empty} icon="circle-check" title="No row has failed" action=${html`<${Button} href=${link(`/work/${encodeURIComponent(work.id)}`)}>Show the rows<//>`}>Failures are grouped here by code, HTTP status and message.<//></div>`}
+            ${page.next && html`<div class="more"><${Button} onClick=${more}>Show more groups<//></div>`}
+            ${ungrouped(page) > 0 && html`<p class="soft">${plural(ungrouped(page), "failure")} more ${ungrouped(page) === 1 ? "is" : "are"} in no group. <a href=${failed}>Show the failed rows</a></p>`}`
+        : ungrouped(page) > 0
+          ? html`<div class="card"><${Empty} icon="circle-alert" title="${plural(failures, "failure")}, in no group" action=${html`<${Button} href=${failed}>Show the failed rows<//>`}>Failures that were imported, or written by an earlier version, are not grouped.<//></div>`
+          : html`<div class="card"><${Empty} icon="circle-check" title="No row has failed" action=${html`<${Button} href=${link(`/work/${encodeURIComponent(work.id)}`)}>Show the rows<//>`}>Failures are grouped here by code, HTTP status and message.<//></div>`}
   <//>`;
 }
 
 /** @param {Group} group */
 function kind(group) {
-  return html`<${Chip} tone=${group.code === "not_found" ? "warn" : "bad"} dot=${false}>${visible(group.code)}<//>${group.status !== null && html` <span class="soft small">HTTP ${group.status}</span>`}`;
+  return html`<${Chip} tone=${group.code === "not_found" ? "warn" : "bad"} dot=${false}>${visible(group.code)}<//>${group.status !== null && html` <span class="soft small">HTTP ${group.status}</span>`}`;
 }

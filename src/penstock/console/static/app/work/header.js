@@ -11,7 +11,7 @@ import { Legend, Progress, settled } from "../parts/progress.js";
 import { Elapsed, Time } from "../parts/time.js";
 import { visible } from "../parts/value.js";
 import { link } from "../route.js";
-import { askCancel, askDelete, askReprocess, canRunAgain, findExports, hasEnded, steer } from "./actions.js";
+import { askCancel, askDelete, askReprocess, canRunAgain, findExports, hasEnded, steer, stopOperation } from "./actions.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
 
@@ -146,5 +146,6 @@ function OperationStrip({ work }) {
     <span>Putting rows back to run again</span>
     <div class="grow"><${Progress} counts=${counts} total=${work.total} /></div>
     <span class="soft">${count(operation.requeued)} put back</span>
+    <${Button} small icon="circle-x" title="Put no more rows back. Those that were put back run again" onClick=${() => stopOperation(work, operation.id)}>Stop<//>
   </div>`;
 }

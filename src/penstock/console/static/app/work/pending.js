@@ -4,7 +4,7 @@ import { settled } from "../parts/progress.js";
 import { askedText } from "./row_columns.js";
 import { PendingList } from "../pending/list.js";
 
-/** Rows of one job that wait or are in flight. @param {{work: import("../work_types.js").WorkDetail}} props */
+/** Rows of one job or batch that wait or are claimed. @param {{work: import("../work_types.js").WorkDetail}} props */
 export function Pending({ work }) {
   const load = async (/** @type {string | undefined} */ after, /** @type {AbortSignal} */ signal) => {
     const page = await get(`api/jobs/${encodeURIComponent(work.id)}/items`, { statuses: "PENDING,PROCESSING", sort: "updatedAt", pageSize: 100, cellBytes: 100, after }, { signal, exact: true });

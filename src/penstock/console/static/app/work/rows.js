@@ -188,7 +188,7 @@ const keys = (value) => (value !== null && typeof value === "object" ? Object.ke
 
 /** @param {any} props */
 function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
-  const { status = "", fingerprint = "", find = "" } = query.value;
+  const { status = "", fingerprint = "", find = "", from = "" } = query.value;
   const counted = (/** @type {string} */ name) => COUNT_OF[name].reduce((sum, key) => sum + (work.counts[key] ?? 0), 0);
   const statuses = [
     { id: "", label: `All rows (${short(work.total)})` },
@@ -209,9 +209,9 @@ function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
           <${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "items", itemIds: selection.ids(), statuses: ["DONE", "ERROR", "NOT_FOUND", "SKIPPED"] }, plural(selected, "selected row"), () => (selection.clear(), onChange()))}>Run again<//>
           <${Button} small kind="quiet" icon="x" label="Clear the selection" onClick=${selection.clear} />`
       : fingerprint
-        ? html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", fingerprint }, "this group", onChange)}>Run this group again<//>`
+        ? canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", fingerprint }, "this group", onChange)}>Run this group again<//>`
         : again && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", statuses: [status] }, `${count(counted(status))} rows (${statusName(status).toLowerCase()})`, onChange)}>Run all ${short(counted(status))} again<//>`}
-    ${filtered && source.total > 0 && html`<span class="soft small">${count(source.total)} shown${source.ended ? "" : ", more below"}</span>`}
+    ${filtered && source.total > 0 && html`<span class="soft small">${count(source.total)} shown${Number(from) > 1 ? ` from row ${count(Number(from))} on` : ""}${source.ended ? "" : ", more below"}</span>`}
   </div>`;
 }
 
