@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from struct import Struct
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -137,6 +138,8 @@ class SourceBatch:
     completed: int
     failed: int
     canceled: int
+    requests: int
+    """In whatever state."""
 
     @property
     def open(self) -> int:
@@ -258,6 +261,9 @@ class Source:
 
     def _copy(self, name: str, parameters: Mapping[str, Any]) -> Iterator[bytes]:
         """The rows of a statement in binary, each as it comes from the server."""
+        return chain.from_iterable(self._copied_blocks(name, parameters))
+
+    def _copied_blocks(self, name: str, parameters: Mapping[str, Any]) -> Iterator[list[bytes]]:
         with explain_source_errors("source"):
             yield from copy_out(self._connection, self._prelude + _SQL[name], parameters)
 
