@@ -68,8 +68,9 @@ class _Segment:
 
 def _segments(lines: Iterable[SourceLine], reader: _LineReader) -> Iterator[_Segment]:
     segment, size = _Segment(), 0
-    for given, _, goes_to, custom_id, body in lines:
-        number, custom_id, lane = reader.place(given, goes_to, custom_id)
+    for line in lines:
+        number, custom_id, lane = reader.place(line.number, line.goes_to, line.custom_id)
+        body = line.body
         segment.numbers.append(number)
         segment.custom_ids.append(custom_id)
         segment.bodies.append(body)

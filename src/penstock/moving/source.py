@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
+import msgspec
 import psycopg
 from psycopg import Connection, IsolationLevel
 
@@ -29,7 +30,7 @@ _LENGTH = Struct("!i").unpack_from
 """Length of the next text, behind one that was read; -1 for NULL."""
 
 
-class SourceLine(NamedTuple):
+class SourceLine(msgspec.Struct, frozen=True, gc=False):
     """A line of a file."""
 
     number: int
@@ -40,7 +41,7 @@ class SourceLine(NamedTuple):
     body: bytes
 
 
-class SourceRequest(NamedTuple):
+class SourceRequest(msgspec.Struct, frozen=True, gc=False):
     """A request of a batch, or a line of its file that has none. `state` is one of `RequestState`."""
 
     number: int
