@@ -160,20 +160,37 @@ class Stretch(NamedTuple):
     errors: Sequence[str | None]
 
 
+_UNTOUCHED: Final = (None, 0, None, None)
+"""The outcome of a row that has none, as a sheet shows it."""
+
+
 async def read_stretch(connection: Connection, grid: Grid, live: LiveRows, start: int, limit: int) -> Stretch | None:
     """Read the next rows from an ordinal on, for a sheet: as `read_grid` does, and no more than a sheet shows of them.
     None if there are no more."""
-    rows, outcomes = await _read(connection, grid, [(start, start + limit)], PAGE_BYTES)
-    if not rows:
+    source = {"source_id": grid.source_id, "source_lane": grid.source_lane}
+    where = {"start": start, "stop": start + limit, "bytes": PAGE_BYTES}
+    cursor = await connection.execute(_SQL["read_sheet_rows"], {**source, **where}, binary=True)
+    ((ordinals, bodies),) = await cursor.fetchall()
+    if ordinals is None:
         return None
-    ordinals, _, _, bodies = zip(*rows, strict=True)
-    _, states, counts, _, errors, results, _ = zip(*outcomes, strict=True)
+    where |= {"lane_id": grid.lane_id, "stop": ordinals[-1] + 1}
+    cursor = await connection.execute(_SQL["read_sheet_outcomes"], where, binary=True)
+    ((settled, *outcomes),) = await cursor.fetchall()
+    if settled is None:
+        settled, outcomes = [], [[], [], [], []]
+    if sum(map(len, filter(None, outcomes[3]))) >= PAGE_BYTES:
+        kept = bisect_right(ordinals, settled[-1])
+        ordinals, bodies = ordinals[:kept], bodies[:kept]
+    if len(settled) < len(ordinals):
+        found = dict(zip(settled, zip(*outcomes, strict=True), strict=True))
+        outcomes = list(zip(*(found.get(ordinal, _UNTOUCHED) for ordinal in ordinals), strict=True))
+    states, counts, errors, results = outcomes
     attempts: Sequence[int] = counts
     statuses = [STATUS_OF.get(state, PENDING) for state in states]
     if live.ranges:
-        found = [live.at(ordinal) for ordinal in ordinals]
-        statuses = [one.status if one else status for one, status in zip(found, statuses, strict=True)]
-        attempts = [one.attempts if one else count for one, count in zip(found, attempts, strict=True)]
+        lively = [live.at(ordinal) for ordinal in ordinals]
+        statuses = [one.status if one else status for one, status in zip(lively, statuses, strict=True)]
+        attempts = [one.attempts if one else count for one, count in zip(lively, attempts, strict=True)]
     return Stretch(ordinals[-1] + 1, bodies, results, statuses, attempts, errors)
 
 

@@ -39,6 +39,28 @@ SELECT ordinal, state::text, attempts, error_code, error_message, response, fini
  WHERE before < %(bytes)s
  ORDER BY ordinal
 
+-- name: read_sheet_rows
+-- Reads the stored rows of one stretch of a job's lane as `read_rows` does, column by column and in one row: a row for each
+-- would come in pieces of 8 kB, and a client that waits for every one of them spends more time on it than on all the rest.
+SELECT array_agg(ordinal ORDER BY ordinal), array_agg(body ORDER BY ordinal)
+  FROM (SELECT ordinal, body, sum(octet_length(body)) OVER (ORDER BY ordinal) - octet_length(body) AS before
+          FROM penstock.templates
+         WHERE source_id = %(source_id)s AND source_lane = %(source_lane)s
+           AND ordinal >= %(start)s AND ordinal < %(stop)s) AS t
+ WHERE before < %(bytes)s
+
+-- name: read_sheet_outcomes
+-- Reads the outcomes of the same rows, in the same manner.
+SELECT array_agg(ordinal ORDER BY ordinal), array_agg(state::text ORDER BY ordinal),
+       array_agg(attempts ORDER BY ordinal), array_agg(error_message ORDER BY ordinal),
+       array_agg(response ORDER BY ordinal)
+  FROM (SELECT ordinal, state, attempts, error_message, response,
+               sum(coalesce(octet_length(response), 0)) OVER (ORDER BY ordinal)
+                 - coalesce(octet_length(response), 0) AS before
+          FROM penstock.outcomes
+         WHERE lane_id = %(lane_id)s AND ordinal >= %(start)s AND ordinal < %(stop)s) AS o
+ WHERE before < %(bytes)s
+
 -- name: list_live
 -- Lists what is in flight of a job, and what waits to be tried again, of one stretch of its rows: ranges, with the attempt
 -- each is at and the worker that holds it. As many rows as there are leases and deferrals of the job in the stretch.

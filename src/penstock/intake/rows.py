@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -77,20 +78,17 @@ class FileLanes(dict[tuple[str, str], Lane]):
 
 
 class _RowStarts(dict[int, Callable[..., bytes]]):
-    """Packs the beginning of a row, for each length of custom_id: ordinal, line, custom_id, what follows it."""
-
-    def __init__(self, ending: str) -> None:
-        super().__init__()
-        self._ending = ending
+    """Packs the beginning of a row, for each length of custom_id: ordinal, line, custom_id, no summary, the length of
+    the body."""
 
     def __missing__(self, length: int) -> Callable[..., bytes]:
-        pack = self[length] = Struct(f"!{_LANE_START.size}siiii{length}s{self._ending}").pack
+        pack = self[length] = Struct(f"!{_LANE_START.size}siiii{length}sii").pack
         return pack
 
 
-_row_starts = _RowStarts("ii")
-_table_row_starts = _RowStarts("i")
-
+_row_starts = _RowStarts()
+_TABLE_ROW_START = Struct(f"!{_LANE_START.size}siiii")
+"""Up to custom_id: the lane's start, ordinal, line, the length of custom_id."""
 
 _LINE = Struct("!ii")
 _LENGTH = Struct("!i")
@@ -98,17 +96,16 @@ _LENGTH = Struct("!i")
 
 def pack_table_rows(lane: Lane, lines_before: int, rows: Sequence[TableRow]) -> bytes:
     """Pack rows with summaries, at the end of their lane and after so many lines."""
-    pieces: list[bytes] = []
-    start, pack_length = lane.row_start, _LENGTH.pack
-    for place, row in enumerate(rows):
-        custom_id, summary, body = row.custom_id.encode(), row.summary.encode(), row.body
-        length = len(custom_id)
-        line = lines_before + place + 1
-        pack_start = _table_row_starts[length]
-        about = pack_start(start, lane.total + place, 4, line, length, custom_id, len(summary))
-        pieces += (about, summary, pack_length(len(body)), body)
-    lane.total += len(rows)
-    return b"".join(pieces)
+    bodies = [row.body for row in rows]
+    ids = [row.custom_id.encode() for row in rows]
+    summaries = [row.summary.encode() for row in rows]
+    count, length_of = len(rows), _LENGTH.pack
+    ordinals = range(lane.total, lane.total + count)
+    lines = range(lines_before + 1, lines_before + count + 1)
+    starts = map(_TABLE_ROW_START.pack, repeat(lane.row_start), ordinals, repeat(4), lines, map(len, ids))
+    lane.total += count
+    fields = (starts, ids, map(length_of, map(len, summaries)), summaries, map(length_of, map(len, bodies)), bodies)
+    return b"".join(chain.from_iterable(zip(*fields, strict=True)))
 
 
 def pack_rows(

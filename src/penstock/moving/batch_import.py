@@ -37,6 +37,7 @@ _EPOCH_S = 946_684_800
 """Seconds from 1970 to 2000, where PostgreSQL counts from."""
 
 _NEVER_RUN = ("not_imported", "This batch had failed before the request was run.")
+_WILL_NOT_RUN = {RequestState.MISSING: NO_REQUEST, RequestState.CANCELED: CANCELLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,8 @@ class _BatchImport:
         self._answers: list[bytes] = []
         self._failures: list[bytes] = []
         self._segment_bytes = self._segment_rows = 0
+        self._requests_left = batch.requests
+        """Requests of the batch that were not read yet."""
         self._left: dict[str, int] = {}
         self._answer_bytes = 0
 
@@ -220,15 +223,16 @@ class _BatchImport:
         if file_id is None:
             return order
         for request in self._source.requests_of_file(self._batch.id, file_id):
+            state = request.state
+            self._requests_left -= state != RequestState.MISSING
             if request.id == last:
                 self._leave("second rows for one line")
                 continue
             last = request.id
             line = order.next(request.number)
-            why = {RequestState.MISSING: NO_REQUEST, RequestState.CANCELED: CANCELLED}.get(request.state, _NEVER_RUN)
-            is_open = request.state not in (RequestState.MISSING, RequestState.CANCELED)
-            stays = ending.derives_rest or (is_open and not ending.runs_nothing)
-            self._take(self._lane_of_line(request.goes_to), request, line, None if stays else why)
+            why = _WILL_NOT_RUN.get(state)
+            stays = ending.derives_rest or (why is None and not ending.runs_nothing)
+            self._take(self._lane_of_line(request.goes_to), request, line, None if stays else why or _NEVER_RUN)
         if any(lane.seen != lane.total for lane in self._lanes.values()):
             raise self._changed()
         return order
@@ -236,6 +240,8 @@ class _BatchImport:
     def _take_others(self, file_id: UUID | None, source_id: int, order: LineOrder, ending: Ending) -> None:
         """Requests whose lines are gone: their answers are kept, behind those of the file."""
         batch = self._batch
+        if self._requests_left == 0:
+            return
         for request in self._source.requests_without_line(batch.id, file_id, batch.endpoint):
             line = order.next(request.number if file_id is None else 0)
             # Without a file nothing can ever be run again: the rest is cancelled with the batch.

@@ -20,10 +20,13 @@ from psycopg.pq.abc import PGconn, PGresult
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES = len(_SIGNATURE) + 8
 _TRAILER_BYTES = 2
+_BLOCK_ROWS = 100
+"""Rows that are handed on together at most: libpq holds what has arrived anyway."""
 
 
-def copy_out(connection: Connection, query: bytes, parameters: Mapping[str, Any]) -> Iterator[bytes]:
-    """The rows of a query in the format of COPY: a count of fields, then each as length and bytes."""
+def copy_out(connection: Connection, query: bytes, parameters: Mapping[str, Any]) -> Iterator[list[bytes]]:
+    """The rows of a query in the format of COPY: a count of fields, then each as length and bytes. As many at a time as
+    have arrived, and few enough to be held."""
     statement = b"COPY (" + query + b") TO STDOUT (FORMAT BINARY)"
     pgconn = connection.pgconn
     pgconn.send_query(ClientCursor(connection).mogrify(statement, parameters).encode())
@@ -35,10 +38,12 @@ def copy_out(connection: Connection, query: bytes, parameters: Mapping[str, Any]
         result = _next_result(pgconn)
         if result is None or result.status != ExecStatus.COPY_OUT:
             raise _failure(result)
-        for data in _messages(pgconn):
-            start = _HEADER_BYTES if data.startswith(_SIGNATURE) else 0  # the header comes with the first row
-            if len(data) - start > _TRAILER_BYTES:
-                yield data[start:] if start else data
+        for rows in _blocks(pgconn):
+            if rows[0].startswith(_SIGNATURE):  # the header comes with the first row
+                rows[0] = rows[0][_HEADER_BYTES:]
+            while rows and len(rows[-1]) <= _TRAILER_BYTES:
+                rows.pop()
+            yield rows
         while (result := _next_result(pgconn)) is not None:
             if result.status != ExecStatus.COMMAND_OK:
                 raise _failure(result)
@@ -48,16 +53,21 @@ def copy_out(connection: Connection, query: bytes, parameters: Mapping[str, Any]
             _give_up(pgconn)
 
 
-def _messages(pgconn: PGconn) -> Iterator[bytes]:
-    while True:
-        size, data = pgconn.get_copy_data(1)
-        if size > 0:
-            yield bytes(data)
-        elif size == 0:
+def _blocks(pgconn: PGconn) -> Iterator[list[bytes]]:
+    """What COPY sends, message by message; never an empty block."""
+    get, size = pgconn.get_copy_data, 0
+    while size >= 0:
+        block: list[bytes] = []
+        while len(block) < _BLOCK_ROWS:
+            size, data = get(1)
+            if size <= 0:
+                break
+            block.append(bytes(data))
+        if block:
+            yield block
+        if size == 0:
             _wait(pgconn, select.POLLIN)
             pgconn.consume_input()
-        else:
-            return
 
 
 def _next_result(pgconn: PGconn) -> PGresult | None:
@@ -77,7 +87,7 @@ def _give_up(pgconn: PGconn) -> None:
     """End a COPY that nobody reads to its end, so that the connection can be used again."""
     with suppress(psycopg.Error):
         pgconn.get_cancel().cancel()
-        for _ in _messages(pgconn):
+        for _ in _blocks(pgconn):
             pass
         while _next_result(pgconn) is not None:
             pass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 from psycopg import Connection
@@ -15,7 +16,7 @@ from penstock.intake.explain import Fault
 from penstock.intake.rows import FileLanes, Lane, pack_rows
 from penstock.model import public_id
 from penstock.moving.rows import SEPARATOR, LineOrder, custom_id_of
-from penstock.moving.source import Source, SourceFile
+from penstock.moving.source import Source, SourceFile, SourceLine
 from penstock.moving.target import SEGMENT_BYTES, SEGMENT_ROWS, SQL, copy_packed, step
 from penstock.moving.watch import Watch
 
@@ -42,23 +43,44 @@ def import_file(
         (source_id,) = target.execute(SQL["next_source"]).fetchall()[0]
         lanes = FileLanes(source_id, limits)
         reader = _LineReader(file, lanes)
-        rows: list[bytes] = []
-        packed_bytes = packed_rows = 0
-        for line in source.lines(file.id):
-            number, custom_id, lane = reader.place(line.number, line.goes_to, line.custom_id)
-            pack_rows(rows, (number,), [custom_id], [line.body], [lane])
-            reader.body_bytes += len(line.body)
-            packed_bytes += len(line.body) + 100
-            packed_rows += 1
-            if packed_bytes >= SEGMENT_BYTES or packed_rows >= SEGMENT_ROWS:
-                writer.submit(partial(_copy_templates, b"".join(rows)))
-                watch.add(packed_rows)
-                rows, packed_bytes, packed_rows = [], 0, 0
-        writer.submit(partial(_copy_templates, b"".join(rows)))
+        for segment in _segments(source.lines(file.id), reader):
+            writer.submit(partial(_copy_templates, segment.pack()))
+            watch.add(len(segment.bodies))
         writer.flush()
-        watch.add(packed_rows)
         _insert(target, file, owner, source_id, lanes)
         return FileFigures(sum(lane.total for lane in lanes.values()), reader.body_bytes, reader.named)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Lines that are written together, column by column."""
+
+    numbers: list[int] = field(default_factory=list)
+    custom_ids: list[bytes] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    lanes: list[Lane] = field(default_factory=list)
+
+    def pack(self) -> bytes:
+        rows: list[bytes] = []
+        pack_rows(rows, self.numbers, self.custom_ids, self.bodies, self.lanes)
+        return b"".join(rows)
+
+
+def _segments(lines: Iterable[SourceLine], reader: _LineReader) -> Iterator[_Segment]:
+    segment, size = _Segment(), 0
+    for line in lines:
+        number, custom_id, lane = reader.place(line.number, line.goes_to, line.custom_id)
+        body = line.body
+        segment.numbers.append(number)
+        segment.custom_ids.append(custom_id)
+        segment.bodies.append(body)
+        segment.lanes.append(lane)
+        reader.body_bytes += len(body)
+        size += len(body) + 100
+        if size >= SEGMENT_BYTES or len(segment.bodies) >= SEGMENT_ROWS:
+            yield segment
+            segment, size = _Segment(), 0
+    yield segment
 
 
 def _copy_templates(packed: bytes, connection: Connection) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
 
 import msgspec
 
@@ -49,7 +48,7 @@ class LineOrder:
         return self._last
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """What an old request becomes: the columns of an outcome that come from its row."""
 
     state: OutcomeState
@@ -121,13 +120,14 @@ def _start(state: str, id_bytes: int) -> Callable[..., bytes]:
 
 def pack_outcome(pieces: list[bytes], lane_id: int, ordinal: int, line: int, answer: Answer) -> None:
     """Add a row of `copy_outcomes`."""
-    state, custom_id, status, attempts, finished_at, code, message, response, _ = answer
-    pack = _start(state, len(custom_id))
-    label = state.encode()
+    custom_id, status, response = answer.custom_id, answer.status, answer.response
+    code, message = answer.error_code, answer.error_message
+    pack = _start(answer.state, len(custom_id))
+    label = answer.state.encode()
     pieces += (
         pack(_FIELDS, 8, lane_id, 4, ordinal, 4, line, len(label), label, len(custom_id), custom_id),
         _NULL if status is None else _STATUS.pack(4, status),
-        _NUMBERS.pack(4, attempts, 8, IMPORTED, 8, finished_at),
+        _NUMBERS.pack(4, answer.attempts, 8, IMPORTED, 8, answer.finished_at),
         _NULL if code is None else _text(code.encode()),
         _NULL if message is None else _text(message.encode()),
     )

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
+import msgspec
 import psycopg
 from psycopg import Connection, IsolationLevel
 
@@ -28,7 +30,7 @@ _LENGTH = Struct("!i").unpack_from
 """Length of the next text, behind one that was read; -1 for NULL."""
 
 
-class SourceLine(NamedTuple):
+class SourceLine(msgspec.Struct, frozen=True, gc=False):
     """A line of a file."""
 
     number: int
@@ -39,7 +41,7 @@ class SourceLine(NamedTuple):
     body: bytes
 
 
-class SourceRequest(NamedTuple):
+class SourceRequest(msgspec.Struct, frozen=True, gc=False):
     """A request of a batch, or a line of its file that has none. `state` is one of `RequestState`."""
 
     number: int
@@ -137,6 +139,8 @@ class SourceBatch:
     completed: int
     failed: int
     canceled: int
+    requests: int
+    """In whatever state."""
 
     @property
     def open(self) -> int:
@@ -258,6 +262,9 @@ class Source:
 
     def _copy(self, name: str, parameters: Mapping[str, Any]) -> Iterator[bytes]:
         """The rows of a statement in binary, each as it comes from the server."""
+        return chain.from_iterable(self._copied_blocks(name, parameters))
+
+    def _copied_blocks(self, name: str, parameters: Mapping[str, Any]) -> Iterator[list[bytes]]:
         with explain_source_errors("source"):
             yield from copy_out(self._connection, self._prelude + _SQL[name], parameters)
 

@@ -50,7 +50,7 @@ SELECT b.id, b.file_id, b.endpoint, b.completion_window, b.metadata, b.created_b
        b.cancelling_at, b.completed_at, b.failed_at, b.cancelled_at, b.output_file_id, b.error_file_id,
        b.total_requests, o.expires_at AS output_expires_at, o.deleted_at IS NOT NULL AS output_deleted,
        e.expires_at AS error_expires_at, e.deleted_at IS NOT NULL AS error_deleted,
-       r.pending, r.claimed, r.processing, r.completed, r.failed, r.canceled
+       r.pending, r.claimed, r.processing, r.completed, r.failed, r.canceled, r.requests
   FROM old_batches b
   LEFT JOIN old_files o ON o.id = b.output_file_id
   LEFT JOIN old_files e ON e.id = b.error_file_id
@@ -59,7 +59,8 @@ SELECT b.id, b.file_id, b.endpoint, b.completion_window, b.metadata, b.created_b
                     count(*) FILTER (WHERE state = 'processing') AS processing,
                     count(*) FILTER (WHERE state = 'completed') AS completed,
                     count(*) FILTER (WHERE state = 'failed') AS failed,
-                    count(*) FILTER (WHERE state = 'canceled') AS canceled
+                    count(*) FILTER (WHERE state = 'canceled') AS canceled,
+                    count(*) AS requests
                FROM old_requests
               WHERE batch_id = %(batch)s) AS r
  WHERE b.id = %(batch)s AND b.deleted_at IS NULL

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from msgspec import structs
 
 from penstock.model import OutcomeState, parse_id, public_id
 from penstock.moving.file_import import split_target
@@ -74,7 +75,7 @@ def test_a_deferral_has_so_many_ranges_and_no_more() -> None:
 
 def request(state: int, **changes: Any) -> SourceRequest:
     given = SourceRequest(1, bytes(16), state, 2, 200, 5, NO_WAIT, 7, b"", b"a", b'{"usage":{"prompt_tokens":3}}', None)
-    return given._replace(**changes)
+    return structs.replace(given, **changes)
 
 
 def test_an_answer_keeps_its_bytes_and_counts_its_attempts() -> None:

@@ -10,6 +10,8 @@ import msgspec
 from penstock.export.sheets.values import Value, values_reader
 
 _STATUS_COLUMNS = ("status", "attempts", "error")
+_NO_RESULT = b"{}"
+_NO_OBJECT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class SheetColumns:
@@ -26,9 +28,8 @@ class SheetColumns:
         status = [_add_free_name(name, "", taken) for name in _STATUS_COLUMNS]
         results = [_add_free_name(name, "result_", taken) for name in result_columns]
         self.header = [*input_columns, *results, *status]
-        self._read_input = values_reader(input_columns, inside="row")
-        self._read_result = values_reader(result_columns)
-        self._no_results: tuple[Value, ...] = (None,) * len(result_columns)
+        self._read_inputs = values_reader(input_columns, inside="row")
+        self._read_results = values_reader(result_columns)
 
     def assemble(
         self,
@@ -40,17 +41,22 @@ class SheetColumns:
     ) -> list[tuple[Value, ...]]:
         """Rows of the sheet. A result that is not a JSON object, such as the page that a gateway answered with, has no
         columns."""
-        inputs, outputs = map(self._read_input, bodies), map(self._results, results)
+        inputs, outputs = self._read_inputs(bodies), self._results(results)
         endings = zip(statuses, attempts, errors, strict=True)
-        return [(*row, *result, *ending) for row, result, ending in zip(inputs, outputs, endings, strict=True)]
+        return [row + result + ending for row, result, ending in zip(inputs, outputs, endings, strict=True)]
 
-    def _results(self, result_json: bytes | None) -> tuple[Value, ...]:
-        if result_json is None:
-            return self._no_results
+    def _results(self, results: Sequence[bytes | None]) -> list[tuple[Value, ...]]:
+        objects = [_NO_RESULT if result is None else result for result in results]
         try:
-            return self._read_result(result_json)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._no_results
+            return list(self._read_results(objects))
+        except _NO_OBJECT:
+            return list(map(self._result, objects))
+
+    def _result(self, result: bytes) -> tuple[Value, ...]:
+        try:
+            return next(self._read_results([result]))
+        except _NO_OBJECT:
+            return next(self._read_results([_NO_RESULT]))
 
 
 def _add_free_name(name: str, prefix: str, taken: set[str]) -> str:

@@ -21,10 +21,14 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Sequence
 from types import NoneType
+from typing import cast
 
 from penstock.export.sheets.values import Value, json_text
 
 _FORMULA = re.compile("'*[\\s\0\ufeff]*[=+\\-@＝＋－＠\t\r\n]")
+
+_QUOTED = ',"\n\r'
+"""Characters for which a cell is put in quotes."""
 
 
 class CsvWriter:
@@ -45,21 +49,31 @@ class CsvWriter:
         lines: Iterable[str] = map(",".join, zip(*map(_cells, zip(*rows, strict=True)), strict=True))
         if len(self._columns) == 1:
             lines = (line or '""' for line in lines)  # a line with nothing in it would be no row
-        return "".join([f"{line}\r\n" for line in lines]).encode()
+        return "\r\n".join([*lines, ""]).encode()
 
     def end(self) -> bytes:
         return b""
 
 
 def _cells(column: Sequence[Value]) -> list[str]:
-    """Cells of a page's column. Numbers need no look, and text that occurs often is looked at once."""
+    """Cells of a page's column. Numbers need no look, plain text one for all, and text that occurs often one each."""
     kinds = set(map(type, column))
     if kinds == {int}:
         return list(map(str, column))
     if kinds <= {str, NoneType}:
-        cells = {value: _cell(value) for value in set(column)}
-        return [cells[value] for value in column]
+        texts = [value or "" for value in cast("Sequence[str | None]", column)]
+        if _are_plain(texts):
+            return texts
+        cells = {text: _cell(text) for text in set(texts)}
+        return [cells[text] for text in texts]
     return list(map(_cell, column))
+
+
+def _are_plain(texts: Sequence[str]) -> bool:
+    """Whether all are cells as they are: no text has to be quoted, and each that is not empty begins with a letter or a
+    digit."""
+    begin, together = "".join([text[:1] for text in texts]), "".join(texts)
+    return (begin.isalnum() or not begin) and not any(map(together.__contains__, _QUOTED))
 
 
 def _cell(value: Value) -> str:
@@ -73,6 +87,6 @@ def _cell(value: Value) -> str:
     # Most text begins with a letter or a digit, which is asked faster than the pattern.
     if not text[:1].isalnum() and text is value and _FORMULA.match(text):
         text = f"'{text}"
-    if "," in text or '"' in text or "\n" in text or "\r" in text:
+    if any(map(text.__contains__, _QUOTED)):
         text = '"' + text.replace('"', '""') + '"'
     return text

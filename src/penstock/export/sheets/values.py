@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -22,30 +22,31 @@ def define_record(names: Sequence[str]) -> type[msgspec.Struct] | None:
         return None
     fields = {f"column_{place}": name for place, name in enumerate(names)}
     try:
-        return msgspec.defstruct("Record", [(field, Any, None) for field in fields], rename=fields)
+        return msgspec.defstruct("Record", [(field, Any, None) for field in fields], rename=fields, gc=False)
     except ValueError:
         return None
 
 
-def values_reader(names: Sequence[str], inside: str | None = None) -> Callable[[bytes], tuple[Value, ...]]:
-    """Reader of the values that a JSON object has under some names, null for those it has not; or of an object that is
-    the object's member `inside`."""
+ValuesReader: TypeAlias = Callable[[Iterable[bytes]], Iterator[tuple[Value, ...]]]
+
+
+def values_reader(names: Sequence[str], inside: str | None = None) -> ValuesReader:
+    """Reader of the values that each of some JSON objects has under these names, null for those it has not; or of
+    objects that are the objects' member `inside`."""
     record = define_record(names)
     kind: Any = dict[str, Any] if record is None else record
-    outer = kind if inside is None else msgspec.defstruct("Outer", [(inside, kind)])
+    outer = kind if inside is None else msgspec.defstruct("Outer", [(inside, kind)], gc=False)
     decode: Callable[[bytes], Any] = msgspec.json.Decoder(outer).decode
-    if inside is None:
-        read = decode
-    else:
-        member = attrgetter(inside)
-
-        def read(text: bytes) -> Any:
-            return member(decode(text))
-
+    pick: Callable[[Any], tuple[Value, ...]] = msgspec.structs.astuple
     if record is None:
-        return lambda text: tuple(map(read(text).get, names))
-    as_tuple = msgspec.structs.astuple
-    return lambda text: as_tuple(read(text))
+
+        def pick(found: Any) -> tuple[Value, ...]:
+            return tuple(map(found.get, names))
+
+    if inside is None:
+        return lambda texts: map(pick, map(decode, texts))
+    member = attrgetter(inside)
+    return lambda texts: map(pick, map(member, map(decode, texts)))
 
 
 def json_text(value: list[Any] | dict[str, Any]) -> str:

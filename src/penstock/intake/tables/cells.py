@@ -63,7 +63,10 @@ def type_column(cells: Sequence[Cell]) -> list[Cell]:
     lines = "\n".join([*texts, ""])
     if _WHOLE_NUMBERS(lines) and lines.count("\n") == len(texts):
         return list(map(int, texts))
-    return [text if text and text[0] not in _TYPED_START and text.isascii() else type_cell(text) for text in texts]
+    return [
+        None if not text else text if text[0] not in _TYPED_START and text.isascii() else type_cell(text)
+        for text in texts
+    ]
 
 
 def _as_shown(number: float) -> float | int | None:

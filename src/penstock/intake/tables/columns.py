@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -73,6 +73,14 @@ class ColumnNames:
         return name
 
 
+class BuiltRows(NamedTuple):
+    """Rows made of records, up to the first that cannot be taken; and what is wrong with that one."""
+
+    bodies: list[bytes]
+    summaries: list[str]
+    fault: RowFault | None
+
+
 class Columns:
     """Columns of a table with a header, in the order of its rows."""
 
@@ -98,11 +106,10 @@ class Columns:
         self._make_row = msgspec.defstruct("Row", [(field, Any) for field in fields], rename=fields, gc=False)
         self._unusual_bytes = min(limits.max_row_bytes, limits.max_cell_bytes)
 
-    def build(self, records: Sequence[Sequence[Cell]]) -> tuple[list[tuple[bytes, str]], RowFault | None]:
-        """Bodies and summaries of the rows that have these cells, up to the first that cannot be taken; and what is
-        wrong with that one."""
+    def build(self, records: Sequence[Sequence[Cell]]) -> BuiltRows:
+        """Build the rows that have these cells, up to the first that cannot be taken."""
         if not records:
-            return [], None
+            return BuiltRows([], [], None)
         values: list[list[Cell]] = []
         cells = list(zip(*records, strict=True))
         try:
@@ -111,9 +118,8 @@ class Columns:
         except ValueError as error:
             if len(records) > 1:
                 return self._build_each(records)
-            return [], RowFault(
-                self.names[len(values)], str(error), "Correct the cell, or take the column out of `types`."
-            )
+            hint = "Correct the cell, or take the column out of `types`."
+            return BuiltRows([], [], RowFault(self.names[len(values)], str(error), hint))
         bodies = _encoder.encode_lines(list(map(_Body, map(self._make_row, *values), records))).split(b"\n")
         bodies.pop()  # what follows the last line's end
         if max(map(len, bodies)) > self._unusual_bytes:
@@ -123,25 +129,28 @@ class Columns:
                 self._check_cells(records[0])
                 check_row(bodies[0], self._limits)
             except RowFault as fault:
-                return [], fault
-        return list(zip(bodies, self._summarise(values), strict=True)), None
+                return BuiltRows([], [], fault)
+        return BuiltRows(bodies, self._summarise(values), None)
 
-    def _build_each(self, records: Sequence[Sequence[Cell]]) -> tuple[list[tuple[bytes, str]], RowFault | None]:
-        rows: list[tuple[bytes, str]] = []
+    def _build_each(self, records: Sequence[Sequence[Cell]]) -> BuiltRows:
+        bodies: list[bytes] = []
+        summaries: list[str] = []
         for record in records:
-            built, fault = self.build([record])
-            if fault is not None:
-                return rows, fault
-            rows += built
-        return rows, None
+            built = self.build([record])
+            if built.fault is not None:
+                return BuiltRows(bodies, summaries, built.fault)
+            bodies += built.bodies
+            summaries += built.summaries
+        return BuiltRows(bodies, summaries, None)
 
     def _summarise(self, values: Sequence[Sequence[Cell]]) -> list[str]:
         """`summarise` of each row, from the values column by column."""
-        first = zip(*values[:3], strict=True)
-        if not self._telling:
-            return [_one_line(_join(row)) for row in first]
-        told = zip(*(values[place] for place in self._telling), strict=True)
-        return [_one_line(_join(row) or _join(instead)) for row, instead in zip(told, first, strict=True)]
+        lines = _join_columns([values[place] for place in self._telling])
+        if not lines or not all(lines):
+            first = _join_columns(values[:3])
+            lines = [line or instead for line, instead in zip(lines, first, strict=True)] if lines else first
+        # Looked at together: it is rare that one of them is not printable.
+        return lines if "".join(lines).isprintable() else list(map(_one_line, lines))
 
     def _check_cells(self, cells: Sequence[Cell]) -> None:
         most = self._limits.max_cell_bytes
@@ -203,6 +212,24 @@ def _join(values: Iterable[Any]) -> str:
         if value is not None
     ]
     return " · ".join(shown)[:MAX_SUMMARY_CHARS]
+
+
+def _join_columns(columns: Sequence[Sequence[Cell]]) -> list[str]:
+    """`_join` of each row of these columns. No value of a table with a header is an empty text."""
+    shown = list(map(_show_column, columns))
+    if len(shown) == 1:
+        return shown[0]
+    return [" · ".join(filter(None, row))[:MAX_SUMMARY_CHARS] for row in zip(*shown, strict=True)]
+
+
+def _show_column(values: Sequence[Cell]) -> list[str]:
+    """Each value as a summary shows it; nothing for null."""
+    if set(map(type, values)) == {int}:
+        return list(map(str, values))
+    return [
+        "" if value is None else value[:MAX_SUMMARY_CHARS] if isinstance(value, str) else _encode(value).decode()
+        for value in values
+    ]
 
 
 def _unknown(name: str, what: str, column: str, found: Sequence[str]) -> IntakeRefused:

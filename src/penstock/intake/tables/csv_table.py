@@ -77,20 +77,23 @@ class CsvTable:
         return self._columns.names
 
     def rows(self) -> Iterator[TableRow]:
-        number = 0
+        return chain.from_iterable(self._row_blocks())
+
+    def _row_blocks(self) -> Iterator[Iterable[TableRow]]:
+        count, most = 0, self._limits.max_rows
         for block in self._record_blocks():
-            built, fault = self._columns.build(block.records)
-            for body, summary in built:
-                number += 1
-                if number > self._limits.max_rows:
-                    raise too_many_rows(self._name, self._limits.max_rows)
-                yield TableRow(body, summary, str(number), None)
+            bodies, summaries, fault = self._columns.build(block.records)
+            numbers = range(count + 1, min(count + len(bodies), most) + 1)
+            yield map(TableRow, bodies, summaries, map(str, numbers))
+            count += len(bodies)
+            if count > most:
+                raise too_many_rows(self._name, most)
             if (fault := fault or block.fault) is not None:
-                line = block.lines[len(built)]
-                raise fault.placed(self._name, _place(number + 1, line), line)
+                line = block.lines[len(bodies)]
+                raise fault.placed(self._name, _place(count + 1, line), line)
             if block.refusal is not None:
                 raise block.refusal
-        if not number:
+        if not count:
             raise no_rows(self._name, "Expected a header and a row for each item below it.")
 
     def _record_blocks(self) -> Iterator[_Block]:

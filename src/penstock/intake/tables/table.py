@@ -43,13 +43,15 @@ class Blob(NamedTuple):
     media_type: str
 
 
-class TableRow(NamedTuple):
+class TableRow(msgspec.Struct, frozen=True, gc=False):
+    """A row to be stored. Nothing for the garbage collector, which would look at thousands of them again and again."""
+
     body: bytes
     """JSON: `{"row": {…}, "raw": …}`."""
     summary: str
     custom_id: str
     """Row number from 1, or an image's path."""
-    blob: Blob | None
+    blob: Blob | None = None
 
     @property
     def size(self) -> int:
@@ -63,7 +65,7 @@ def next_block(rows: Iterator[TableRow], max_rows: int = BLOCK_ROWS, max_bytes: 
     size = 0
     for row in islice(rows, max_rows):
         block.append(row)
-        size += row.size
+        size += len(row.body) if row.blob is None else row.size
         if size >= max_bytes:
             break
     return block

@@ -69,10 +69,10 @@ class XlsxTable:
                 number += 1
                 if number > self._limits.max_rows:
                     raise too_many_rows(self._name, self._limits.max_rows)
-                built, fault = self._columns.build([cells])
+                bodies, summaries, fault = self._columns.build([cells])
                 if fault is not None:
                     raise fault
-                yield TableRow(*built[0], str(number), None)
+                yield TableRow(bodies[0], summaries[0], str(number))
         except RowFault as fault:
             raise self._placed(fault) from None
         if not number:

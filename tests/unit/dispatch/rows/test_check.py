@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import structs
 
 from penstock.dispatch.rows.check import NotRenderable, check_rendering
 from penstock.dispatch.rows.definition import parse_definition
@@ -39,7 +40,7 @@ def test_a_column_that_no_row_has_is_named(count: int) -> None:
 
 def test_an_image_is_there_to_be_rendered() -> None:
     http = {"type": "http", "provider": "p", "method": "POST", "path": "/", "body": {"picture": "{{ image }}"}}
-    rows = [row(path="a.png")._replace(blob=Blob("00", b"PNG", "image/png"))]
+    rows = [structs.replace(row(path="a.png"), blob=Blob("00", b"PNG", "image/png"))]
     assert list(check_rendering(parse_definition(http), "photos.zip", iter(rows))) == rows
     with pytest.raises(NotRenderable):
         list(check_rendering(parse_definition(http), "rows.csv", iter([row(path="a.png")])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from itertools import product
 
 import msgspec
 import pytest
@@ -64,9 +65,9 @@ def test_renaming_comes_first() -> None:
 def test_columns_are_kept_in_the_order_asked_for() -> None:
     columns = Columns("in.csv", ["a", "b", "c"], TableSpec(keep=["c", "A"], types={"c": "text"}), TableLimits())
     assert columns.names == ("c", "a")
-    (((body, _),), fault) = columns.build([["1", "2", "3"]])
-    assert fault is None
-    assert body == b'{"row":{"c":"3","a":1},"raw":["1","2","3"]}'
+    built = columns.build([["1", "2", "3"]])
+    assert built.fault is None
+    assert built.bodies == [b'{"row":{"c":"3","a":1},"raw":["1","2","3"]}']
 
 
 @pytest.mark.parametrize(
@@ -192,8 +193,8 @@ def test_a_stated_type_is_made(kind: ColumnType, cell: Cell, value: Cell) -> Non
 )
 def test_a_cell_of_another_type_is_refused(kind: ColumnType, cell: str, words: str) -> None:
     columns = Columns("in.csv", ["a", "b"], TableSpec(types={"b": kind}), TableLimits())
-    rows, fault = columns.build([["x", ""], ["x", cell], ["x", ""], ["x", cell]])
-    assert len(rows) == 1
+    bodies, summaries, fault = columns.build([["x", ""], ["x", cell], ["x", ""], ["x", cell]])
+    assert len(bodies) == len(summaries) == 1
     assert isinstance(fault, RowFault)
     assert words in fault.reason
     assert fault.column == "b"
@@ -217,3 +218,14 @@ def test_a_summary_says_what_a_row_is_about() -> None:
     assert summarise({"title": "two\r\nlines\0"}) == "two lines"
     assert summarise({}) == ""
     assert len(summarise({"title": "x" * 1000, "brand": "y"})) == MAX_SUMMARY_CHARS
+
+
+@pytest.mark.parametrize("headers", [["title", "a", "sku"], ["sku", "a", "b"], ["a", "b", "c", "d"], ["title"]])
+def test_rows_built_together_have_the_summaries_of_each(headers: list[str]) -> None:
+    cells = ["7", "Lamp", "", "true", "1.50", "two\nlines", "\0", "é" * 500]
+    each = [list(chosen) for chosen in product(cells, repeat=min(len(headers), 3))]
+    records = [record + ["x"] * (len(headers) - len(record)) for record in each]
+    columns = Columns("in.csv", headers, TableSpec(), TableLimits())
+    for some in (records, [["7"] * len(headers)] * 3, [["Lamp"] * len(headers)] * 3):
+        built = columns.build(some)
+        assert built.summaries == [summarise(msgspec.json.decode(body)["row"]) for body in built.bodies]
