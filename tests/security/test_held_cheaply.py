@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 
 import psutil
+import psycopg
 import pytest
 
 from tests.support.server import Answered
@@ -70,6 +71,23 @@ def test_slow_bodies_share_a_budget(ground: TenantGround) -> None:
             assert b"request_memory_used_up" in body
     # With the connections, the memory is free again.
     wait_until(lambda: large_body(ground, "bob", 6 * MIB).status == 400, DEADLINE_S)
+
+
+def test_calls_of_one_owner_leave_database_connections_to_others(ground: TenantGround) -> None:
+    request = f"GET /v1/files HTTP/1.1\r\nhost: a\r\nx-api-key: {ground.keys['bob']}\r\n\r\n".encode()
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ExitStack() as stack:
+        blocker = stack.enter_context(psycopg.connect(ground.database))
+        blocker.execute("LOCK TABLE penstock.files")
+        slow = [stack.enter_context(connect(ground)) for _ in range(20)]
+        for connection in slow:
+            connection.sendall(request)
+        wait_until(lambda: blocker.execute(waiting).fetchone() >= (4,), DEADLINE_S)
+        for _ in range(3):
+            assert ground.ask("alice", "GET", "/v1/sessions", timeout_s=DEADLINE_S).status == 200
+        assert ground.ask(None, "GET", "/readyz", timeout_s=DEADLINE_S).status == 200
+        blocker.rollback()
+        assert {read_answer(connection)[0] for connection in slow} == {200}
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/files HTTP/1.1\r\nx-a: " + b"a" * 60_000], ids=["idle", "half-a-head"])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.api.passthrough import Upstreams
     from penstock.api.ticks import Ticks
     from penstock.config import Config
-    from penstock.db.pool import Connection, Pool
+    from penstock.db.pool import Connection, OwnerConnections, Pool
     from penstock.dispatch.providers import Providers
     from penstock.limits.sharing import ProviderLimits
     from penstock.observe.metrics import ProcessMetrics
@@ -210,6 +210,11 @@ class Call(Generic[Q, B]):
         """The variable parts of the path."""
         found: dict[str, str] = self.request.path_params
         return found
+
+    @property
+    def database(self) -> OwnerConnections:
+        """Connections for this call, of which its owner has no more at a time than it leaves to others."""
+        return self.server.database.of(self.caller.owner)
 
     async def quota(self) -> Quota:
         """The limits of the caller's owner. A key of an admin may ask for any priority."""
