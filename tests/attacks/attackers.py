@@ -1,4 +1,4 @@
-"""python -m tests.attacks.attackers PORT KEY SECONDS: every attack at once, from a process of its own.
+"""python -m tests.attacks.attackers PORT KEY SECONDS [NAME]: every attack at once, or one, from a process of its own.
 
 Each costs the attacker little: payloads are made once, and what is sent slowly is sent slowly.
 """
@@ -20,6 +20,7 @@ _BLANK_MIB = 300
 _RATIO = 950
 """Just below the limit, which is 1,000: beyond it, an upload is refused before much is read."""
 _REST_S = 0.2
+NAMES = ("trailers", "blank", "hang-up", "lines", "slow", "stalled", "idle")
 _JSON = "content-type: application/json\r\n"
 
 

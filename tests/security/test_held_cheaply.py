@@ -82,7 +82,7 @@ def test_calls_of_one_owner_leave_database_connections_to_others(ground: TenantG
         slow = [stack.enter_context(connect(ground)) for _ in range(20)]
         for connection in slow:
             connection.sendall(request)
-        wait_until(lambda: blocker.execute(waiting).fetchone() >= (4,), DEADLINE_S)
+        wait_until(lambda: blocker.execute(waiting).fetchall() >= [(4,)], DEADLINE_S)
         for _ in range(3):
             assert ground.ask("alice", "GET", "/v1/sessions", timeout_s=DEADLINE_S).status == 200
         assert ground.ask(None, "GET", "/readyz", timeout_s=DEADLINE_S).status == 200
