@@ -14,8 +14,10 @@ import psutil
 import psycopg
 import pytest
 
+from tests.support.cli import slow_down_rows
+from tests.support.jobs import post_job, table
 from tests.support.server import Answered
-from tests.support.tenants import TenantGround, tenant_ground
+from tests.support.tenants import TenantGround, form, tenant_ground
 from tests.support.wait import wait_until
 
 MIB = 1024 * 1024
@@ -88,6 +90,37 @@ def test_calls_of_one_owner_leave_database_connections_to_others(ground: TenantG
         assert ground.ask(None, "GET", "/readyz", timeout_s=DEADLINE_S).status == 200
         blocker.rollback()
         assert {read_answer(connection)[0] for connection in slow} == {200}
+
+
+def test_jobs_of_one_owner_leave_room_for_those_of_others(ground: TenantGround) -> None:
+    spec = {"processor": {"type": "chat", "provider": "default", "model": "small", "prompt": "{{ sku }}"}}
+
+    def start(tenant: str, rows: int) -> str:
+        answer = post_job(ground.server, table(rows), spec, key=ground.keys[tenant])
+        assert answer.status == 200, answer.content
+        return f"/api/jobs/{answer.json['jobId']}"
+
+    with psycopg.connect(ground.database, autocommit=True) as connection:
+        slow_down_rows(connection, 1)
+        large = [start("bob", 8_000) for _ in range(8)]
+        small = start("alice", 3)
+        wait_until(lambda: bool(ground.ok("alice", "GET", small)["ingest"]["done"]), DEADLINE_S)
+        done = [ground.ok("bob", "GET", each)["ingest"]["done"] for each in large]
+        connection.execute("DROP FUNCTION penstock.wait CASCADE")
+    assert done.count(True) < 4, "it would have waited for the first four"
+    wait_until(lambda: all(ground.ok("bob", "GET", each)["ingest"]["done"] for each in large), DEADLINE_S)
+
+
+def test_previews_that_one_owner_sends_slowly_leave_others_theirs(ground: TenantGround) -> None:
+    body, kind = form({"file": table(3)}, "rows.csv")
+    head = f"POST /api/jobs/preview HTTP/1.1\r\nhost: a\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
+    with ExitStack() as stack:
+        for _ in range(12):
+            connection = stack.enter_context(connect(ground))
+            connection.sendall(f"{head}x-api-key: {ground.keys['bob']}\r\n\r\n".encode() + body[:-1])
+        seen = ground.ask("alice", "POST", "/api/jobs/preview", body, headers={"content-type": kind})
+    assert seen.status == 200, seen.content
+    assert len(seen.json["rows"]) == 3
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/files HTTP/1.1\r\nx-a: " + b"a" * 60_000], ids=["idle", "half-a-head"])

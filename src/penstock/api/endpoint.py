@@ -119,8 +119,6 @@ class Server:
     """Maker of cursors, once its secret was read."""
     exports: int = 0
     """Sheets that are being written."""
-    previews: int = 0
-    """Files that are being looked into, each held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
 
@@ -140,17 +138,6 @@ class Server:
             yield
         finally:
             self.exports -= 1
-
-    @contextmanager
-    def count_preview(self, most: int) -> Iterator[None]:
-        """Count a file while it is looked into. Beyond so many, 503."""
-        if self.previews >= most:
-            raise busy("As many files as may be are being looked into just now. Try again.")
-        self.previews += 1
-        try:
-            yield
-        finally:
-            self.previews -= 1
 
     def stop(self) -> None:
         """End streams and waits; clients come again elsewhere."""
