@@ -22,8 +22,7 @@ class Shares:
 
     async def take(self, owner: str, within_s: float | None = None) -> None:
         """Take a place, which has to be given back. Raises TimeoutError if none is to be had in that time."""
-        if owner not in self._waiting and self._may_take(owner):
-            self._count(owner)
+        if self.take_now(owner):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(turn)
@@ -34,6 +33,14 @@ class Shares:
             if turn.done() and not turn.cancelled():
                 self.give_back(owner)
             raise
+
+    def take_now(self, owner: str) -> bool:
+        """Take a place that has to be given back, if one is to be had at once."""
+        if owner in self._waiting or not self._may_take(owner):
+            return False
+        self._taken[owner] += 1
+        self._free -= 1
+        return True
 
     def give_back(self, owner: str) -> None:
         self._taken[owner] -= 1
@@ -50,10 +57,6 @@ class Shares:
     def _may_take(self, owner: str) -> bool:
         return self._taken[owner] < self._free
 
-    def _count(self, owner: str) -> None:
-        self._taken[owner] += 1
-        self._free -= 1
-
     def _hand_out(self) -> None:
         """Give free places to those who wait, one owner after the other."""
         moved = True
@@ -64,7 +67,8 @@ class Shares:
                 while turns and turns[0].done():
                     turns.popleft()
                 if turns and self._may_take(owner):
-                    self._count(owner)
+                    self._taken[owner] += 1
+                    self._free -= 1
                     turns.popleft().set_result(None)
                     moved = True
                 del self._waiting[owner]

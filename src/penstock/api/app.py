@@ -217,8 +217,7 @@ class Api:
                 # Every failure is answered in the shape of the client's dialect.
                 response = refusal(_to_api_error(error, request_id), dialect, request_id)
                 refused = True
-            if refused:
-                memory.release()  # with the exception, what was read of the request is gone
+            if refused:  # not where it was caught: with the exception goes what was read of the request
                 await guard.linger(self._dropped, who.owner)
             # A stream is begun all the same, and broken off: it holds what only it can let go.
             if guard.shut_out and not isinstance(response, StreamingResponse):
@@ -226,9 +225,7 @@ class Api:
                 guard.open_for_refusal()
             await _send(response, scope, guard)
         except (ClientDisconnect, SlowReaderError, MemoryUsedUpError):
-            # No client is left to be answered, or its answer may hold no more memory. Without an end, the server closes
-            # the connection.
-            pass
+            pass  # nobody is left to be answered, or no memory for it; without an end, the connection is closed
         except Exception as error:
             # Too late for another answer: the connection is cut.
             _log_error(error, request_id)

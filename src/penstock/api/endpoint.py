@@ -25,6 +25,7 @@ from starlette.responses import Response
 from penstock.api.errors import Dialect, busy, not_found
 from penstock.api.page_cursor import PageCursors, read_cursors
 from penstock.model import parse_id
+from penstock.shares import Shares
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -117,10 +118,13 @@ class Server:
     ticks: Ticks
     cursors: PageCursors | None = None
     """Maker of cursors, once its secret was read."""
-    exports: int = 0
-    """Sheets that are being written."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
+    exports: Shares = field(init=False)
+    """Places for sheets that are being written."""
+
+    def __post_init__(self) -> None:
+        self.exports = Shares(self.config.serve.max_exports)
 
     async def read_cursors(self, connection: Connection) -> PageCursors:
         """The maker of cursors. Its secret is the installation's: it is read once."""
@@ -129,15 +133,15 @@ class Server:
         return self.cursors
 
     @contextmanager
-    def count_export(self) -> Iterator[None]:
-        """Count a sheet while it is written. Each has a connection of its own and a snapshot: beyond so many, 503."""
-        if self.exports >= self.config.serve.max_exports:
+    def count_export(self, owner: str) -> Iterator[None]:
+        """Count a sheet while it is written. Each has a connection of its own and a snapshot: beyond an owner's share
+        of `max_exports`, 503."""
+        if not self.exports.take_now(owner):
             raise busy("As many sheets as may be are being written just now. Try again.")
-        self.exports += 1
         try:
             yield
         finally:
-            self.exports -= 1
+            self.exports.give_back(owner)
 
     def stop(self) -> None:
         """End streams and waits; clients come again elsewhere."""

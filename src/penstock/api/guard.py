@@ -169,6 +169,7 @@ class Guard:
     async def linger(self, pace: DropPace, owner: str) -> None:
         """Read and drop for a while what the client is still sending: many clients read no answer before they have sent
         everything, and would lose it if they were cut off."""
+        self._memory.release()  # the request is over, and what was read of it is gone
         with contextlib.suppress(TimeoutError, ApiError):
             async with asyncio.timeout(self._limits.linger_s):
                 while not self._whole:

@@ -168,7 +168,7 @@ async def _export(call: Call[ExportQuery, Any]) -> Response:
         known_job(call, await get_batch(connection, job_id, call.caller.scope))
 
     async def blocks() -> AsyncGenerator[bytes, None]:
-        with call.server.count_export():
+        with call.server.count_export(call.caller.owner):
             async with await psycopg.AsyncConnection.connect(call.server.conninfo) as connection:
                 arrays.register(connection)
                 await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
