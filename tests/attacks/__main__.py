@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.db.embedded import postgres
 from penstock.db.migrate import migrate
+from tests.attacks.attackers import NAMES
 from tests.attacks.run import MIB, run, table
 from tests.attacks.test_attacks import RSS_BUDGET_MIB
 
@@ -21,13 +22,16 @@ def main() -> int:
         prog="python -m tests.attacks", description="Attacks beside a tenant that behaves; see docs/testing.md."
     )
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--only", default="", choices=NAMES, help="one of the attacks, to find out what it does alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="attacks-") as place:
         directory = Path(place)
         with postgres.acquire(directory / "database") as database:
             migrate(database.conninfo)
             seconds = 60 * options.minutes
-            outcome = run(directory, database.conninfo, alone_s=max(20, seconds / 10), beside_s=seconds)
+            outcome = run(
+                directory, database.conninfo, alone_s=max(20, seconds / 10), beside_s=seconds, only=options.only
+            )
     print(table(outcome))
     slow = [step for step in _TIMED if outcome.ratio(step) > MAX_RATIO]
     if slow:

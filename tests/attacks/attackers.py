@@ -1,4 +1,4 @@
-"""python -m tests.attacks.attackers PORT KEY SECONDS: every attack at once, from a process of its own.
+"""python -m tests.attacks.attackers PORT KEY SECONDS [NAME]: every attack at once, or one, from a process of its own.
 
 Each costs the attacker little: payloads are made once, and what is sent slowly is sent slowly.
 """
@@ -17,7 +17,10 @@ import zstandard
 
 MIB = 1024 * 1024
 _BLANK_MIB = 300
+_RATIO = 950
+"""Just below the limit, which is 1,000: beyond it, an upload is refused before much is read."""
 _REST_S = 0.2
+NAMES = ("trailers", "blank", "hang-up", "lines", "slow", "stalled", "idle")
 _JSON = "content-type: application/json\r\n"
 
 
@@ -30,34 +33,36 @@ class Attackers:
         self._until = monotonic() + seconds
         self.counts: Counter[str] = Counter()
         """What the server answered, by attack."""
-        packer = zstandard.ZstdCompressor(level=3)
-        self._bomb = packer.compress(b"\n" * (_BLANK_MIB * MIB))
-        lines = b'{"custom_id":"a","url":"/v1/x","body":{"model":"m"}}\n' * (20 * MIB // 53)
-        self._lines = packer.compress(lines)
+        self._bomb = _compressed_blank() * _BLANK_MIB
+        # All have the same id, so nothing of them stays stored.
+        line = b'{"custom_id":"a","url":"/v1/x","body":{"model":"m","n":%d}}\n'
+        self._lines = zstandard.compress(b"".join(line % number for number in range(20 * MIB // len(line))))
 
-    async def run(self) -> None:
-        attacks: list[tuple[int, Callable[[], Awaitable[str]]]] = [
-            (2, lambda: self.trailers("")),
-            (2, lambda: self.trailers(self._key)),
-            (4, lambda: self.upload(self._bomb)),
-            (4, lambda: self.upload(self._bomb[: len(self._bomb) // 5], hang_up=True)),
-            (2, lambda: self.upload(self._lines)),
-            (60, self.slow_body),
-            (40, self.stalled_reader),
-            (300, self.idle_stranger),
+    async def run(self, only: str = "") -> None:
+        """Every attack at once, or those of one name."""
+        attacks: list[tuple[str, int, Callable[[], Awaitable[str]]]] = [
+            ("trailers", 2, lambda: self.trailers("")),
+            ("trailers", 2, lambda: self.trailers(self._key)),
+            ("blank", 4, lambda: self.upload(self._bomb)),
+            ("hang-up", 4, lambda: self.upload(self._bomb[: len(self._bomb) // 5], hang_up=True)),
+            ("lines", 2, lambda: self.upload(self._lines)),
+            ("slow", 60, self.slow_body),
+            ("stalled", 40, self.stalled_reader),
+            ("idle", 300, self.idle_stranger),
         ]
         await self._store_large_file()
-        await asyncio.gather(*(self._repeat(attack) for count, attack in attacks for _ in range(count)))
+        chosen = [(count, attack) for name, count, attack in attacks if only in ("", name)]
+        await asyncio.gather(*(self._repeat(attack) for count, attack in chosen for _ in range(count)))
 
     async def _repeat(self, attack: Callable[[], Awaitable[str]]) -> None:
         while monotonic() < self._until:
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._until - monotonic()):
                     self.counts[await attack()] += 1
+            except TimeoutError:  # which is an OSError, too
+                return
             except (OSError, asyncio.IncompleteReadError):
                 self.counts["cut off"] += 1
-            except TimeoutError:
-                return
             await asyncio.sleep(_REST_S)
 
     @asynccontextmanager
@@ -138,6 +143,13 @@ class Attackers:
             return "idle stranger closed"
 
 
+def _compressed_blank() -> bytes:
+    """A mebibyte of line ends, and behind it as much that stands for nothing as keeps the ratio."""
+    blank = zstandard.compress(b"\n" * MIB)
+    nothing = bytes(MIB // _RATIO - len(blank) - 8)
+    return blank + b"\x50\x2a\x4d\x18" + len(nothing).to_bytes(4, "little") + nothing
+
+
 def _status(line: bytes) -> str:
     return line.split()[1].decode() if line else "closed"
 
@@ -145,7 +157,7 @@ def _status(line: bytes) -> str:
 async def _main() -> None:
     attackers = Attackers(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
     print("ready", flush=True)
-    await attackers.run()
+    await attackers.run(*sys.argv[4:])
     print(json.dumps(dict(sorted(attackers.counts.items()))), flush=True)
 
 

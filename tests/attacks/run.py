@@ -34,6 +34,7 @@ class Outcome:
     alone: Mapping[str, list[float]]
     beside: Mapping[str, list[float]]
     failures: list[str]
+    """What failed of the tenant's, and what the server logged as an error."""
     max_rss: int
     attacks: Mapping[str, int]
 
@@ -99,7 +100,8 @@ class Tenant:
         self._ask("list", "GET", "/v1/files?limit=10")
 
 
-def run(directory: Path, database: str, *, alone_s: float, beside_s: float) -> Outcome:
+def run(directory: Path, database: str, *, alone_s: float, beside_s: float, only: str = "") -> Outcome:
+    """Both, for so long; `only` names one of the attacks."""
     with ExitStack() as stack:
         upstream = stack.enter_context(start_mock_process())
         options = ("--base-url", upstream.base_url, "--quiet")
@@ -110,7 +112,7 @@ def run(directory: Path, database: str, *, alone_s: float, beside_s: float) -> O
         beside = Tenant(server, secrets["tenant"])
         watch = stack.enter_context(RssWatch(server.process.pid))
         command = [sys.executable, "-m", "tests.attacks.attackers", str(server.port), secrets["attacker"]]
-        with subprocess.Popen([*command, str(beside_s)], cwd=_ROOT, stdout=subprocess.PIPE) as attackers:
+        with subprocess.Popen([*command, str(beside_s), only], cwd=_ROOT, stdout=subprocess.PIPE) as attackers:
             assert attackers.stdout is not None
             assert attackers.stdout.readline() == b"ready\n"
             try:
@@ -119,7 +121,8 @@ def run(directory: Path, database: str, *, alone_s: float, beside_s: float) -> O
             finally:
                 attackers.terminate()
         assert server.process.alive
-        return Outcome(alone.times, beside.times, alone.failures + beside.failures, watch.most, attacks)
+        logged = [line for line in server.log.splitlines() if " ERROR " in line]
+        return Outcome(alone.times, beside.times, alone.failures + beside.failures + logged, watch.most, attacks)
 
 
 def _make_key(database: str, owner: str) -> str:

@@ -11,10 +11,13 @@ from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 
 import psutil
+import psycopg
 import pytest
 
+from tests.support.cli import slow_down_rows
+from tests.support.jobs import post_job, table
 from tests.support.server import Answered
-from tests.support.tenants import TenantGround, tenant_ground
+from tests.support.tenants import TenantGround, form, tenant_ground
 from tests.support.wait import wait_until
 
 MIB = 1024 * 1024
@@ -70,6 +73,54 @@ def test_slow_bodies_share_a_budget(ground: TenantGround) -> None:
             assert b"request_memory_used_up" in body
     # With the connections, the memory is free again.
     wait_until(lambda: large_body(ground, "bob", 6 * MIB).status == 400, DEADLINE_S)
+
+
+def test_calls_of_one_owner_leave_database_connections_to_others(ground: TenantGround) -> None:
+    request = f"GET /v1/files HTTP/1.1\r\nhost: a\r\nx-api-key: {ground.keys['bob']}\r\n\r\n".encode()
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with ExitStack() as stack:
+        blocker = stack.enter_context(psycopg.connect(ground.database))
+        blocker.execute("LOCK TABLE penstock.files")
+        slow = [stack.enter_context(connect(ground)) for _ in range(20)]
+        for connection in slow:
+            connection.sendall(request)
+        wait_until(lambda: blocker.execute(waiting).fetchall() >= [(4,)], DEADLINE_S)
+        for _ in range(3):
+            assert ground.ask("alice", "GET", "/v1/sessions", timeout_s=DEADLINE_S).status == 200
+        assert ground.ask(None, "GET", "/readyz", timeout_s=DEADLINE_S).status == 200
+        blocker.rollback()
+        assert {read_answer(connection)[0] for connection in slow} == {200}
+
+
+def test_jobs_of_one_owner_leave_room_for_those_of_others(ground: TenantGround) -> None:
+    spec = {"processor": {"type": "chat", "provider": "default", "model": "small", "prompt": "{{ sku }}"}}
+
+    def start(tenant: str, rows: int) -> str:
+        answer = post_job(ground.server, table(rows), spec, key=ground.keys[tenant])
+        assert answer.status == 200, answer.content
+        return f"/api/jobs/{answer.json['jobId']}"
+
+    with psycopg.connect(ground.database, autocommit=True) as connection:
+        slow_down_rows(connection, 1)
+        large = [start("bob", 8_000) for _ in range(8)]
+        small = start("alice", 3)
+        wait_until(lambda: bool(ground.ok("alice", "GET", small)["ingest"]["done"]), DEADLINE_S)
+        done = [ground.ok("bob", "GET", each)["ingest"]["done"] for each in large]
+        connection.execute("DROP FUNCTION penstock.wait CASCADE")
+    assert done.count(True) < 4, "it would have waited for the first four"
+    wait_until(lambda: all(ground.ok("bob", "GET", each)["ingest"]["done"] for each in large), DEADLINE_S)
+
+
+def test_previews_that_one_owner_sends_slowly_leave_others_theirs(ground: TenantGround) -> None:
+    body, kind = form({"file": table(3)}, "rows.csv")
+    head = f"POST /api/jobs/preview HTTP/1.1\r\nhost: a\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
+    with ExitStack() as stack:
+        for _ in range(12):
+            connection = stack.enter_context(connect(ground))
+            connection.sendall(f"{head}x-api-key: {ground.keys['bob']}\r\n\r\n".encode() + body[:-1])
+        seen = ground.ask("alice", "POST", "/api/jobs/preview", body, headers={"content-type": kind})
+    assert seen.status == 200, seen.content
+    assert len(seen.json["rows"]) == 3
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/files HTTP/1.1\r\nx-a: " + b"a" * 60_000], ids=["idle", "half-a-head"])

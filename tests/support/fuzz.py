@@ -55,6 +55,8 @@ _ODD_HEADERS: Sequence[Mapping[str, str]] = (
 class Sent:
     """One request."""
 
+    operation: Endpoint
+    """Which it is made for; its method may be another's."""
     method: str
     path: str
     body: bytes | None
@@ -71,6 +73,7 @@ def make_requests(
         path = _VARIABLE.sub(lambda found: quote(_part(rng, found[1], ids), safe=""), endpoint.path)
         query = _query(rng, endpoint, ids)
         yield Sent(
+            endpoint,
             endpoint.method if rng.random() < 0.95 else rng.choice(("HEAD", "OPTIONS", "PATCH", "DELETE")),
             path + (f"?{query}" if query else ""),
             _body(rng, endpoint, ids, good_bodies),
@@ -119,15 +122,24 @@ def _mutated(rng: random.Random, value: Any, ids: Mapping[str, str]) -> Any:
     return rng.choice((*odd, *_TEXTS, *ids.values()))
 
 
-def send(port: int, key: str, sent: Sent) -> int | None:
-    """The answer's status; None if the connection was closed without one."""
+def send(port: int, key: str, sent: Sent) -> tuple[int | None, bytes]:
+    """The answer's status, None if the connection was closed without one; and what it says."""
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json", **sent.headers}
     with closing(HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)) as connection:
         try:
             connection.request(sent.method, sent.path, sent.body, headers)
             with connection.getresponse() as response:
-                if not (response.headers.get("content-type") or "").startswith("text/event-stream"):
-                    response.read(_READ_BYTES)
-                return response.status
+                is_stream = (response.headers.get("content-type") or "").startswith("text/event-stream")
+                return response.status, b"" if is_stream else response.read(_READ_BYTES)
         except (HTTPException, ConnectionError):
-            return None
+            return None, b""
+
+
+def is_fault(sent: Sent, status: int | None, content: bytes) -> bool:
+    """Whether an answer is the server's fault, while its database and its upstream are well. An upstream may still
+    refuse or break off what it is sent, where calls are passed on; a caller may have waited for too short a time."""
+    if status in (502, 504):
+        return status not in sent.operation.errors
+    if status == 503:
+        return b'"wait_timeout"' not in content
+    return status is None or status >= 500

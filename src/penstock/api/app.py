@@ -64,7 +64,7 @@ from penstock.api.access import SHOWN_PATH_CHARS, count_request, log_access
 from penstock.api.auth import Auth, key_ended
 from penstock.api.endpoint import Call, Caller, Encoded, Endpoint, Server
 from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, out_of_memory, over_quota, refusal
-from penstock.api.guard import Guard, SlowReaderError, read_body
+from penstock.api.guard import DropPace, Guard, SlowReaderError, read_body
 from penstock.api.key_watch import KeyWatch
 from penstock.api.openapi import document
 from penstock.api.reading import check_url
@@ -176,6 +176,7 @@ class Api:
         self._auth = auth
         self._trust_prefix = trust_prefix
         self._root_path = server.config.root_path
+        self._dropped = DropPace()
         described = Endpoint(
             "GET", "/openapi.json", self._describe, "This description.", answer=dict[str, Any], name="openapi"
         )
@@ -195,7 +196,7 @@ class Api:
         request_id = f"req_{getrandbits(96):024x}"  # it names a request and guards nothing
         memory = Hold(self._server.memory)
         guard = Guard(receive, send, self._server.config.serve, _constant_headers(dialect, request_id), memory)
-        who, route = _UNKNOWN, None
+        who, route, refused = _UNKNOWN, None, False
         try:
             response: Response
             try:
@@ -215,14 +216,16 @@ class Api:
             except Exception as error:
                 # Every failure is answered in the shape of the client's dialect.
                 response = refusal(_to_api_error(error, request_id), dialect, request_id)
-                await guard.linger()
+                refused = True
+            if refused:  # not where it was caught: with the exception goes what was read of the request
+                await guard.linger(self._dropped, who.owner)
             # A stream is begun all the same, and broken off: it holds what only it can let go.
             if guard.shut_out and not isinstance(response, StreamingResponse):
                 response = refusal(key_ended(), dialect, request_id)
                 guard.open_for_refusal()
             await _send(response, scope, guard)
-        except (ClientDisconnect, SlowReaderError):
-            pass  # no client is left to be answered; without an end, the server closes the connection
+        except (ClientDisconnect, SlowReaderError, MemoryUsedUpError):
+            pass  # nobody is left to be answered, or no memory for it; without an end, the connection is closed
         except Exception as error:
             # Too late for another answer: the connection is cut.
             _log_error(error, request_id)

@@ -70,7 +70,7 @@ async def list_audit(call: Call[AuditQuery, None]) -> AuditTrail:
     if query.object is not None and (object_id := parse_id("job", query.object)) is None:
         raise invalid("object", "expected the id of a job.")
     asked = ["audit", query.object]
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         cursors = await call.server.read_cursors(connection)
         below = None
         if query.after is not None:

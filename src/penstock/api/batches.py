@@ -122,7 +122,7 @@ async def create_batch(call: Call[None, BatchBody]) -> objects.Batch:
     file_id = parse_id("file", body.input_file_id)
     quota = await call.quota()
     check_priority(body.priority, quota)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         requested = file_id and await request_batch(
             connection,
             owner=call.caller.owner,
@@ -188,7 +188,7 @@ def refuse_nul(name: str, texts: Iterable[str]) -> None:
 
 async def find_batch(call: Call[Any, Any], batch_id: UUID) -> Batch:
     """Find the caller's batch. Another owner's answers like one that does not exist."""
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = await get_batch(connection, batch_id, call.caller.scope)
     return known(call, batch)
 
@@ -214,7 +214,7 @@ async def list_batches(call: Call[BatchesQuery, None]) -> objects.BatchList:
     refuse_nul("metadata", (text for pair in (query.metadata or {}).items() for text in pair))
     rows: list[Batch] = []
     if states != []:
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             rows = await read.list_batches(
                 connection,
                 owner=call.caller.owner,
@@ -264,7 +264,7 @@ async def _steer(call: Call[Any, Any], verb: str, move: Move, there: BatchState)
     """Move the batch to a state. A batch that is there already is left as it is; one that cannot go there is a
     conflict."""
     batch_id, scope = call.id("batch", "batch_id"), call.caller.scope
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         found = known(call, await get_batch(connection, batch_id, scope))
         moved = await steer(call, connection, found, move)
         batch = known(call, await get_batch(connection, batch_id, scope))
@@ -305,7 +305,7 @@ async def retry_batch(call: Call[None, RetryBody | None]) -> objects.Batch:
         None if body.request_ids is None else [request_line(batch_id, text, "request_ids") for text in body.request_ids]
     )
     limits = call.server.config.retry
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
         try:
             retried = await run_again.retry_batch(
@@ -345,7 +345,7 @@ def request_line(batch_id: UUID, text: str, name: str) -> int:
 async def delete_batch(call: Call[DeleteQuery, None]) -> objects.BatchDeleted:
     """With `with_input`, the input file goes too, unless another batch is over it."""
     batch_id = call.id("batch", "batch_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
         gone = await erase.delete_batch(connection, batch_id, call.caller.scope, with_input=call.query.with_input)
     if not gone:

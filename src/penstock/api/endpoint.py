@@ -25,6 +25,7 @@ from starlette.responses import Response
 from penstock.api.errors import Dialect, busy, not_found
 from penstock.api.page_cursor import PageCursors, read_cursors
 from penstock.model import parse_id
+from penstock.shares import Shares
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.api.passthrough import Upstreams
     from penstock.api.ticks import Ticks
     from penstock.config import Config
-    from penstock.db.pool import Connection, Pool
+    from penstock.db.pool import Connection, OwnerConnections, Pool
     from penstock.dispatch.providers import Providers
     from penstock.limits.sharing import ProviderLimits
     from penstock.observe.metrics import ProcessMetrics
@@ -117,12 +118,13 @@ class Server:
     ticks: Ticks
     cursors: PageCursors | None = None
     """Maker of cursors, once its secret was read."""
-    exports: int = 0
-    """Sheets that are being written."""
-    previews: int = 0
-    """Files that are being looked into, each held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is going down: long polls and streams end soon after."""
+    exports: Shares = field(init=False)
+    """Places for sheets that are being written."""
+
+    def __post_init__(self) -> None:
+        self.exports = Shares(self.config.serve.max_exports)
 
     async def read_cursors(self, connection: Connection) -> PageCursors:
         """The maker of cursors. Its secret is the installation's: it is read once."""
@@ -131,26 +133,15 @@ class Server:
         return self.cursors
 
     @contextmanager
-    def count_export(self) -> Iterator[None]:
-        """Count a sheet while it is written. Each has a connection of its own and a snapshot: beyond so many, 503."""
-        if self.exports >= self.config.serve.max_exports:
+    def count_export(self, owner: str) -> Iterator[None]:
+        """Count a sheet while it is written. Each has a connection of its own and a snapshot: beyond an owner's share
+        of `max_exports`, 503."""
+        if not self.exports.take_now(owner):
             raise busy("As many sheets as may be are being written just now. Try again.")
-        self.exports += 1
         try:
             yield
         finally:
-            self.exports -= 1
-
-    @contextmanager
-    def count_preview(self, most: int) -> Iterator[None]:
-        """Count a file while it is looked into. Beyond so many, 503."""
-        if self.previews >= most:
-            raise busy("As many files as may be are being looked into just now. Try again.")
-        self.previews += 1
-        try:
-            yield
-        finally:
-            self.previews -= 1
+            self.exports.give_back(owner)
 
     def stop(self) -> None:
         """End streams and waits; clients come again elsewhere."""
@@ -210,6 +201,11 @@ class Call(Generic[Q, B]):
         """The variable parts of the path."""
         found: dict[str, str] = self.request.path_params
         return found
+
+    @property
+    def database(self) -> OwnerConnections:
+        """Connections for this call, of which its owner has no more at a time than it leaves to others."""
+        return self.server.database.of(self.caller.owner)
 
     async def quota(self) -> Quota:
         """The limits of the caller's owner. A key of an admin may ask for any priority."""

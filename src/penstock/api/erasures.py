@@ -36,7 +36,7 @@ class ErasuresQuery(msgspec.Struct):
 
 async def list_erasures(call: Call[ErasuresQuery, None]) -> objects.ErasureList:
     query = call.query
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await purge.list_erasures(connection, call.caller.owner, cursor("erasure", query.after), query.limit + 1)
     data = [_report(row) for row in rows[: query.limit]]
     return objects.ErasureList.of(data, has_more=len(rows) > query.limit)
@@ -44,7 +44,7 @@ async def list_erasures(call: Call[ErasuresQuery, None]) -> objects.ErasureList:
 
 async def retrieve_erasure(call: Call[None, None]) -> objects.Erasure:
     erasure_id = call.id("erasure", "erasure_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         row = await purge.get_erasure(connection, erasure_id, call.caller.scope)
     if row is None:
         raise not_found("Erasure", call.path["erasure_id"])

@@ -70,7 +70,7 @@ async def receive_events(call: Call[None, None]) -> Response:
     askings = [_asking(call, event, index if batched else None) for index, event in enumerate(found)]
     limits = call.server.config.sessions
     try:
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             taken = await accept_events(connection, askings, max_queued=limits.session_max_queued)
     except NotTaken as refusal:
         raise _not_taken(refusal, askings[refusal.index], batched=batched) from None

@@ -166,7 +166,7 @@ def _lifetime(fields: Mapping[str, str]) -> int | None:
 
 async def list_files(call: Call[FilesQuery, None]) -> objects.FileList:
     query = call.query
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await stored.list_files(
             connection,
             owner=call.caller.owner,
@@ -208,7 +208,7 @@ async def retrieve_file(call: Call[None, None]) -> objects.File:
 
 async def delete_file(call: Call[None, None]) -> objects.FileDeleted:
     file_id, scope = call.id("file", "file_id"), call.caller.scope
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         gone = await erase.delete_file(connection, file_id, scope)
         if not gone and await find_batch_of_result(connection, file_id, scope) is not None:
             raise conflict("The batch is still writing this file. Cancel the batch, or wait for its end.")
@@ -220,7 +220,7 @@ async def delete_file(call: Call[None, None]) -> objects.FileDeleted:
 
 async def file_content(call: Call[ContentQuery, None]) -> Response:
     found = await _find(call)
-    database, offset = call.server.database, call.query.offset
+    database, offset = call.database, call.query.offset
     if isinstance(found, FileRow):
         if offset is not None:
             raise invalid("offset", "only the results of a batch can be read from an offset.")
@@ -247,7 +247,7 @@ class _Result:
 async def _find(call: Call[Any, Any]) -> FileRow | _Result:
     """The caller's file. Another owner's file answers like one that does not exist."""
     file_id = call.id("file", "file_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         row = await stored.get_file(connection, file_id, call.caller.scope)
         if row is not None and row.kind == "input":
             return row
@@ -262,7 +262,7 @@ async def _find(call: Call[Any, Any]) -> FileRow | _Result:
 
 async def _follow(call: Call[Any, Any], found: _Result, offset: int) -> Response:
     """Results in the order in which they were recorded, up to the last one there is now."""
-    database, batch, which = call.server.database, found.batch, found.which
+    database, batch, which = call.database, found.batch, found.which
     counts = batch.counts
     async with borrowed(database) as connection:
         end = max(offset, await follow.number_lines(connection, batch.id, which))

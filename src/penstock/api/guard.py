@@ -19,8 +19,29 @@ _PIECE_BYTES = 64 * 1024
 """The most that is given to the transport at once."""
 
 
+_DROP_BYTES_PER_S = 64 * 1024 * 1024
+_MANY_OWNERS = 1_000
+
+
 class SlowReaderError(Exception):
     """Client that has left the answer unread for too long, or reads it too slowly."""
+
+
+class DropPace:
+    """Pace at which the bodies of refused requests are dropped. Many that come at once, as they do when all are refused
+    at once and all try again, would keep the event loop from everybody else's."""
+
+    def __init__(self) -> None:
+        self._over_at: dict[str, float] = {}
+        """When an owner's bytes so far would have come at that pace."""
+
+    def rest_s(self, owner: str, size: int) -> float:
+        """How long to rest after so many bytes more of an owner's."""
+        now = monotonic()
+        if len(self._over_at) > _MANY_OWNERS:
+            self._over_at = {owner: at for owner, at in self._over_at.items() if at > now}
+        over_at = self._over_at[owner] = max(now, self._over_at.get(owner, now)) + size / _DROP_BYTES_PER_S
+        return over_at - now
 
 
 class Guard:
@@ -145,13 +166,15 @@ class Guard:
             raise SlowReaderError from None
         self._unread_s -= monotonic() - began
 
-    async def linger(self) -> None:
+    async def linger(self, pace: DropPace, owner: str) -> None:
         """Read and drop for a while what the client is still sending: many clients read no answer before they have sent
         everything, and would lose it if they were cut off."""
+        self._memory.release()  # the request is over, and what was read of it is gone
         with contextlib.suppress(TimeoutError, ApiError):
             async with asyncio.timeout(self._limits.linger_s):
                 while not self._whole:
-                    await self.receive()
+                    message = await self.receive()
+                    await asyncio.sleep(pace.rest_s(owner, len(message.get("body", b""))))
 
 
 async def read_body(request: Request, max_bytes: int, memory: Hold) -> bytes:

@@ -114,7 +114,7 @@ async def list_files(call: Call[FilesQuery, None]) -> IngestedFiles:
     if query.after is not None and (after := parse_id("ingested", query.after)) is None:
         raise invalid("after", "expected the 'next' of the page before.")
     owner = None if query.user_id == "all" else call.caller.owner
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await files.list_files(connection, owner=owner, after=after, limit=query.page_size + 1)
     page = rows[: query.page_size]
     return IngestedFiles(

@@ -242,7 +242,7 @@ async def read_row(connection: Connection, batch: Batch, number: int) -> tuple[G
 
 async def retrieve_item(call: Call[None, None]) -> ItemDetails:
     """A row with its request, its result, and every attempt that failed."""
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = await find_owned(call, connection, "job_id")
         number = _row_number(call)
         job = (await jobs.read_jobs(connection, [batch.id])).get(batch.id)
@@ -370,7 +370,7 @@ def _image(call: Call[Any, Any], body: _Body) -> ItemImage:
 
 async def retrieve_image(call: Call[None, None]) -> Response:
     """The image of a row. Of a kind that no browser shows, it is a download."""
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = await find_owned(call, connection, "job_id")
         number = _row_number(call)
         found = await read_row(connection, batch, number)

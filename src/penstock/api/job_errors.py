@@ -45,7 +45,7 @@ async def list_errors(call: Call[ErrorsQuery, None]) -> JobErrors:
     query, size = call.query, call.query.page_size
     if query.after is not None and not is_fingerprint(query.after):
         raise invalid("after", "expected the 'next' of the page before.")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = await find_owned(call, connection, "job_id")
         found = await list_error_groups(connection, batch.id, query.after, size + 1)
     page = found[:size]

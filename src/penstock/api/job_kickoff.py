@@ -42,7 +42,7 @@ async def kick_off_job(call: Call[KickoffQuery, Nothing | None]) -> Kickoff:
         raise conflict(
             f"Cannot kick off a job that is {'paused' if before.state is BatchState.PAUSED else 'cancelled'}."
         )
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         await record(call, connection, "kickoff", before)
     try:
         work = await call.server.kickoffs.work(before.id, call.query.duration_ms / 1000)
@@ -50,7 +50,7 @@ async def kick_off_job(call: Call[KickoffQuery, Nothing | None]) -> Kickoff:
         raise conflict(error.advice) from None
     if work is not None and work.over:
         # With nothing left to do there is no round to wait for.
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             await finish_batch(connection, before.id)
     after = await _read(call)
     remaining = after.counts.total - after.counts.settled
@@ -65,7 +65,7 @@ async def kick_off_job(call: Call[KickoffQuery, Nothing | None]) -> Kickoff:
 
 
 async def _read(call: Call[KickoffQuery, Nothing | None]) -> Batch:
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         return known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
 
 

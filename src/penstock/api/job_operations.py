@@ -74,7 +74,7 @@ class OperationsQuery(msgspec.Struct):
 async def reprocess_job(call: Call[None, ReprocessBody | None]) -> OperationStarted:
     """Runs rows again that have an outcome, in the background; each keeps its result until it has a new one."""
     job_id = call.id("job", "job_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
     if (body := call.body) is None:
         raise ApiError(400, 'The body is empty; {"scope": "job"} runs the failures again.', code="invalid_json")
@@ -83,7 +83,7 @@ async def reprocess_job(call: Call[None, ReprocessBody | None]) -> OperationStar
     if body.fingerprint is not None and (body.scope == "items" or not is_fingerprint(body.fingerprint)):
         raise invalid("fingerprint", "expected that of a group of errors, with the scope 'job'.")
     key = idempotency_key(call.request.headers)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         job = (await jobs.read_jobs(connection, [batch.id]))[batch.id]
         wish = _wish(call, job, batch, body)
         try:
@@ -150,7 +150,7 @@ async def list_operations(call: Call[OperationsQuery, None]) -> JobOperations:
     query, below = call.query, None
     if query.after is not None and (below := parse_id("operation", query.after)) is None:
         raise invalid("after", "expected the 'next' of the page before.")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         found = await reprocess.list_operations(connection, batch.id, below=below, limit=query.page_size + 1)
     page = found[: query.page_size]
@@ -161,7 +161,7 @@ async def list_operations(call: Call[OperationsQuery, None]) -> JobOperations:
 
 
 async def retrieve_operation(call: Call[None, None]) -> JobOperation:
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         return _shown(batch.id, await _find(call, connection, batch))
 

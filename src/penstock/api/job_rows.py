@@ -90,7 +90,7 @@ async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
         return await _list_by_time(call, statuses)
     if query.fingerprint is not None and (statuses is not None or not is_fingerprint(query.fingerprint)):
         raise invalid("fingerprint", "expected that of an error group, without statuses.")
-    async with borrowed(call.server.database) as connection, connection.transaction():
+    async with borrowed(call.database) as connection, connection.transaction():
         batch = await find_owned(call, connection, "job_id")
         if not await is_job(connection, batch):
             requests, later = await list_requests(connection, batch, query.from_row, size, statuses, query.fingerprint)
@@ -117,7 +117,7 @@ async def list_items(call: Call[ItemsQuery, None]) -> JobItems:
 
 async def _find_by_custom_id(call: Call[ItemsQuery, None], custom_id: str) -> JobItems:
     query = call.query
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = await find_owned(call, connection, "job_id")
         search = await find_custom_id(connection, batch.id, custom_id, query.from_row)
         if search.line is None:
@@ -133,7 +133,7 @@ async def _list_by_time(call: Call[ItemsQuery, None], statuses: set[str] | None)
     query = call.query
     if query.sort == "row" or statuses is None or not statuses <= set(PENDING_STATUSES) or query.fingerprint:
         raise invalid("sort", "by updatedAt there are rows with statuses=PENDING,PROCESSING; 'after' is their cursor.")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = await find_owned(call, connection, "job_id")
         asked = PendingQuery(statuses, batch_id=batch.id)
         page, cursor_at = await read_page(call, connection, "items", asked, query.after, query.page_size)
@@ -197,11 +197,11 @@ async def download_job(call: Call[ExportQuery, None]) -> Response:
 
 async def _export(call: Call[ExportQuery, Any]) -> Response:
     job_id, query = call.id("job", "job_id"), call.query
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         known_job(call, await get_batch(connection, job_id, call.caller.scope))
 
     async def blocks() -> AsyncGenerator[bytes, None]:
-        with call.server.count_export():
+        with call.server.count_export(call.caller.owner):
             async with await psycopg.AsyncConnection.connect(call.server.conninfo) as connection:
                 arrays.register(connection)
                 await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)

@@ -110,7 +110,7 @@ async def create_job(call: Call[None, None]) -> JobCreated:
     refuse_too_large(call)
     quota = await call.quota()
     if quota.max_open_batches and _key(call) is None:
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             await check_open_batches(connection, call.caller.owner, quota.max_open_batches)
     async with AsyncExitStack() as closing:
         feeder: Feeder | None = None
@@ -213,7 +213,7 @@ async def _find_earlier(call: Call[Any, Any], job: NewJob) -> JobCreated | None:
     """The job that was made under the caller's key, if the same was asked."""
     if job.key is None:
         return None
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         earlier = await jobs.find_job_by_key(connection, job.owner, job.key)
     if earlier is None:
         return None
@@ -244,7 +244,7 @@ async def _finish(call: Call[Any, Any], feeder: Feeder, upload: JobUpload, job: 
 
 
 async def retrieve_job(call: Call[None, None]) -> Job:
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         found = await jobs.read_jobs(connection, [batch.id])
     return _job(batch, found[batch.id])
@@ -255,7 +255,7 @@ async def list_jobs(call: Call[JobsQuery, None]) -> JobList:
     after = None
     if query.after is not None and (after := parse_id("job", query.after)) is None:
         raise invalid("after", "expected the 'next' of the page before.")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await read.list_batches(
             connection, owner=call.caller.owner, dialect="job", after=after, limit=query.page_size + 1
         )
@@ -341,7 +341,7 @@ async def cancel_job(call: Call[None, Nothing | None]) -> Job:
 async def _steer(call: Call[Any, Any], verb: str, move: Move, *there: JobState) -> Job:
     """Move the job to a state; one that is there already is left as it is."""
     job_id = call.id("job", "job_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         found = known_job(call, await get_batch(connection, job_id, call.caller.scope))
         moved = await steer(call, connection, found, move, verb)
         batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
@@ -353,7 +353,7 @@ async def _steer(call: Call[Any, Any], verb: str, move: Move, *there: JobState) 
 
 async def delete_job(call: Call[None, None]) -> Response:
     job_id = call.id("job", "job_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = known_job(call, await get_batch(connection, job_id, call.caller.scope))
         async with connection.transaction():
             if await erase.delete_batch(connection, job_id, call.caller.scope):

@@ -190,7 +190,7 @@ def new_key_object(key: Key, secret: str) -> NewKeyObject:
 
 async def _create(call: Call[None, KeyRequest]) -> NewKeyObject:
     wanted = call.body
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         key, secret = await create_key(
             connection,
             owner=wanted.owner,
@@ -207,14 +207,14 @@ async def _list(call: Call[KeyQuery, None]) -> KeyList:
         after = parse_id("key", call.query.after)
         if after is None:
             raise ApiError(400, "Invalid 'after': not the id of a key.", param="after", code="invalid_value")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         found = await list_keys(connection, after, call.query.limit + 1)
     data = [key_object(key) for key in found[: call.query.limit]]
     return KeyList.of(data, has_more=len(found) > call.query.limit)
 
 
 async def _revoke(call: Call[None, Nothing | None]) -> KeyObject:
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         key = await revoke_key(connection, call.id("key", "key_id"))
     if key is None:
         raise not_found("Key", call.path["key_id"])

@@ -82,7 +82,7 @@ async def create_message_batch(call: Call[None, None]) -> MessageBatch:
     key = idempotency_key(call.request.headers)
     quota = await call.quota()
     if quota.max_open_batches and key is None:
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             await check_open_batches(connection, call.caller.owner, quota.max_open_batches)
     file = await _receive(call, key, quota.max_stored_bytes)
     return _object(call, await _begin(call, file, key, quota.max_open_batches))
@@ -111,7 +111,7 @@ async def _receive(call: Call[Any, Any], key: str | None, max_stored_bytes: int)
 async def _begin(call: Call[Any, Any], file: FileRow, key: str | None, max_open: int) -> Batch:
     """The batch over them, started at once: a message batch is never seen before its requests are counted."""
     server, owner = call.server, call.caller.owner
-    async with borrowed(server.database) as connection:
+    async with borrowed(call.database) as connection:
         try:
             requested = await request_batch(
                 connection,
@@ -220,7 +220,7 @@ def _known(call: Call[Any, Any], batch: Batch | None) -> Batch:
 
 
 async def _find(call: Call[Any, Any]) -> Batch:
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         return _known(call, await get_batch(connection, _id(call), call.caller.scope))
 
 
@@ -234,7 +234,7 @@ async def list_message_batches(call: Call[MessageBatchesQuery, None]) -> Message
     if query.after_id is not None and query.before_id is not None:
         raise ApiError(400, "Give either after_id or before_id.")
     before = cursor("msgbatch", query.before_id, "before_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await list_batches(
             connection,
             owner=call.caller.owner,
@@ -258,7 +258,7 @@ async def message_batch_results(call: Call[None, None]) -> Response:
         raise ApiError(404, f"The results of {shown.id} are not kept any more: it was archived.")
     if shown.results_url is None:
         raise ApiError(404, f"{shown.id} has no results yet: its processing status is {shown.processing_status}.")
-    blocks = read.output_blocks(call.server.database, batch.id, "output", batch.state, "anthropic")
+    blocks = read.output_blocks(call.database, batch.id, "output", batch.state, "anthropic")
     return await download(blocks, f"{shown.id}_results.jsonl", {}, media_type="application/x-jsonl")
 
 
@@ -268,7 +268,7 @@ async def message_batch_results(call: Call[None, None]) -> Response:
 async def cancel_message_batch(call: Call[None, Nothing | None]) -> MessageBatch:
     """Nothing more is started; what is in flight finishes. Asking again changes nothing."""
     batch_id, scope = _id(call), call.caller.scope
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         found = _known(call, await get_batch(connection, batch_id, scope))
         moved = await steer(call, connection, found, cancel_batch)
         batch = _known(call, await get_batch(connection, batch_id, scope))
@@ -281,7 +281,7 @@ async def delete_message_batch(call: Call[None, None]) -> MessageBatchDeleted:
     """The batch with its requests and results, once it has ended."""
     batch_id, scope = _id(call), call.caller.scope
     name = call.path["message_batch_id"]
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = _known(call, await get_batch(connection, batch_id, scope))
         if not batch.state.terminal:
             raise ApiError(400, f"{name} has not ended: cancel it, and delete it when it has.")

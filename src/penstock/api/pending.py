@@ -62,7 +62,7 @@ async def list_pending(call: Call[PendingItemsQuery, None]) -> PendingItems:
     if query.job_id is not None and (batch_id := parse_id("job", query.job_id)) is None:
         raise not_found("Job", query.job_id, "jobId")
     asked = PendingQuery(statuses, batch_id, owner, query.job_type, query.since, query.until)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         if batch_id is not None:
             batch = await get_batch(connection, batch_id, owner)
             if batch is None or batch.dialect != "job":

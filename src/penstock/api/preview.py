@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ import msgspec
 from penstock.api.endpoint import Call, Camel, Endpoint
 from penstock.api.errors import ApiError
 from penstock.api.multipart import Form, clean_filename, invalid, missing
+from penstock.api.upload_threads import upload_work
 from penstock.dispatch.rows.definition import parse_definition
 from penstock.dispatch.rows.render import Image, render
 from penstock.dispatch.rows.work import RenderError
@@ -21,7 +21,6 @@ from penstock.server.job_spec import JobSpec, place_job
 
 _MAX_BYTES: Final = 32 * 1024 * 1024
 _SPEC_BYTES: Final = 1024 * 1024
-_AT_ONCE: Final = 4
 _FORM: Final = {
     "type": "object",
     "required": ["file"],
@@ -72,30 +71,30 @@ async def preview_job(call: Call[None, None]) -> JobPreview:
     """The first rows of a file as a job would have them, and the first request. Nothing is stored; what stands in the
     way is told among the problems."""
     form = Form(call.request.headers.get("content-type", ""), "file", frozenset({"spec", "cut"}), _SPEC_BYTES)
-    with call.server.count_preview(_AT_ONCE):
-        content = bytearray()
-        async for data in call.request.stream():
-            for piece in form.write(data):
-                content += piece
-            if len(content) > _MAX_BYTES:
-                raise ApiError(413, f"A preview is of at most {_MAX_BYTES:,} bytes.", code="file_too_large")
-        form.finish()
-        if form.filename is None:
-            raise missing("file")
-        spec, columns = _read_spec(form.fields.get("spec"))
-        config = call.server.config
-        found: Preview = await asyncio.to_thread(
-            partial(
-                read_preview,
-                bytes(content),
-                clean_filename(form.filename),
-                columns,
-                config.tables,
-                config.intake,
-                cut=form.fields.get("cut") == "true",
-            )
+    content = bytearray()
+    async for data in call.request.stream():
+        for piece in form.write(data):
+            content += piece
+        call.memory.resize(len(content))
+        if len(content) > _MAX_BYTES:
+            raise ApiError(413, f"A preview is of at most {_MAX_BYTES:,} bytes.", code="file_too_large")
+    form.finish()
+    if form.filename is None:
+        raise missing("file")
+    spec, columns = _read_spec(form.fields.get("spec"))
+    config, work = call.server.config, upload_work(call)
+    found: Preview = await work.run_for_client(
+        partial(
+            read_preview,
+            bytes(content),
+            clean_filename(form.filename),
+            columns,
+            config.tables,
+            config.intake,
+            cut=form.fields.get("cut") == "true",
         )
-        request, problems = await asyncio.to_thread(_first_request, call, spec, found)
+    )
+    request, problems = await work.run_for_client(partial(_first_request, call, spec, found))
     if found.problem is not None:
         problems.insert(0, PreviewProblem(message=found.problem, where="file"))
     return JobPreview(

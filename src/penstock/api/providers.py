@@ -109,7 +109,7 @@ async def _read_provider(connection: Connection, provider: Provider, grace_s: fl
 async def _list(call: Call[None, None]) -> ProviderList:
     server = call.server
     grace_s = server.config.liveness.heartbeat_grace_s
-    async with borrowed(server.database) as connection:
+    async with borrowed(call.database) as connection:
         left = await list_unserved(connection, server.providers.pools, grace_s)
         return ProviderList(
             data=[await _read_provider(connection, provider, grace_s) for provider in server.providers],
@@ -121,7 +121,7 @@ async def _resume(call: Call[None, Nothing | None]) -> ProviderObject:
     wanted, grace_s = call.path["name"], call.server.config.liveness.heartbeat_grace_s
     for provider in call.server.providers:
         if provider.name == wanted:
-            async with borrowed(call.server.database) as connection:
+            async with borrowed(call.database) as connection:
                 for pool in (provider.pool, provider.session_pool):
                     await gates.reopen(connection, pool)
                     await notify(connection, WORK, pool)

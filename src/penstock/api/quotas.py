@@ -35,7 +35,7 @@ async def limits_of_owner(call: Call[None, None]) -> Limits:
 
 
 async def _read(call: Call[None, None], owner: str) -> Limits:
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         quota = quota_in_force(await read_own_quota(connection, owner), call.server.config.quotas)
         use = await read_use(connection, owner)
     return Limits(

@@ -45,7 +45,7 @@ async def list_results(call: Call[ResultsQuery, None]) -> objects.RequestList:
     batch_id = call.id("batch", "batch_id")
     after = 0 if query.after is None else request_line(batch_id, query.after, "after")
     statuses = _statuses(query.status)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
         rows = await read_results_page(connection, batch_id, after, query.limit, statuses)
         # A page can be short because its rows are large.
@@ -99,7 +99,7 @@ async def list_attempts(call: Call[AttemptsQuery, None]) -> objects.AttemptList:
     query = call.query
     batch_id = call.id("batch", "batch_id")
     line = None if query.request_id is None else request_line(batch_id, query.request_id, "request_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         known(call, await get_batch(connection, batch_id, call.caller.scope))
         rows = await read_attempts_page(connection, batch_id, _parse_position(query.after), query.limit + 1, line)
     data = [_attempt(batch_id, row) for row in rows[: query.limit]]

@@ -120,7 +120,7 @@ async def list_batch_samples(call: Call[BatchSamplesQuery, None]) -> BatchSample
     coarser with age, so that an interval can be longer than asked for: `seconds` says so."""
     query = call.query
     start, end = (None if each is None else datetime.fromtimestamp(each, UTC) for each in (query.start, query.end))
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = known(call, await get_batch(connection, call.id("batch", "batch_id"), call.caller.scope))
         chart = await _read(connection, batch.id, start, end, query.resolution)
     return BatchSamples(
@@ -133,14 +133,14 @@ async def list_batch_samples(call: Call[BatchSamplesQuery, None]) -> BatchSample
 async def list_job_samples(call: Call[JobSamplesQuery, None]) -> JobSamples:
     """A job's figures by interval, oldest first; intervals in which nothing happened are left out. Samples get
     coarser with age, so that an interval can be longer than asked for: `seconds` says so."""
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         return await _chart(connection, batch.id, call.query)
 
 
 async def list_work_samples(call: Call[JobSamplesQuery, None]) -> JobSamples:
     """The same of a batch or a job."""
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         return await _chart(connection, (await find_owned(call, connection)).id, call.query)
 
 

@@ -140,7 +140,7 @@ async def wait(call: Call[Any, Any], submission: Submission, wait_s: float | Non
 async def give_up(call: Call[Any, Any], submission: Submission) -> None:
     """Note that the caller has gone. Its request is cancelled only if the caller asked for that."""
     if getattr(call.query, "cancel_on_disconnect", False):
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             await cancel_request(connection, call.caller.owner, submission.key, submission.request_id)
             if (session := await get_session(connection, call.caller.owner, submission.key)) is not None:
                 await pass_over(connection, [session.id])
@@ -220,12 +220,12 @@ async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionReque
     after = 0
     if query.after is not None:
         after_id = cursor("session_request", query.after)
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             place = await get_request(connection, call.caller.owner, key, after_id)
         if place is None:
             raise invalid("after", "it is the 'last_id' of the page before.")
         after = place.sequence
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         if await get_session(connection, call.caller.owner, key) is None:
             raise not_found("Session", key, "key")
         rows = await list_requests(
@@ -246,7 +246,7 @@ async def _find(call: Call[Any, Any], text: str) -> RequestRow:
     request_id = cursor("session_request", text) if text.startswith("sreq_") and len(text) == 37 else None
     row = None
     if request_id is not None:
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             row = await get_request(connection, call.caller.owner, key, request_id)
     if row is None:
         raise not_found("SessionRequest", text)
@@ -256,7 +256,7 @@ async def _find(call: Call[Any, Any], text: str) -> RequestRow:
 async def list_sessions(call: Call[SessionsQuery, None]) -> SessionList:
     query = call.query
     after = cursor("session", query.after)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await sessions.list_sessions(connection, call.caller.owner, after=after, limit=query.limit + 1)
     data = [session_object(row) for row in rows[: query.limit]]
     return SessionList.of(data, has_more=len(rows) > query.limit)
@@ -268,7 +268,7 @@ async def retrieve_session(call: Call[None, None]) -> Session:
 
 async def _find_session(call: Call[Any, Any]) -> SessionRow:
     key = check_key(call.path["key"], "key")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         row = await get_session(connection, call.caller.owner, key)
     if row is None:
         raise not_found("Session", key, "key")
@@ -283,7 +283,7 @@ async def put_session(call: Call[None, SettingsBody]) -> Session:
     key = check_key(call.path["key"], "key")
     body = call.body
     check_priority(body.priority, await call.quota())
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         row = await sessions.put_session(
             connection,
             call.caller.owner,
@@ -299,7 +299,7 @@ async def put_session(call: Call[None, SettingsBody]) -> Session:
 async def resume_session(call: Call[None, ResumeBody | None]) -> Session:
     key = check_key(call.path["key"], "key")
     retry_head = call.body is not None and call.body.retry_head
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         if await get_session(connection, call.caller.owner, key) is None:
             raise not_found("Session", key, "key")
         if not await sessions.resume_session(connection, call.caller.owner, key, retry_head=retry_head):
@@ -310,7 +310,7 @@ async def resume_session(call: Call[None, ResumeBody | None]) -> Session:
 async def cancel_session_request(call: Call[None, None]) -> SessionRequest:
     row = await _find(call, call.path["request_id"])
     if row.status != "cancelled":
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             cancelled = await cancel_request(connection, call.caller.owner, row.session_key, row.id)
             await pass_over(connection, [row.session_id])
         row = await _find(call, call.path["request_id"])
@@ -321,7 +321,7 @@ async def cancel_session_request(call: Call[None, None]) -> SessionRequest:
 
 async def delete_session(call: Call[None, None]) -> SessionDeleted:
     row = await _find_session(call)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         if not await erase.delete_session(connection, call.caller.owner, row.key):
             raise not_found("Session", row.key, "key")
     call.server.background.wake("purge")

@@ -62,7 +62,7 @@ def _is_same_origin(headers: Headers, public_url: str | None) -> bool:
 async def begin_session(call: Call[None, SignIn]) -> Response:
     check_origin(call.request, call.server.config.public_url)
     secret = call.body.key.strip()
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         found = await keys.find_key(connection, keys.hash_of(secret)) if keys.KEY.fullmatch(secret) else None
         if found is None or not found.usable:
             raise ApiError(401, "This API key is unknown, expired or revoked.", code="invalid_api_key")
@@ -74,7 +74,7 @@ async def end_session(call: Call[None, None]) -> Response:
     check_origin(call.request, call.server.config.public_url)
     token = token_in(dict(call.request.headers.raw))
     if token is not None:
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             await keys.sign_out(connection, token)
     return _with_cookie(call, "", 0)
 

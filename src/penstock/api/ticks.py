@@ -263,7 +263,7 @@ async def _find_work(call: Call[TicksQuery, None], text: str) -> UUID:
     """The id of the caller's batch or job."""
     batch_id = parse_work_id(text)
     if batch_id is not None:
-        async with borrowed(call.server.database) as connection:
+        async with borrowed(call.database) as connection:
             if await work.read_work(connection, [batch_id], call.caller.scope):
                 return batch_id
     raise not_found("Work", text, "work")

@@ -1,15 +1,13 @@
 """Threads in which uploads are read and stored, shared between owners.
 
-An owner may use as many threads as it leaves free: half of them alone, a third beside another who does the same. So a
-newcomer finds one, whatever the others do. Inside the threads, readers keep a pace by which each owner has the same
-share of one core: the interpreter has no more to give, and the event loop needs its part of it.
+An owner may use as many threads as it leaves free (`shares.py`). Inside the threads, readers keep a pace by which each
+owner has the same share of one core: the interpreter has no more to give, and the event loop needs its part of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from time import thread_time
@@ -22,6 +20,7 @@ from starlette.types import Receive
 
 from penstock.intake.pace import paced
 from penstock.server.memory import Hold
+from penstock.shares import Shares
 from penstock.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -44,61 +43,15 @@ class UploadThreads:
 
     def __init__(self, threads: int = _MAX_THREADS) -> None:
         self._limiter = CapacityLimiter(threads)
-        self._free = threads
-        self._busy: Counter[str] = Counter()
-        """Threads by owner."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Those who wait for a thread, by owner; the owner whose turn it is comes first."""
+        self._shares = Shares(threads)
 
     async def run(self, owner: str, work: Callable[[], _T], stop: threading.Event) -> _T:
         """Run something that blocks. It is not left behind: a cancelled caller waits for its end."""
-        await self._take(owner)
+        await self._shares.take(owner)
         try:
             return await to_thread.run_sync(partial(self._paced, owner, work, stop), limiter=self._limiter)
         finally:
-            self._busy[owner] -= 1
-            self._busy += Counter()  # drop those who have none
-            self._free += 1
-            self._hand_out()
-
-    async def _take(self, owner: str) -> None:
-        if owner not in self._waiting and self._may_take(owner):
-            self._count(owner)
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._busy[owner] -= 1
-                self._free += 1
-                self._hand_out()
-            raise
-
-    def _may_take(self, owner: str) -> bool:
-        return self._busy[owner] < self._free
-
-    def _count(self, owner: str) -> None:
-        self._busy[owner] += 1
-        self._free -= 1
-
-    def _hand_out(self) -> None:
-        """Give free threads to those who wait, one owner after the other."""
-        moved = True
-        while moved:
-            moved = False
-            for owner in list(self._waiting):
-                turns = self._waiting[owner]
-                while turns and turns[0].done():
-                    turns.popleft()
-                if turns and self._may_take(owner):
-                    self._count(owner)
-                    turns.popleft().set_result(None)
-                    moved = True
-                del self._waiting[owner]
-                if turns:
-                    self._waiting[owner] = turns  # at the end: others come first now
+            self._shares.give_back(owner)
 
     def _paced(self, owner: str, work: Callable[[], _T], stop: threading.Event) -> _T:
         used_before = thread_time()
@@ -106,8 +59,7 @@ class UploadThreads:
         def pace() -> None:
             nonlocal used_before
             # Owners have equal shares of a core, and an owner's threads equal parts of its share.
-            parts = max(1, len(self._busy)) * max(1, self._busy[owner])
-            rest_s = min((thread_time() - used_before) * (parts - 1), _MAX_REST_S)
+            rest_s = min((thread_time() - used_before) * (self._shares.parts(owner) - 1), _MAX_REST_S)
             if stop.is_set() or (rest_s > 0 and stop.wait(rest_s)):
                 raise _Stopped
             used_before = thread_time()

@@ -42,7 +42,7 @@ async def create_upload(call: Call[None, UploadBody]) -> objects.Upload:
     body = call.body
     if not body.mime_type.isprintable():
         raise invalid("mime_type", "it is not a media type.")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         row, _ = await parts.create_upload(
             connection,
             owner=call.caller.owner,
@@ -118,7 +118,7 @@ async def complete_upload(call: Call[None, CompleteBody]) -> objects.Upload:
 
 async def cancel_upload(call: Call[None, Nothing | None]) -> objects.Upload:
     upload_id = call.id("upload", "upload_id")
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         row = await parts.cancel_upload(connection, upload_id, call.caller.owner)
     call.server.background.wake("sweep")
     return _upload(row)

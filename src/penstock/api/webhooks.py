@@ -116,7 +116,7 @@ async def create_webhook(call: Call[None, WebhookCreate]) -> WebhookObjectWithSe
     body = call.body
     name = _clean_name(body.name)
     await _check_url(call, body.url)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         made = await endpoints.create_endpoint(
             connection,
             _box(call),
@@ -138,7 +138,7 @@ async def list_webhooks(call: Call[WebhookQuery, None]) -> WebhookList:
         after = parse_id("webhook", query.after)
         if after is None:
             raise _bad_cursor()
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await endpoints.list_endpoints(
             connection, _box(call), owner=call.caller.owner, after=after, limit=query.limit + 1
         )
@@ -157,7 +157,7 @@ async def update_webhook(call: Call[None, WebhookUpdate]) -> WebhookObject:
     if body.url is not None:
         await _check_url(call, body.url)
     event_types = None if body.event_types is None else list(dict.fromkeys(body.event_types))
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         changed = await endpoints.update_endpoint(
             connection, _box(call), endpoint_id, call.caller.scope, name=name, url=body.url, event_types=event_types
         )
@@ -166,7 +166,7 @@ async def update_webhook(call: Call[None, WebhookUpdate]) -> WebhookObject:
 
 async def delete_webhook(call: Call[None, None]) -> WebhookDeleted:
     endpoint_id = _id(call)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         if not await endpoints.delete_endpoint(connection, endpoint_id, call.caller.scope):
             raise _missing(call)
     return WebhookDeleted(id=public_id("webhook", endpoint_id))
@@ -174,7 +174,7 @@ async def delete_webhook(call: Call[None, None]) -> WebhookDeleted:
 
 async def rotate_webhook_secret(call: Call[None, WebhookRotate | None]) -> WebhookObjectWithSecret:
     keep = call.body is not None and call.body.keep_old_secret_active_for_24_hours
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rotated = await endpoints.rotate_secret(
             connection, _box(call), _id(call), call.caller.scope, keep_s=_KEEP_OLD_SECRET_S if keep else 0
         )
@@ -185,9 +185,8 @@ async def test_webhook(call: Call[None, WebhookTest]) -> WebhookTestResult:
     """Answers the receiver's status, whatever it is; a receiver that could not be reached is an error of the
     endpoint."""
     found = await _find(call)
-    server = call.server
     result = await send_sample(
-        server.database, sender_for(server.config), _box(call), found.id, found.url, call.body.event_type
+        call.database, sender_for(call.server.config), _box(call), found.id, found.url, call.body.event_type
     )
     if result.status_code is None:
         raise ApiError(400, f"The event was not delivered: {result.error}.", code="webhook_not_delivered")
@@ -211,7 +210,7 @@ async def list_webhook_deliveries(call: Call[WebhookQuery, None]) -> DeliveryLis
         if after >= 2**63:
             raise _bad_cursor()
     found = await _find(call)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await endpoints.list_deliveries(connection, found.id, after=after, limit=query.limit + 1)
     data = [_delivery(row) for row in rows[: query.limit]]
     return DeliveryList.of(data, has_more=len(rows) > query.limit)
@@ -226,7 +225,7 @@ def _id(call: Call[Any, Any]) -> UUID:
 
 
 async def _find(call: Call[Any, Any]) -> WebhookEndpoint:
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         return _require(call, await endpoints.get_endpoint(connection, _box(call), _id(call), call.caller.scope))
 
 

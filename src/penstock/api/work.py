@@ -157,7 +157,7 @@ async def list_work(call: Call[WorkQuery, None]) -> WorkList:
     if query.after is not None and after is None:
         raise invalid("after", "expected the 'next' of the page before.")
     owner = choose_owner(call.caller, query.owner)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         page, next_ = await _find_page(connection, owner, states, query, after or _NEWEST)
         paces = await work.read_paces(connection, page)
     return WorkList(
@@ -235,7 +235,7 @@ async def find_owned(call: Call[Any, Any], connection: Connection, name: str = "
 
 
 async def retrieve_work(call: Call[None, None]) -> WorkDetails:
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         return await _read_one(call, connection, work_id(call))
 
 
@@ -354,7 +354,7 @@ async def cancel_work(call: Call[None, Nothing | None]) -> WorkDetails:
 async def _steer(call: Call[Any, Any], verb: str, move: Move, *there: WorkState) -> WorkDetails:
     """Move a batch or a job to a state; one that is there already is left as it is."""
     id_ = work_id(call)
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         await _read_one(call, connection, id_)
         moved = await steer(call, connection, await find_owned(call, connection), move, verb)
         shown = await _read_one(call, connection, id_)

@@ -55,7 +55,7 @@ async def list_workers(call: Call[WorkersQuery, None]) -> WorkerList:
         "grace_s": call.server.config.liveness.heartbeat_grace_s,
         "now": None,
     }
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         rows = await (await connection.execute(_SQL["list_workers_after"], parameters)).fetchall()
     page = [
         WorkerEntry(

@@ -158,11 +158,23 @@ class Ingest(NamedTuple):
 
 
 async def take_ingest(
-    connection: Connection, worker_id: UUID, grace_s: float, reading: Collection[UUID] = (), *, now: Now = None
+    connection: Connection,
+    worker_id: UUID,
+    grace_s: float,
+    reading: Collection[UUID] = (),
+    full_owners: Collection[str] = (),
+    *,
+    now: Now = None,
 ) -> Ingest | None:
     """Take the ingest of a job that nobody alive reads; None if there is none. `reading` are those that this process
-    reads already."""
-    parameters = {"worker_id": worker_id, "grace_s": grace_s, "reading": list(reading), "now": now}
+    reads already, `full_owners` those of whom it reads no more at a time."""
+    parameters = {
+        "worker_id": worker_id,
+        "grace_s": grace_s,
+        "reading": list(reading),
+        "full_owners": list(full_owners),
+        "now": now,
+    }
     taken = await fetch_one(connection, _SQL["take_ingest_if_free"], parameters)
     if taken is None:
         return None

@@ -54,6 +54,7 @@ UPDATE penstock.jobs SET worker_id = %(worker_id)s
    SELECT j.batch_id FROM penstock.jobs j
     WHERE j.ingested_at IS NULL
       AND j.batch_id <> ALL (%(reading)s::uuid[])
+      AND j.owner <> ALL (%(full_owners)s::text[])
       AND (j.worker_id IS NULL OR j.worker_id = %(worker_id)s OR NOT EXISTS (
              SELECT FROM penstock.workers w
               WHERE w.id = j.worker_id AND w.heartbeat_at > @now - make_interval(secs => %(grace_s)s)))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import psycopg
@@ -18,9 +18,9 @@ from penstock.db import arrays
 from penstock.errors import PenstockError
 from penstock.observe import catalogue
 from penstock.observe.metrics import Sample, read_from
+from penstock.shares import Shares
 
 Connection = psycopg.AsyncConnection[TupleRow]
-Pool = AsyncConnectionPool[Connection]
 Now = datetime | None
 """Time that a statement takes as now: None is the database's clock; tests pass their own."""
 
@@ -40,10 +40,77 @@ SERVER_KEEPALIVE = """
 
 BACKEND_PID = "SELECT pg_backend_pid()"
 
+_KEPT_PART = 5
+"""A fifth of a pool's connections are not for owners: keys are looked up by them, limits kept and duties done."""
+
 
 def is_pooled(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any], row: TupleRow | None) -> bool:
     """Whether a pooler answers for the server: `row` is what BACKEND_PID gave on this connection."""
     return row is not None and row[0] != connection.info.backend_pid
+
+
+class Pool(AsyncConnectionPool[Connection]):
+    """Connections of a process. What is done for one owner takes them by `of`, and leaves some to all else.
+
+    They come back also from tasks that are cancelled. psycopg's pool, cancelled while it passes a connection to the
+    next in line, loses it and leaves that one waiting.
+    """
+
+    def __init__(self, *args: Any, max_size: int, **kwargs: Any) -> None:
+        super().__init__(*args, max_size=max_size, **kwargs)
+        self._shares = Shares(max(1, max_size - max(1, max_size // _KEPT_PART)))
+
+    def of(self, owner: str) -> OwnerConnections:
+        """Connections for what an owner has asked for."""
+        return OwnerConnections(self, self._shares, owner)
+
+    async def putconn(self, conn: Connection) -> None:
+        returning = asyncio.ensure_future(super().putconn(conn))
+        cancelled: asyncio.CancelledError | None = None
+        while not returning.done():
+            try:
+                await asyncio.shield(returning)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        returning.result()
+        if cancelled is not None:
+            raise cancelled
+
+
+class Lender(Protocol):
+    """Whoever lends connections: a pool, or an owner's part of one."""
+
+    async def getconn(self) -> Connection: ...
+
+    async def putconn(self, conn: Connection) -> None: ...
+
+
+class OwnerConnections:
+    """Connections that are borrowed for one owner: as many at a time as its share of the pool."""
+
+    __slots__ = ("_owner", "_pool", "_shares")
+
+    def __init__(self, pool: Pool, shares: Shares, owner: str) -> None:
+        self._pool = pool
+        self._shares = shares
+        self._owner = owner
+
+    async def getconn(self) -> Connection:
+        try:
+            await self._shares.take(self._owner, self._pool.timeout)
+        except TimeoutError:
+            raise PoolTimeout("the owner has had all the connections that it may have") from None
+        try:
+            return await self._pool.getconn()
+        except BaseException:
+            self._shares.give_back(self._owner)
+            raise
+
+    async def putconn(self, conn: Connection) -> None:
+        try:
+            await self._pool.putconn(conn)
+        finally:
+            self._shares.give_back(self._owner)
 
 
 # The connection itself is sound, but what it is connected to no longer takes writes: a primary that became a
@@ -80,7 +147,7 @@ async def open_pool(
             await connection.execute("SET plan_cache_mode = force_generic_plan")
 
     kwargs: dict[str, Any] = {"autocommit": True, "application_name": name, "connect_timeout": 10, **KEEPALIVE}
-    pool: Pool = _CancelSafePool(
+    pool = Pool(
         conninfo,
         min_size=1,
         max_size=limits.pool_max,
@@ -120,25 +187,6 @@ def _read_pools() -> Iterator[Sample]:
             yield Sample(catalogue.POOL_CONNECTIONS, (*labels, "used"), told["pool_size"] - idle)
 
 
-class _CancelSafePool(AsyncConnectionPool[Connection]):
-    """A pool to which connections come back also from tasks that are cancelled.
-
-    psycopg's pool, cancelled while it passes a connection to the next in line, loses it and leaves that one waiting.
-    """
-
-    async def putconn(self, conn: Connection) -> None:
-        returning = asyncio.ensure_future(super().putconn(conn))
-        cancelled: asyncio.CancelledError | None = None
-        while not returning.done():
-            try:
-                await asyncio.shield(returning)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        returning.result()
-        if cancelled is not None:
-            raise cancelled
-
-
 class borrowed:  # noqa: N801 -- used like a function
     """A connection for a statement or two. A connection that turns out to lead to the wrong server is not reused.
 
@@ -147,7 +195,7 @@ class borrowed:  # noqa: N801 -- used like a function
 
     __slots__ = ("_connection", "_pool")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Lender) -> None:
         self._pool = pool
 
     async def __aenter__(self) -> Connection:

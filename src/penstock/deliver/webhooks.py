@@ -16,7 +16,7 @@ import msgspec
 from penstock import __version__
 from penstock.config import Config, WebhookLimits
 from penstock.db import sql
-from penstock.db.pool import Pool, borrowed
+from penstock.db.pool import Lender, Pool, borrowed
 from penstock.deliver import signing
 from penstock.deliver.addresses import AddressRefused, Policy, parse_url, policy_for
 from penstock.deliver.post import PostError, post
@@ -132,7 +132,7 @@ def _headers(message_id: str, at_s: int, body: bytes, keys: list[bytes]) -> dict
 
 
 async def send_sample(
-    database: Pool, sender: Sender, box: SecretBox, endpoint_id: UUID, url: str, type_: str
+    database: Lender, sender: Sender, box: SecretBox, endpoint_id: UUID, url: str, type_: str
 ) -> SendResult:
     """Send an event about a batch that does not exist, at once and without retries."""
     async with borrowed(database) as connection:

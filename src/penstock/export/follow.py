@@ -15,7 +15,7 @@ from uuid import UUID
 
 from penstock.db import sql
 from penstock.db.arrays import Int4Array, Int8Array
-from penstock.db.pool import Connection, Pool, borrowed, fetch_one
+from penstock.db.pool import Connection, Lender, borrowed, fetch_one
 from penstock.export.order import LINE_OVERHEAD_BYTES, ranges_of, read_results
 from penstock.export.read import Which
 from penstock.export.result_lines import OutcomeRow, openai_line
@@ -89,14 +89,14 @@ async def _number(connection: Connection, batch: dict[str, Any]) -> None:
                 await connection.execute(_SQL["move_journal_head"], {**batch, "outputs": outputs, "errors": errors})
 
 
-async def read_journal_page(database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int) -> Page:
+async def read_journal_page(database: Lender, batch_id: UUID, which: Which, offset: int, max_bytes: int) -> Page:
     """Read the lines from a number on: at least one if there is one, and about as many as `max_bytes` hold."""
     page = await read_journal_results(database, batch_id, which, offset, max_bytes)
     return Page([openai_line(batch_id, row) for row in page.rows], page.offsets, page.after)
 
 
 async def read_journal_results(
-    database: Pool, batch_id: UUID, which: Which, offset: int, max_bytes: int
+    database: Lender, batch_id: UUID, which: Which, offset: int, max_bytes: int
 ) -> ResultsPage:
     """Read the outcomes of these lines."""
     numbered = False

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from penstock.config import MIB
 from penstock.db import sql
-from penstock.db.pool import Connection, Pool, borrowed
+from penstock.db.pool import Connection, Lender, borrowed
 from penstock.errors import PenstockError
 from penstock.export.order import InputOrder, Key, Lane, read_results
 from penstock.export.result_lines import (
@@ -47,7 +47,7 @@ class _Ending(NamedTuple):
 
 
 async def output_blocks(
-    database: Pool, batch_id: UUID, which: Which, state: BatchState, dialect: Dialect
+    database: Lender, batch_id: UUID, which: Which, state: BatchState, dialect: Dialect
 ) -> AsyncGenerator[bytes, None]:
     """Blocks of lines of an ended batch's output or error file.
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from penstock.db import sql
-from penstock.db.pool import Connection, Pool, borrowed
+from penstock.db.pool import Connection, Lender, borrowed
 from penstock.errors import PenstockError
 from penstock.intake.pieces import unpack_piece
 
@@ -81,7 +81,7 @@ async def list_files(
     return [FileRow(*row) for row in await cursor.fetchall()]
 
 
-async def content(database: Pool, file: FileRow) -> AsyncGenerator[bytes, None]:
+async def content(database: Lender, file: FileRow) -> AsyncGenerator[bytes, None]:
     """The bytes as they were uploaded, piece by piece. No connection is held between two pieces."""
     if file.bytes and not file.chunks:
         raise ContentGone(f"{file.filename}: its bytes were not kept")

@@ -140,6 +140,7 @@ class BackgroundDuties:
         self._leftovers = LeftoverWalk()
         self._batch_maintenance = BatchMaintenance(database)
         self._job_ingest = JobIngest(config, conninfo, database)
+        self._job_ingest.on_room = partial(self.wake, "ingest")
         self._job_operations = JobOperations(config, database)
         self.worker_id: UUID | None = None
         """The server's registered identity, under which it reads the rows of jobs and does operations on them."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -21,6 +23,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from penstock.adapt.intake_batch import IntakeBatchSize, MeasuredBatch
+from penstock.api.upload_threads import UploadWork
 from penstock.batches.growth import NotGrowing, hold_growing, move_totals, seal_batch
 from penstock.batches.jobs import Ingest, count_rows, end_ingest, take_ingest
 from penstock.batches.steer import cancel_batch, hold_batch
@@ -47,12 +50,21 @@ from penstock.tasks import cancel_and_wait
 _log = logging.getLogger("penstock.ingest")
 
 
-_AT_ONCE = 4
-"""Jobs whose rows a server reads at a time: a small one does not wait for a large one to end."""
+_AT_ONCE = 8
+"""Jobs whose rows a server reads at a time: a small one does not wait for a large one to end. An owner has as many as
+it leaves free."""
 
 
 class _TakenOverError(Exception):
     """Another reads the job now: this process was taken for dead."""
+
+
+class _Reading(NamedTuple):
+    """A job whose rows are being read."""
+
+    owner: str
+    work: UploadWork
+    task: asyncio.Task[None]
 
 
 class JobIngest:
@@ -62,7 +74,9 @@ class JobIngest:
         self._config = config
         self._conninfo = conninfo
         self._database = database
-        self._reading: dict[UUID, asyncio.Task[None]] = {}
+        self._reading: dict[UUID, _Reading] = {}
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when a job has been read: there is room for another."""
         # These rows are held in memory, not streamed: their batches stay smaller.
         limits = dataclasses.replace(
             config.intake,
@@ -73,27 +87,38 @@ class JobIngest:
         """For all jobs: they share the pool and the database."""
 
     async def step(self, worker_id: UUID) -> bool:
-        """Begin to read the rows of one more job, once there is room for it. True if there may be another."""
-        if len(self._reading) >= _AT_ONCE:
-            await asyncio.wait(self._reading.values(), return_when=asyncio.FIRST_COMPLETED)
+        """Begin to read the rows of one more job, if there is room for it. True if there may be another."""
+        free = _AT_ONCE - len(self._reading)
+        owners = Counter(each.owner for each in self._reading.values())
+        if not free:
+            return False
         async with borrowed(self._database) as connection:
             grace_s = self._config.liveness.heartbeat_grace_s
-            ingest = await take_ingest(connection, worker_id, grace_s, self._reading)
+            full = [owner for owner, jobs in owners.items() if jobs >= free]
+            ingest = await take_ingest(connection, worker_id, grace_s, self._reading, full)
         if ingest is None:
             return False
-        task = asyncio.create_task(self._try_to_read(ingest, worker_id))
-        self._reading[ingest.batch_id] = task
-        task.add_done_callback(lambda _: self._reading.pop(ingest.batch_id))
+        work = UploadWork(ingest.owner)
+        task = asyncio.create_task(self._try_to_read(ingest, worker_id, work))
+        self._reading[ingest.batch_id] = _Reading(ingest.owner, work, task)
+        task.add_done_callback(lambda _: self._make_room(ingest.batch_id))
         return True
+
+    def _make_room(self, batch_id: UUID) -> None:
+        del self._reading[batch_id]
+        self.on_room()
 
     async def close(self) -> None:
         """Read nothing more. Another server goes on with what was begun."""
-        await cancel_and_wait(self._reading.values())
+        reading = list(self._reading.values())
+        for each in reading:
+            each.work.stop()
+        await cancel_and_wait([each.task for each in reading])
 
-    async def _try_to_read(self, ingest: Ingest, worker_id: UUID) -> None:
+    async def _try_to_read(self, ingest: Ingest, worker_id: UUID, work: UploadWork) -> None:
         """Read a job's rows to their end. After a fault the next step takes the job again."""
         try:
-            await self._read(ingest, worker_id)
+            await self._read(ingest, worker_id, work)
         except _TakenOverError as ended:
             _log.info("ingest of %s ends: %s", ingest.batch_id, ended)
         except (psycopg.Error, PoolTimeout, OSError) as error:
@@ -104,15 +129,15 @@ class JobIngest:
         except Exception as error:
             _log.error("ingest of %s: failed: %s", ingest.batch_id, type(error).__name__)
 
-    async def _read(self, ingest: Ingest, worker_id: UUID) -> None:
+    async def _read(self, ingest: Ingest, worker_id: UUID, work: UploadWork) -> None:
         stored = ingest.rows
         with ExitStack() as stack:
             try:
-                table = await asyncio.to_thread(self._open, ingest, stack)
+                table = await work.run(partial(self._open, ingest, stack))
                 rows = islice(table.rows(), ingest.spec.get("limit"))
-                await asyncio.to_thread(_skip, rows, stored)
+                await work.run(partial(_skip, rows, stored))
                 size = self._batch_size
-                while block := await asyncio.to_thread(next_block, rows, size.rows, size.bytes):
+                while block := await work.run(partial(next_block, rows, size.rows, size.bytes)):
                     await self._store(ingest, worker_id, table, stored, block)
                     stored += len(block)
             except IntakeRefused as refused:
@@ -137,7 +162,7 @@ class JobIngest:
 
     async def _store(self, ingest: Ingest, worker_id: UUID, table: Table, before: int, block: list[TableRow]) -> None:
         asked_at = monotonic()
-        async with borrowed(self._database) as connection:
+        async with borrowed(self._database.of(ingest.owner)) as connection:
             began_at = monotonic()
             async with connection.transaction():
                 await self._add_rows(connection, ingest, worker_id, table, before, block)
@@ -181,5 +206,5 @@ class JobIngest:
 
 
 def _skip(rows: Iterator[TableRow], count: int) -> None:
-    for _ in islice(rows, count):
-        pass
+    while count > 0 and (block := next_block(rows, min(count, BLOCK_ROWS))):
+        count -= len(block)

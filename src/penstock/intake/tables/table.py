@@ -10,10 +10,12 @@ import msgspec
 
 from penstock.blobs.blobs import NewUse
 from penstock.config import MIB
+from penstock.intake.pace import keep_pace
 from penstock.intake.refusal import BadLine, IntakeRefused
 
 BLOCK_ROWS = 2_000
 BLOCK_BYTES = 4 * MIB
+_PACED_ROWS = 100
 
 ColumnType = Literal["text", "integer", "number", "boolean"]
 
@@ -68,6 +70,8 @@ def next_block(rows: Iterator[TableRow], max_rows: int = BLOCK_ROWS, max_bytes: 
         size += len(row.body) if row.blob is None else row.size
         if size >= max_bytes:
             break
+        if not len(block) % _PACED_ROWS:
+            keep_pace()
     return block
 
 
