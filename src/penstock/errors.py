@@ -26,6 +26,8 @@ class PenstockError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.add_note(hint)  # a program that does not catch it shows what to do, below the traceback
 
     @property
     def advice(self) -> str:
