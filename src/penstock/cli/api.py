@@ -99,6 +99,10 @@ class Transport(Protocol):
     async def say_idle(self, name: str) -> str | None:
         """What is to be done so that the batch or job of this id is worked off; None if it is."""
 
+    async def retry_run(self, name: str) -> int | None:
+        """Let the failed rows of a run over a table be called again by its command; None where a server does that.
+        Returns how many."""
+
     async def purge(self) -> Purged | None:
         """Remove the rows of what was deleted, and give their space back; None where a server does that."""
 
@@ -169,6 +173,11 @@ class Api:
     async def say_idle(self, name: str) -> str | None:
         """What is to be done so that the batch or job of this id is worked off; None if it is."""
         return await self._transport.say_idle(name)
+
+    async def retry_run(self, name: str) -> int | None:
+        """Let the failed rows of a run over a table be called again by its command; None where a server does that.
+        Returns how many."""
+        return await self._transport.retry_run(name)
 
     async def purge(self) -> Purged | None:
         """Remove the rows of what was deleted, and give their space back; None where a server does that."""

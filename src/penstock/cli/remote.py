@@ -64,6 +64,9 @@ class HttpTransport:
     async def say_idle(self, name: str) -> str | None:  # noqa: ARG002 -- the server works everything off
         return None
 
+    async def retry_run(self, name: str) -> int | None:  # noqa: ARG002 -- the server works everything off
+        return None
+
     async def purge(self) -> Purged | None:
         return None
 
