@@ -49,6 +49,12 @@ class Interrupted(PenstockError):  # noqa: N818 -- a person's wish
     exit_code = ExitCode.INTERRUPTED
 
 
+def plain(text: str, limit: int = 300) -> str:
+    """Text as one line that cannot move the cursor: users' texts are shown on a terminal only so."""
+    cleaned = "".join(c if c.isprintable() else " " for c in text)
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
+
+
 def report(error: PenstockError, *, as_json: bool = False) -> None:
     """Print an error for a person, and for a program too if asked: what happened, then what to do."""
     if as_json:

@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.client import CommandContext, Json, client_command, print_json
-from penstock.cli.figures import (
-    age,
-    count_text,
-    is_run,
-    job_counts_text,
-    job_moment,
-    moment,
-    plain,
-    print_row,
-    size_text,
-)
+from penstock.cli.figures import age, count_text, is_run, job_counts_text, job_moment, moment, print_row, size_text
 from penstock.cli.job_submit import submit
 from penstock.cli.job_watch import JOB_HINTS, watch
+from penstock.errors import plain
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Api
+    from penstock.client.api import Api
 
 _LIMIT = 20
 _LISTED = 5

@@ -20,7 +20,6 @@ from penstock.batches.create import hold_key
 from penstock.batches.read import Batch
 from penstock.batches.runs import INPUT, Beginning, list_runs_alike, run_pool
 from penstock.claim import gates
-from penstock.cli.disk import forget_old
 from penstock.cli.figures import count_text
 from penstock.cli.known_run import (
     end_chain,
@@ -42,6 +41,7 @@ from penstock.cli.store_run import RunInput, RunStore, path_text
 from penstock.cli.summary import print_summary
 from penstock.cli.tables import OWNER
 from penstock.cli.work_run import RunWork
+from penstock.client.disk import forget_old
 from penstock.config import Config
 from penstock.db.pool import Connection, Pool, open_pool
 from penstock.db.start import GO_ON, explain_database_errors, migrate_database, start_database

@@ -1,4 +1,4 @@
-"""API as the commands use it: over HTTP, or from the application in this process."""
+"""API as commands and the library use it: over HTTP, or from the application in this process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from penstock.backoff import Backoff
-from penstock.cli.client import Json
-from penstock.cli.figures import plain
-from penstock.errors import ExitCode, PenstockError, UsageError
+from penstock.errors import ExitCode, PenstockError, plain
 
-if TYPE_CHECKING:
-    from penstock.cli.client import ApiPlace
-
+Json = dict[str, Any]
 Query = Mapping[str, str | int]
 Body = Callable[[], AsyncIterator[bytes]]
 """Makes the body anew for every try."""
@@ -315,30 +311,6 @@ class Api:
             hint="Check --server (or PENSTOCK_SERVER): the address `penstock serve` printed.",
             status=answer.status,
         )
-
-
-@contextlib.asynccontextmanager
-async def open_api(place: ApiPlace) -> AsyncIterator[Api]:
-    """Open the API of a server or of a database, for as long as a command runs."""
-    if place.server is not None:
-        from penstock.cli.remote import HttpTransport
-
-        async with HttpTransport.of(place.server) as remote:
-            yield Api(remote)
-    elif place.config is not None:
-        config = place.config
-        if config.database_url is None and not place.makes_database and not (config.data_dir / "pg").is_dir():
-            raise PenstockError(
-                f"{config.data_dir} holds no data yet",
-                hint="`penstock run FILE` makes some here. Data elsewhere: --data-dir PATH; a server's: --server URL.",
-            )
-        from penstock.cli.local import log_into_data, open_local_transport
-
-        log_into_data(config)
-        async with open_local_transport(config, uploads=place.makes_database) as local:
-            yield Api(local)
-    else:
-        raise UsageError("neither a server nor a database is named", hint="Give --server URL or --data-dir PATH.")
 
 
 def _seconds(text: str | None) -> float | None:

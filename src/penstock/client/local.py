@@ -15,9 +15,9 @@ from starlette.types import ASGIApp
 
 from penstock.api.app import create_app, make_server
 from penstock.batches.run_again import retry_batch
-from penstock.cli.api import Purged
-from penstock.cli.asgi import AsgiTransport
-from penstock.cli.disk import give_back_space
+from penstock.client.api import Purged
+from penstock.client.asgi import AsgiTransport
+from penstock.client.disk import give_back_space
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.pool import Pool, borrowed, fetch_one, open_pool
@@ -28,7 +28,7 @@ from penstock.observe.logs import log_to
 from penstock.server.background import BackgroundDuties
 from penstock.worker.identity import register_identity
 
-_SQL = sql.load("penstock.cli", "local.sql")
+_SQL = sql.load("penstock.client", "local.sql")
 NOT_SERVED = "Nothing works it off until a server runs on this data: penstock serve"
 NOT_RUNNING = "Nothing works it off now: the `penstock run` command that began it goes on with it."
 _OWNER = "local"
