@@ -133,7 +133,9 @@ class RunStore:
                         result_files=plan.rows is None,
                     )
                     if plan.rows is not None and table is not None:
-                        await make_job(connection, batch_id, plan.rows, plan.input.stem, table)
+                        # A job counts its own rows from 1: where they are not the table's first, its type says so.
+                        after = "" if found.after is None else f" from row {found.after.lines + 1:,}"
+                        await make_job(connection, batch_id, plan.rows, plan.input.stem + after, table)
             except psycopg.errors.UniqueViolation:
                 known = await find_batch_by_key(connection, OWNER, found.key)
                 if known is None:

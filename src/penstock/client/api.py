@@ -32,7 +32,7 @@ _HINTS = {
     401: "Set PENSTOCK_API_KEY to a key of this server; on the server, `penstock keys create` makes one.",
     403: "The key in PENSTOCK_API_KEY may not do this: ask the server's admin.",
     404: "`penstock ls` lists the batches of this key on this server.",
-    409: "`penstock show` tells the batch's state.",
+    409: "`penstock show` tells its state.",
     413: "Split the file, or have the limit raised (docs/configuration.md).",
     429: "Try again in a moment.",
     503: "Try again in a moment; the server's log says what it lacks.",

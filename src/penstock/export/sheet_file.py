@@ -98,7 +98,7 @@ async def sheet_blocks(
     inputs = dict.fromkeys(name for job in jobs for name in job.input)
     results = dict.fromkeys(name for job in jobs for name in job.result)
     columns = SheetColumns(list(inputs), list(results))
-    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=jobs[-1].job_type, bom=bom)
+    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=jobs[0].job_type, bom=bom)
     yield writer.begin(), 0
     for one in (*earlier, batch_id):
         async with aclosing(_pages(connection, one)) as pages:

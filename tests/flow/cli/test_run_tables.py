@@ -136,6 +136,8 @@ def test_no_row_is_called_twice(site: Path, mock: MockProcess) -> None:
     assert titles() == ["lamp", "chair", "table", "sofa", "desk"]
     run()
     assert call_count(mock) == 5
+    jobs = run_cli("ls", "--json", cwd=site).expect(0).summary["jobs"]
+    assert [job["jobType"] for job in jobs] == ["rows from row 5", "rows from row 3", "rows from row 2", "rows"]
     run("--new", "--limit", "1")
     assert call_count(mock) == 6
 
