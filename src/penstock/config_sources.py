@@ -87,7 +87,13 @@ def find_toml(data_dir: Path | None) -> Path | None:
     if named := os.environ.get("PENSTOCK_CONFIG"):
         return Path(named)
     inside = (data_dir or Path(os.environ.get("PENSTOCK_DATA_DIR", ".penstock"))) / "penstock.toml"
-    return inside if inside.is_file() else None
+    try:
+        return inside if inside.is_file() else None
+    except OSError as error:
+        raise UsageError(
+            f"cannot use the data directory {inside.parent}: {error.strerror}",
+            hint="It must be readable and writable for this user. Choose another with --data-dir.",
+        ) from error
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class PenstockError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.add_note(hint)  # a program that does not catch it shows what to do, below the traceback
 
     @property
     def advice(self) -> str:
@@ -45,6 +47,12 @@ class Interrupted(PenstockError):  # noqa: N818 -- a person's wish
     """A person stopped it; the hint says how to go on."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def plain(text: str, limit: int = 300) -> str:
+    """Text as one line that cannot move the cursor: users' texts are shown on a terminal only so."""
+    cleaned = "".join(c if c.isprintable() else " " for c in text)
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
 def report(error: PenstockError, *, as_json: bool = False) -> None:

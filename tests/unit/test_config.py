@@ -103,3 +103,9 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     assert str(path) in caught.value.message
     with pytest.raises(UsageError, match="cannot read"):
         config_sources.load(toml_path=tmp_path / "missing.toml", environ={})
+
+
+def test_a_data_directory_that_cannot_be_looked_into_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"cannot use the data directory x+: File name too long") as refused:
+        config_sources.find_toml(Path("x" * 300))
+    assert refused.value.hint in refused.value.__notes__, "also where it is not caught"

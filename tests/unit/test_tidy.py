@@ -49,6 +49,14 @@ def test_a_stage_does_not_import_another(stage: str) -> None:
                 assert allowed, f"{path.name} imports {node.module}"
 
 
+def test_only_the_command_line_imports_the_command_line() -> None:
+    for path in MODULES:
+        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+        named = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        of_commands = path.is_relative_to(ROOT / "cli")
+        assert of_commands or not any(f"{name}.".startswith("penstock.cli.") for name in named), path
+
+
 def test_only_settle_writes_outcomes() -> None:
     """But for an import, which brings those of another system."""
     writing = re.compile(r"(INTO|UPDATE|COPY)\s+penstock\.outcomes\b")

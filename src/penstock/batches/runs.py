@@ -18,6 +18,9 @@ _CANDIDATES = 20
 ASKED, INPUT, INPUT_BYTES, CONTINUES = "asked", "input", "input_bytes", "continues"
 """Metadata of a run: digest of what is asked, path and size of its input, and the batch whose results come before its
 own."""
+ROWS, ROWS_DIGEST = "rows", "rows_digest"
+"""Metadata of a run over a table: how many rows it has results of, those of the run that it continues included, and
+their digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +36,21 @@ class RunAlike:
     def input_bytes(self) -> int:
         return int(self.metadata.get(INPUT_BYTES, "0"))
 
+    @property
+    def rows(self) -> int:
+        """Rows of a table that it has results of; 0 of requests."""
+        return int(self.metadata.get(ROWS, "0"))
+
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Beginning of a file that has grown since a run over it."""
+    """Beginning of an input that a run was over: of a file that has grown since, or of a table's rows."""
 
     run: RunAlike
     lines: int
+    """Lines, or rows, of the beginning."""
+    is_all: bool = False
+    """Whether nothing comes after it: other bytes, and the same rows."""
 
 
 def run_pool(batch_id: UUID) -> str:

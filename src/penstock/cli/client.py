@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from penstock.cli.options import DatabaseOptions, database_options, load_config
 from penstock.errors import ExitCode, PenstockError, UsageError, report
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Api
+    from penstock.client.api import Api
     from penstock.config import Config
 
 Json = dict[str, Any]
@@ -74,7 +75,7 @@ def client_command(
                 place = _place(server, database, makes_database=makes_database)
                 code = _carry_out(place, as_json, lambda context: work(context, **given))
             except PenstockError as error:
-                from penstock.cli.api import Refused
+                from penstock.client.api import Refused
 
                 if isinstance(error, Refused) and hints is not None and not error.local:
                     error.hint = hints.get(error.status, error.hint)
@@ -117,7 +118,6 @@ def _carry_out(
 
     import uvloop
 
-    from penstock.cli.api import open_api
     from penstock.tasks import cancel_and_wait
 
     async def run() -> int:
@@ -138,7 +138,7 @@ def _carry_out(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
         # Opening is not cancelled: a pool cut off half-opened may never close.
-        async with open_api(place) as api:
+        async with _open_api(place) as api:
             if not signalled:
                 task = loop.create_task(work(CommandContext(api, as_json, place.words)))
                 try:
@@ -151,6 +151,32 @@ def _carry_out(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
+
+
+@contextlib.asynccontextmanager
+async def _open_api(place: ApiPlace) -> AsyncIterator[Api]:
+    """Open the API of a server or of a database, for as long as a command runs."""
+    from penstock.client.api import Api
+
+    if place.server is not None:
+        from penstock.client.remote import HttpTransport
+
+        async with HttpTransport.of(place.server) as remote:
+            yield Api(remote)
+    elif place.config is not None:
+        config = place.config
+        if config.database_url is None and not place.makes_database and not (config.data_dir / "pg").is_dir():
+            raise PenstockError(
+                f"{config.data_dir} holds no data yet",
+                hint="`penstock run FILE` makes some here. Data elsewhere: --data-dir PATH; a server's: --server URL.",
+            )
+        from penstock.client.local import log_into_data, open_local_transport
+
+        log_into_data(config)
+        async with open_local_transport(config, uploads=place.makes_database) as local:
+            yield Api(local)
+    else:
+        raise UsageError("neither a server nor a database is named", hint="Give --server URL or --data-dir PATH.")
 
 
 def print_json(value: Any) -> None:

@@ -17,8 +17,8 @@ from penstock.cli.tables import BOM_OPTION
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Answer
     from penstock.cli.progress import Display
+    from penstock.client.api import Answer
     from penstock.export.draft import Draft
 
 
@@ -202,7 +202,7 @@ async def _download(
     cut, once the object at `again` can be read."""
     import asyncio
 
-    from penstock.cli.api import Refused, Unreachable
+    from penstock.client.api import Refused, Unreachable
     from penstock.export.draft import Draft
 
     for left in reversed(range(_TRIES)):
@@ -232,7 +232,7 @@ async def _download(
 @contextlib.asynccontextmanager
 async def _content(context: CommandContext, batch: Json, which: str) -> AsyncIterator[Answer | None]:
     """Open the content of one of a batch's files; None if there is no such file."""
-    from penstock.cli.api import Refused
+    from penstock.client.api import Refused
 
     if not batch[which]:
         yield None

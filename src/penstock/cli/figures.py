@@ -8,7 +8,7 @@ from datetime import datetime
 import click
 
 from penstock.cli.client import Json
-from penstock.errors import ExitCode
+from penstock.errors import ExitCode, plain
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -131,12 +131,6 @@ def size_text(count: int) -> str:
     while amount >= 999.95 and unit < len(_UNITS) - 1:
         amount, unit = amount / 1000, unit + 1
     return f"{count} B" if unit == 0 else f"{amount:.1f} {_UNITS[unit]}"
-
-
-def plain(text: str, limit: int = 300) -> str:
-    """Text as one line that cannot move the cursor: users' texts are shown on a terminal only so."""
-    cleaned = "".join(c if c.isprintable() else " " for c in text)
-    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
 def print_row(label: str, text: str) -> None:

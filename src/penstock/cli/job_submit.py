@@ -13,7 +13,7 @@ from penstock.cli.tables import SHEET_OPTION, PromptOptions, prompt_options
 from penstock.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from penstock.cli.upload import Source
+    from penstock.client.upload import Source
 
 _DEFAULT_PROVIDER = "default"
 _HINTS = {
@@ -69,7 +69,7 @@ async def submit(
     from penstock.cli.export import check_sheet_output, export_job
     from penstock.cli.figures import job_exit_code
     from penstock.cli.job_watch import print_job_end, watch_job_until_end
-    from penstock.cli.upload import Source
+    from penstock.client.upload import Source
 
     if output is not None:
         for file in files:

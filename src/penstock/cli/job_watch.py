@@ -11,8 +11,8 @@ from penstock.cli.client import CommandContext, Json, client_command
 from penstock.errors import ExitCode
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Api
     from penstock.cli.progress import Display
+    from penstock.client.api import Api
 
 _POLL_S = 1.0
 _PATIENCE_S = 300.0
@@ -67,8 +67,9 @@ async def watch_job_until_end(context: CommandContext, job: Json) -> Json:
 def print_job_end(context: CommandContext, job: Json, *, output: str | None = None) -> None:
     """Print how the job ended, and what can be done now. With the output `-` all of it goes to standard error:
     standard output is for the sheet alone."""
-    from penstock.cli.figures import job_counts_text, job_moment, plain
+    from penstock.cli.figures import job_counts_text, job_moment
     from penstock.cli.progress import duration
+    from penstock.errors import plain
 
     lasted = ""
     if job["endedAt"] is not None:

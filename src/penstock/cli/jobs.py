@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.client import CommandContext, Json, client_command, print_json
-from penstock.cli.figures import age, is_run, job_counts_text, job_moment, moment, plain, print_row, size_text
+from penstock.cli.figures import age, count_text, is_run, job_counts_text, job_moment, moment, print_row, size_text
 from penstock.cli.job_submit import submit
 from penstock.cli.job_watch import JOB_HINTS, watch
-from penstock.errors import UsageError
+from penstock.errors import plain
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Api
+    from penstock.client.api import Api
 
 _LIMIT = 20
 _LISTED = 5
@@ -268,7 +268,7 @@ async def steer_job(context: CommandContext, found: Json, verb: str) -> None:
 async def retry(context: CommandContext, job: str, status: str) -> None:
     """Run rows of JOB again that failed or were not found. Each keeps its last result until the new one is there.
 
-    With --json, {"operationId": ...}, the operation that does it.
+    With --json, {"operationId": ...}, the operation that does it; of a run that nothing works off, {"id", "rows"}.
     """
     await retry_job(context, await _find(context, job), status)
 
@@ -276,8 +276,14 @@ async def retry(context: CommandContext, job: str, status: str) -> None:
 async def retry_job(context: CommandContext, found: Json, status: str = _UNLUCKY) -> None:
     """Run rows of a job again that was found."""
     name: str = found["id"]
-    if is_run(found) and (idle := await context.api.say_idle(name)) is not None:
-        raise UsageError(f"{name} is a run. {idle}", hint="With --retry-failed that runs its failed rows again.")
+    if is_run(found) and status == _UNLUCKY and (idle := await context.api.say_idle(name)) is not None:
+        rows = await context.api.retry_run(name)
+        if context.as_json:
+            print_json({"id": name, "rows": rows})
+        else:
+            click.echo(f"{name}  {count_text(rows or 0, 'row')} to run again")
+            context.say(idle if rows else "None of its rows has failed.")
+        return
     asked: Json = {"scope": "job", "statuses": status.upper().split(",")}
     operation = await context.api.post(f"/api/jobs/{name}/reprocess", asked)
     if context.as_json:

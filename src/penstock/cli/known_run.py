@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from uuid import UUID
 
@@ -11,14 +14,15 @@ from penstock.batches.create import KnownBatch, find_batch_by_key, release_key
 from penstock.batches.finish import finish_batch
 from penstock.batches.read import Batch, read_status
 from penstock.batches.run_again import retry_batch, worn_out_message
-from penstock.batches.runs import CONTINUES, Beginning, RunAlike, run_pool, take_up_run
+from penstock.batches.runs import CONTINUES, ROWS_DIGEST, Beginning, RunAlike, run_pool, take_up_run
 from penstock.batches.steer import cancel_batch, resume_batch
 from penstock.claim import gates
 from penstock.cli.plan import Plan
-from penstock.cli.tables import OWNER
+from penstock.cli.tables import OWNER, RowsPlan
 from penstock.config import Config
 from penstock.db.pool import Connection
 from penstock.errors import PenstockError, UsageError
+from penstock.intake.tables.table import RowsDigest, next_block
 from penstock.model import BatchState, parse_id, public_id
 from penstock.worker.fuse import NOTHING_SUCCEEDED
 
@@ -44,15 +48,19 @@ async def find_run(connection: Connection, plan: Plan, digest: bytes) -> KnownBa
 async def read_chain(connection: Connection, batch_id: UUID) -> list[Batch]:
     """Read the batches whose results make up a run's: those over the beginning of its file first."""
     chain = [await read_status(connection, batch_id)]
-    while (before := parse_id("batch", chain[0].metadata.get(CONTINUES, ""))) is not None:
+    while (before := _continued(name := chain[0].metadata.get(CONTINUES, ""))) is not None:
         try:
             chain.insert(0, await read_status(connection, before))
         except PenstockError:
             raise PenstockError(
-                f"{public_name(chain[0])} continues {public_id('batch', before)}, which was removed with its results",
+                f"{public_name(chain[0])} continues {name}, which was removed with its results",
                 hint="--new runs the whole file.",
             ) from None
     return chain
+
+
+def _continued(name: str) -> UUID | None:
+    return parse_id("batch", name) or parse_id("job", name)
 
 
 async def end_chain(connection: Connection, chain: Sequence[Batch]) -> None:
@@ -92,7 +100,7 @@ async def take_up(connection: Connection, plan: Plan, config: Config, batch: Bat
         if key is not None or failed:
             say(f"{name} is {batch.state}: writing its results again ({_other_ways(plan, failed)})")
             if target != str(plan.target):
-                say(f"they are the answers of {target}, not of {plan.target}")
+                say(f"they are the answers of {target}; --new asks {plan.target}")
         return
     if batch.state is BatchState.CANCELLING:
         raise PenstockError(f"{name} is being cancelled", hint="--new starts over.")
@@ -132,10 +140,34 @@ def find_beginning(path: Path, runs: Sequence[RunAlike], should_stop: Callable[[
     return found
 
 
-def offer_continuation(plan: Plan, batch: Batch) -> UsageError:
+def find_first_rows(
+    rows: RowsPlan, config: Config, runs: Sequence[RunAlike], should_stop: Callable[[], bool]
+) -> Beginning | None:
+    """The longest beginning of a table's rows that one of these runs is over. Rows are compared, not bytes: a workbook
+    that grew, or was only saved again, is another file from its first byte on."""
+    most = rows.limit or sys.maxsize
+    shorter = sorted((run for run in runs if 0 < run.rows <= most), key=lambda run: run.rows)
+    if not shorter:
+        return None
+    found, digest = None, RowsDigest()
+    with rows.source.open(rows.spec, config.tables, config.intake) as table:
+        read = islice(table.rows(), rows.limit)
+        for run in shorter:
+            while digest.count < run.rows and (block := next_block(read, run.rows - digest.count)):
+                if should_stop():
+                    return None
+                digest.add(block)
+            if digest.count == run.rows and digest.hex == run.metadata[ROWS_DIGEST]:
+                found = Beginning(run, run.rows)
+        is_all = found is not None and found.lines == digest.count and next(read, None) is None
+    return found if found is None else replace(found, is_all=is_all)
+
+
+def offer_continuation(plan: Plan, chain: Sequence[Batch]) -> UsageError:
     """Refuse to pay for the beginning of a file twice, unless that is asked for."""
-    settled, total = batch.counts.settled, batch.counts.total
+    settled, total = (sum(getattr(batch.counts, name) for batch in chain) for name in ("settled", "total"))
+    every = "line" if plan.rows is None else "row"
     return UsageError(
-        f"{plan.input} has grown since {public_name(batch)}, which has {settled:,} of its first {total:,} results",
-        hint="--continue calls what is new alone and writes all answers; --new calls every line of it.",
+        f"{plan.input} has grown since {public_name(chain[-1])}, which has {settled:,} of its first {total:,} results",
+        hint=f"--continue calls what is new alone and writes all answers; --new calls every {every} of it.",
     )

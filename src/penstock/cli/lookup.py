@@ -6,9 +6,9 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.cli.api import Api, Refused
 from penstock.cli.client import Json
 from penstock.cli.figures import age, job_moment, state_of
+from penstock.client.api import Api, Refused
 from penstock.errors import UsageError
 
 _DIGITS = 32

@@ -13,7 +13,7 @@ from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.cli.submit import parse_pairs
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Api
+    from penstock.client.api import Api
 
 
 _PAGE_MAX = 100
@@ -114,7 +114,8 @@ class _Table:
                 self._echo(self._ROW.format(name, *cells))
 
     def _cells(self, one: Json) -> list[str]:
-        from penstock.cli.figures import age, job_moment, plain, size_text, state_of
+        from penstock.cli.figures import age, job_moment, size_text, state_of
+        from penstock.errors import plain
 
         if "jobType" in one:
             failed = one["failed"] + one["notFound"]
@@ -146,7 +147,7 @@ class _Table:
 
 async def read_file(api: Api, file_id: str) -> Json | None:
     """Read an uploaded file's object; None if it was deleted."""
-    from penstock.cli.api import Refused
+    from penstock.client.api import Refused
 
     try:
         return await api.get(f"/v1/files/{file_id}")

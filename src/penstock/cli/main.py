@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -67,6 +69,28 @@ class _LazyGroup(click.Group):
         except PenstockError as error:
             report(error)
             sys.exit(error.exit_code)
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                raise
+            _report_full_disk(error)
+            sys.exit(ExitCode.OPERATIONAL)
+
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _report_full_disk(error: OSError) -> None:
+    """Say that what standard output, or a file, leads to is full."""
+    # What is buffered for standard output would fail once more when the program ends.
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 -- no path, a device
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    where = f" {error.filename}" if error.filename else ""
+    report(
+        PenstockError(
+            f"cannot write{where}: {error.strerror}",
+            hint="What is stored is safe: free some space or write elsewhere, then run the command again.",
+        )
+    )
 
 
 @click.group(

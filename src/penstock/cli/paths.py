@@ -9,6 +9,8 @@ from penstock.errors import UsageError
 from penstock.export.draft import draft_of
 from penstock.export.jsonl import errors_path
 
+_NAME_A_FILE = "Name a file for the answers, such as answers.jsonl."
+
 
 def check_paths(inputs: Sequence[Path], output: Path | None, *, folders: bool = False) -> None:
     """Check that the inputs are regular files, or also `folders`, and that the output, if there is one, and its error
@@ -23,7 +25,9 @@ def check_outputs(output: Path, inputs: Sequence[Path] = ()) -> None:
     """Check that the output and its error file can be written, and overwrite nothing else."""
     if str(output.absolute().parent) in ("/dev", "/dev/fd") or output.absolute().is_relative_to("/proc"):
         # Some of these lead to regular files, such as a redirected output, which the rename would replace.
-        raise UsageError(f"{output} is not a regular file", hint="Name a file for the answers, such as answers.jsonl.")
+        raise UsageError(f"{output} is not a regular file", hint=_NAME_A_FILE)
+    if not output.name:  # `.` or `/`: no name that an error file could have beside it
+        raise UsageError(f"{output} is a directory", hint=_NAME_A_FILE)
     targets = [_final(output), _final(errors_path(output))]
     for path in inputs:
         if path.resolve() in targets:
@@ -74,7 +78,7 @@ def _check_writable(path: Path) -> None:
     """Check that a draft can be made beside the path, and that renaming it would replace nothing but a file."""
     try:
         if path.is_dir():
-            raise UsageError(f"{path} is a directory", hint="Name a file for the answers, such as answers.jsonl.")
+            raise UsageError(f"{path} is a directory", hint=_NAME_A_FILE)
         if path.exists() and not path.is_file():
             raise UsageError(
                 f"{path} is not a regular file",

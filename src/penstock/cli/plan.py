@@ -72,12 +72,14 @@ class Plan:
         target = self.target
         parts: list[Any] = [target.processor or host_of(str(target.base_url))]
         if self.rows is not None:
-            parts.append([target.definition, msgspec.to_builtins(self.rows.spec), self.rows.limit])
+            # The place of None was that of --limit, which is no part of what is asked of a row.
+            parts.append([target.definition, msgspec.to_builtins(self.rows.spec), None])
         return _hash(parts)[:32]
 
     def key(self, digest: bytes) -> str:
-        """Key by which a run is found again: from the input's content and what is asked of it."""
-        return f"run:{self.asked}:{digest.hex()}"
+        """Key by which a run is found again: from the input's content, how much of it, and what is asked of it."""
+        limit = None if self.rows is None else self.rows.limit
+        return f"run:{self.asked}:{digest.hex()}" + ("" if limit is None else f":{limit}")
 
     @property
     def former_key(self) -> str:

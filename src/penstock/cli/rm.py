@@ -12,7 +12,7 @@ from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Api
+    from penstock.client.api import Api
 
 _PAGE = 100
 
@@ -80,8 +80,8 @@ def _ended_at(one: Json) -> float | None:
 
 
 async def _remove(context: CommandContext, names: list[str]) -> None:
-    from penstock.cli.api import Refused
     from penstock.cli.figures import count_text, size_text
+    from penstock.client.api import Refused
 
     removed = []
     for name in names:

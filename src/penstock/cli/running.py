@@ -20,14 +20,16 @@ from penstock.batches.create import hold_key
 from penstock.batches.read import Batch
 from penstock.batches.runs import INPUT, Beginning, list_runs_alike, run_pool
 from penstock.claim import gates
-from penstock.cli.disk import forget_old
+from penstock.cli.figures import count_text
 from penstock.cli.known_run import (
     end_chain,
     find_beginning,
+    find_first_rows,
     find_run,
     has_work,
     missed,
     offer_continuation,
+    public_name,
     read_chain,
     take_up,
 )
@@ -39,6 +41,7 @@ from penstock.cli.store_run import RunInput, RunStore, path_text
 from penstock.cli.summary import print_summary
 from penstock.cli.tables import OWNER
 from penstock.cli.work_run import RunWork
+from penstock.client.disk import forget_old
 from penstock.config import Config
 from penstock.db.pool import Connection, Pool, open_pool
 from penstock.db.start import GO_ON, explain_database_errors, migrate_database, start_database
@@ -157,34 +160,39 @@ class _Run:
 
     async def _find(self, database: Pool, digest: bytes, key: str) -> tuple[list[UUID], Beginning | None]:
         """Find the batches of an earlier run of this plan, and let them go on. Where that run was over the beginning of
-        the file alone, it is told too."""
+        the input alone, it is told too."""
+        plan = self._plan
         async with database.connection() as connection:
-            known = await find_run(connection, self._plan, digest)
-            grown = None if known is not None else await self._find_beginning(connection)
-            last = known.id if known is not None else grown.run.id if grown is not None else None
+            known = await find_run(connection, plan, digest)
+            found = None if known is not None else await self._find_beginning(connection)
+            last = known.id if known is not None else found.run.id if found is not None else None
             if last is None:
                 return [], None
+            is_all = found is None or found.is_all
             chain = await read_chain(connection, last)
-            if self._plan.start_anew:
-                if known is not None:
+            if plan.start_anew:
+                if is_all:
                     await end_chain(connection, chain)
                 return [], None
-            if grown is not None and not self._plan.continues:
-                raise offer_continuation(self._plan, chain[-1])
-            if any(has_work(self._plan, batch) for batch in chain):
-                await self._plan.target.check(self._config)
+            if found is not None and not is_all:
+                if digest.hex() in found.run.key:  # of the same file, more rows than --limit let through
+                    self._display.say(f"{public_name(chain[-1])} has the first {count_text(found.lines, 'row')} of it")
+                elif not plan.continues:
+                    raise offer_continuation(plan, chain)
+            if any(has_work(plan, batch) for batch in chain):
+                await plan.target.check(self._config)
             for batch in chain:
-                own = known is not None and batch is chain[-1]
-                await take_up(connection, self._plan, self._config, batch, key if own else None, self._display.say)
-        return [batch.id for batch in chain], grown
+                own = is_all and batch is chain[-1]
+                await take_up(connection, plan, self._config, batch, key if own else None, self._display.say)
+        return [batch.id for batch in chain], None if is_all else found
 
     async def _find_beginning(self, connection: Connection) -> Beginning | None:
-        """Find a run over the beginning of the file. Tables have none: a sheet is written as a whole. Says so where the
-        file has changed otherwise."""
+        """Find a run over the beginning of the input. Says so where the input has changed otherwise."""
         plan, alike = self._plan, await list_runs_alike(connection, OWNER, self._plan.asked)
-        grown = None
         if plan.rows is None:
             grown = await asyncio.to_thread(find_beginning, plan.input, alike, self._interrupted.is_set)
+        else:
+            grown = await asyncio.to_thread(find_first_rows, plan.rows, self._config, alike, self._interrupted.is_set)
         before = next((run for run in alike if run.metadata.get(INPUT) == path_text(plan.input)), None)
         if grown is None and before is not None and not plan.start_anew:
             name = public_id("batch" if plan.rows is None else "job", before.id)
@@ -235,7 +243,8 @@ class _Run:
 
         *earlier, batch = batches
         if self._plan.rows is not None:
-            return export_sheet(conninfo, batch.id, output, bom=self._plan.rows.bom, on_progress=show)
+            ids = [one.id for one in earlier]
+            return export_sheet(conninfo, batch.id, output, earlier=ids, bom=self._plan.rows.bom, on_progress=show)
         before = [(one.id, one.state) for one in earlier]
         return export_files(conninfo, batch.id, batch.state, output, earlier=before, on_progress=show)
 

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import click
 
 from penstock.cli.client import CommandContext, Json, client_command, print_json
-from penstock.cli.figures import age, error_text, moment, plain, print_row
-from penstock.errors import ExitCode, PenstockError, UsageError
+from penstock.cli.figures import age, error_text, moment, print_row
+from penstock.errors import ExitCode, PenstockError, UsageError, plain
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Api
+    from penstock.client.api import Api
 
 
 _PAGE = 100
@@ -285,7 +285,7 @@ async def _list_wanted(api: Api, key: str, requests: tuple[str, ...]) -> AsyncIt
 
 
 async def _cancel(api: Api, key: str, found: Json, cancelled: list[Json], refused: list[Json]) -> None:
-    from penstock.cli.api import Refused
+    from penstock.client.api import Refused
 
     try:
         cancelled.append(await api.delete(f"{_path(key)}/requests/{found['id']}"))
@@ -370,7 +370,7 @@ async def _find(api: Api, key: str, text: str) -> Json:
 @contextlib.contextmanager
 def _explain_refusals(context: CommandContext, key: str) -> Iterator[None]:
     """Add hints for these commands to the server's refusals."""
-    from penstock.cli.api import Refused
+    from penstock.client.api import Refused
 
     try:
         yield

@@ -13,15 +13,15 @@ from penstock.cli.figures import (
     error_text,
     has_ended,
     moment,
-    plain,
     print_row,
     problem_lines,
     size_text,
     state_of,
 )
+from penstock.errors import plain
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Api
+    from penstock.client.api import Api
 
 
 _LISTED = 5

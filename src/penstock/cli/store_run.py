@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 
 from penstock.batches.create import create_batch, find_batch_by_key
-from penstock.batches.runs import ASKED, CONTINUES, INPUT, INPUT_BYTES, Beginning, run_pool
+from penstock.batches.runs import ASKED, CONTINUES, INPUT, INPUT_BYTES, ROWS, ROWS_DIGEST, Beginning, run_pool
 from penstock.claim import liveness
 from penstock.cli.plan import Plan
 from penstock.cli.progress import Display
@@ -33,7 +33,7 @@ class RunInput:
     key: str
     size: int
     after: Beginning | None = None
-    """The beginning of the file that another run is over, where this one is over what has been added since."""
+    """The beginning of the input that another run is over, where this one is over what comes after it."""
 
 
 class RunStore:
@@ -101,6 +101,7 @@ class RunStore:
             spec=rows.spec,
             table_limits=self._config.tables,
             first_rows=rows.limit,
+            skip_rows=0 if found.after is None else found.after.lines,
             through=rows.check,
             **common,
         )
@@ -126,13 +127,15 @@ class RunStore:
                         key=found.key,
                         target=str(plan.target),
                         route=plan.target.route,
-                        metadata=self._metadata(found),
+                        metadata=self._metadata(found, table),
                         window_s=window_s,
                         is_job=plan.rows is not None,
                         result_files=plan.rows is None,
                     )
                     if plan.rows is not None and table is not None:
-                        await make_job(connection, batch_id, plan.rows, plan.input.stem, table)
+                        # A job counts its own rows from 1: where they are not the table's first, its type says so.
+                        after = "" if found.after is None else f" from row {found.after.lines + 1:,}"
+                        await make_job(connection, batch_id, plan.rows, plan.input.stem + after, table)
             except psycopg.errors.UniqueViolation:
                 known = await find_batch_by_key(connection, OWNER, found.key)
                 if known is None:
@@ -146,10 +149,14 @@ class RunStore:
     def _kind(self) -> str:
         return "batch" if self._plan.rows is None else "job"
 
-    def _metadata(self, found: RunInput) -> dict[str, str]:
+    def _metadata(self, found: RunInput, table: ingest.StoredTable | None) -> dict[str, str]:
         told = {ASKED: self._plan.asked, INPUT: path_text(self._plan.input), INPUT_BYTES: str(found.size)}
+        before = 0
         if found.after is not None:
-            told[CONTINUES] = public_id("batch", found.after.run.id)
+            told[CONTINUES] = public_id(self._kind, found.after.run.id)
+            before = found.after.lines
+        if table is not None:
+            told |= {ROWS: str(before + table.file.file.lines), ROWS_DIGEST: table.digest}
         return told
 
 

@@ -14,7 +14,7 @@ from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import ExitCode, PenstockError, UsageError
 
 if TYPE_CHECKING:
-    from penstock.cli.upload import Source
+    from penstock.client.upload import Source
 
 
 def parse_pairs(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -60,8 +60,8 @@ async def submit(
     """
     from penstock.cli.export import check_output, export_results
     from penstock.cli.figures import exit_code_of, has_ended
-    from penstock.cli.upload import Source
     from penstock.cli.watch import print_end, watch_until_end
+    from penstock.client.upload import Source
 
     if output is not None:
         check_output(output, file)
@@ -101,7 +101,7 @@ async def _create_batch(
 ) -> Json:
     from uuid import uuid4
 
-    from penstock.cli.api import Refused
+    from penstock.client.api import Refused
 
     with show_upload(context, source.size) as on_read:
         file = await context.api.upload(

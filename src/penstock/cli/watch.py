@@ -11,8 +11,8 @@ from penstock.cli.client import CommandContext, Json, client_command, print_json
 from penstock.errors import ExitCode
 
 if TYPE_CHECKING:
-    from penstock.cli.api import Answer, Api
     from penstock.cli.progress import Display
+    from penstock.client.api import Answer, Api
 
 
 _POLL_S = 1.0
@@ -101,7 +101,7 @@ async def _follow(api: Api, batch: Json, display: Display | None) -> AsyncIterat
     """
     import asyncio
 
-    from penstock.cli.api import Refused, Unreachable
+    from penstock.client.api import Refused, Unreachable
 
     path, events = f"/v1/batches/{batch['id']}", True
     while True:
@@ -129,7 +129,7 @@ async def _progress(answer: Answer) -> AsyncIterator[Json]:
     """Batch objects in the server's events."""
     import json
 
-    from penstock.cli.events import read_events
+    from penstock.client.events import read_events
 
     async for name, data in read_events(answer.pieces):
         if name in ("progress", "done"):

@@ -20,6 +20,9 @@ ENTRY_POINTS = "penstock.processors"
 """Group of entry points by which an installed package offers processors."""
 
 
+_A = {"item": "an", "row": "a"}
+
+
 def load_processor(spec: str, option: str = "--processor") -> Callable[..., Any]:
     """The function or class that `module:function` names. The working directory is importable. Errors begin with the
     option that names it."""
@@ -45,28 +48,29 @@ def load_processor(spec: str, option: str = "--processor") -> Callable[..., Any]
             f"{place}: '{path}' is of type {type(found).__name__}, not a function",
             hint="A processor is a function that takes an item and returns its answer.",
         )
-    if inspect.isclass(found) and not any("__call__" in vars(base) for base in found.__mro__):
-        raise UsageError(
-            f"{place}: the class '{path}' has no __call__",
-            hint="Give it a method __call__(self, item) that returns the item's answer.",
-        )
-    _check_takes_item(place, path, found)
+    check_takes_one(place, path, found, "item")
     return found  # type: ignore[no-any-return]
 
 
-def _check_takes_item(place: str, path: str, found: Any) -> None:
-    """Refuse what cannot be called with an item alone: otherwise every row would be tried, and fail."""
+def check_takes_one(place: str, path: str, found: Any, noun: str) -> None:
+    """Refuse what cannot be called with one thing alone, named by the noun: otherwise every row would be tried, and
+    fail."""
     of_class = inspect.isclass(found)
+    if of_class and not any("__call__" in vars(base) for base in found.__mro__):
+        raise UsageError(
+            f"{place}: the class '{path}' has no __call__",
+            hint=f"Give it a method __call__(self, {noun}) that returns the {noun}'s answer.",
+        )
     try:
         signature = inspect.signature(found.__call__ if of_class else found)
     except (TypeError, ValueError):
         return  # functions written in C need not tell
     try:
-        signature.bind(*(("self", "item") if of_class else ("item",)))
+        signature.bind(*(("self", noun) if of_class else (noun,)))
     except TypeError as error:
         raise UsageError(
-            f"{place}: '{path}{signature}' cannot be called with an item: {error}",
-            hint="A processor takes one argument, the item, and returns its answer; the others need defaults.",
+            f"{place}: '{path}{signature}' cannot be called with {_A[noun]} {noun}: {error}",
+            hint=f"It takes one argument, the {noun}, and returns its answer; others need defaults.",
         ) from None
 
 

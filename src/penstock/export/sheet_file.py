@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from uuid import UUID
@@ -14,7 +14,7 @@ from penstock.db import arrays
 from penstock.db.pool import Connection
 from penstock.errors import PenstockError
 from penstock.export.draft import Draft, explain_write_errors
-from penstock.export.grid import Stretch, find_grid, list_live, read_columns, read_stretch
+from penstock.export.grid import JobColumns, Stretch, find_grid, list_live, read_columns, read_stretch
 from penstock.export.jsonl import Exported
 from penstock.export.sheets.columns import SheetColumns
 from penstock.export.sheets.writer import SheetWriter, sheet_writer
@@ -48,22 +48,24 @@ def export_sheet(
     batch_id: UUID,
     output: Path,
     *,
+    earlier: Sequence[UUID] = (),
     bom: bool = False,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
-    """Write a job's sheet beside its final name, then rename: whole or not at all. `bom` is for CSV."""
+    """Write a job's sheet beside its final name, then rename: whole or not at all. The rows of `earlier` jobs come
+    before its own. `bom` is for CSV."""
     found = sheet_format(output.name)
     if found is None:
         raise ValueError(output.name)
     with explain_write_errors(output), Draft(output) as draft:
-        asyncio.run(_write_sheet(conninfo, batch_id, draft, *found, bom, on_progress))
+        asyncio.run(_write_sheet(conninfo, [*earlier, batch_id], draft, *found, bom, on_progress))
         draft.publish(if_empty="keep")
     return Exported(output, draft.lines, None, 0)
 
 
 async def _write_sheet(
     conninfo: str,
-    batch_id: UUID,
+    jobs: Sequence[UUID],
     draft: Draft,
     file_format: str,
     gzip: bool,
@@ -74,26 +76,42 @@ async def _write_sheet(
         arrays.register(connection)
         await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
         await connection.set_read_only(True)
-        async for block, rows in sheet_blocks(connection, batch_id, file_format, gzip=gzip, bom=bom):
+        *earlier, last = jobs
+        async for block, rows in sheet_blocks(connection, last, file_format, gzip=gzip, bom=bom, earlier=earlier):
             draft.write(block, rows)
             on_progress(draft.lines)
 
 
 async def sheet_blocks(
-    connection: Connection, batch_id: UUID, file_format: str, *, gzip: bool, bom: bool = False
+    connection: Connection,
+    batch_id: UUID,
+    file_format: str,
+    *,
+    gzip: bool,
+    bom: bool = False,
+    earlier: Sequence[UUID] = (),
 ) -> AsyncGenerator[tuple[bytes, int], None]:
-    """Blocks of a job's sheet and how many rows each has, read in the connection's transaction: one snapshot. Raises
-    NoJob, and UsageError if it cannot be written as such a file, before the first block."""
+    """Blocks of a job's sheet and how many rows each has, read in the connection's transaction: one snapshot. The rows
+    of `earlier` jobs come first. Raises NoJob, and UsageError if it cannot be written as such a file, before the first
+    block."""
+    jobs = [await _read_job(connection, one) for one in (*earlier, batch_id)]
+    inputs = dict.fromkeys(name for job in jobs for name in job.input)
+    results = dict.fromkeys(name for job in jobs for name in job.result)
+    columns = SheetColumns(list(inputs), list(results))
+    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=jobs[0].job_type, bom=bom)
+    yield writer.begin(), 0
+    for one in (*earlier, batch_id):
+        async with aclosing(_pages(connection, one)) as pages:
+            async for page in pages:
+                yield await asyncio.to_thread(_write_page, writer, columns, page), len(page.bodies)
+    yield writer.end(), 0
+
+
+async def _read_job(connection: Connection, batch_id: UUID) -> JobColumns:
     job = await read_columns(connection, batch_id)
     if job is None:
         raise NoJob(f"{batch_id} is no job", hint="Only jobs over tables and images have sheets.")
-    columns = SheetColumns(job.input, job.result)
-    writer = sheet_writer(file_format, columns.header, gzip=gzip, title=job.job_type, bom=bom)
-    yield writer.begin(), 0
-    async with aclosing(_pages(connection, batch_id)) as pages:
-        async for page in pages:
-            yield await asyncio.to_thread(_write_page, writer, columns, page), len(page.bodies)
-    yield writer.end(), 0
+    return job
 
 
 async def _pages(connection: Connection, batch_id: UUID) -> AsyncGenerator[Stretch, None]:

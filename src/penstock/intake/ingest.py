@@ -22,7 +22,7 @@ from penstock.intake.reader import CHUNK_BYTES
 from penstock.intake.refusal import IntakeInterrupted, IntakeRefused
 from penstock.intake.rows import FileLane, pack_rows, pack_table_rows, table_lane
 from penstock.intake.source import Source
-from penstock.intake.tables.table import TableSpec, Through, image_uses, next_block, pass_rows
+from penstock.intake.tables.table import RowsDigest, TableSpec, Through, image_uses, next_block, pass_rows
 from penstock.intake.writer import FileWriter, SealUnheardError, StoredFile
 from penstock.model import ROWS
 
@@ -82,6 +82,8 @@ class StoredTable:
     """Names of its columns, in order."""
     images: bool
     """Whether its rows stand for images."""
+    digest: str
+    """Digest of its rows, those that were left out included."""
 
 
 def ingest_table(
@@ -95,12 +97,13 @@ def ingest_table(
     limits: IntakeLimits,
     table_limits: TableLimits,
     first_rows: int | None = None,
+    skip_rows: int = 0,
     through: Through = pass_rows,
     on_progress: Callable[[int], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> StoredTable:
-    """Store the rows of a table, whole or not at all; or its `first_rows` alone. All of them go to one route. `through`
-    sees them first, and may refuse them."""
+    """Store the rows of a table, whole or not at all; or its `first_rows` alone, and without those that `skip_rows`
+    counts. All of them go to one route. `through` sees those that are stored first, and may refuse them."""
     name = source.name
     writer = FileWriter(conninfo, owner=owner, worker_id=worker_id, filename=name, limits=limits, keep_bytes=False)
     images = False
@@ -110,9 +113,12 @@ def ingest_table(
                 writer.take(chunk)  # for its digest
             with source.open(spec, table_limits, limits) as table:
                 lane = table_lane(writer.source_id)
-                rows = through(islice(table.rows(), first_rows))
+                digest, read = RowsDigest(), islice(table.rows(), first_rows)
+                digest.add(islice(read, skip_rows))
+                rows = through(read)
                 while block := next_block(rows):
                     _stop_if(should_stop, name)
+                    digest.add(block)
                     if uses := image_uses(block, lane.total):
                         images = True
                         writer.write_images(uses)
@@ -120,7 +126,7 @@ def ingest_table(
                     on_progress(source.bytes_read)
                 writer.flush()
                 stored = writer.seal([FileLane(0, route, ROWS, lane.total)], purpose=BATCH)
-                return StoredTable(stored, table.columns, images)
+                return StoredTable(stored, table.columns, images, digest.hex)
         except BaseException:
             writer.abandon()
             raise

@@ -77,7 +77,7 @@ class IntakeRefused(UsageError):  # noqa: N818 - a verdict on the input, not a f
         return cls(
             f"{name}: {count} {noun} not valid; nothing was stored{listed}",
             code=bad_lines[0].code,
-            hint="Correct the lines listed and submit the file again.",
+            hint="Correct the lines listed, then give the file again.",
             bad_lines=bad_lines,
             more=more,
         )

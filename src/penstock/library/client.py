@@ -13,10 +13,10 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from penstock.cli.api import Api
-from penstock.cli.local import open_local_transport
-from penstock.cli.remote import HttpTransport
-from penstock.cli.upload import Source
+from penstock.client.api import Api
+from penstock.client.local import open_local_transport
+from penstock.client.remote import HttpTransport
+from penstock.client.upload import Source
 from penstock.errors import PenstockError, UsageError
 from penstock.library.options import load_config
 

@@ -20,9 +20,11 @@ from penstock.batches.read import Batch, read_status
 from penstock.batches.run_again import retry_batch
 from penstock.batches.runs import run_pool
 from penstock.batches.steer import cancel_batch, resume_batch
+from penstock.claim import gates
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed, open_pool
 from penstock.db.start import explain_database_errors, migrate_database, start_database
+from penstock.dispatch.loading import check_takes_one
 from penstock.dispatch.target import Target
 from penstock.errors import PenstockError, UsageError
 from penstock.export.follow import read_journal_results
@@ -34,6 +36,7 @@ from penstock.library.options import load_config
 from penstock.library.result import Result, make_result
 from penstock.library.values import encode_rows
 from penstock.model import BatchState, new_id
+from penstock.worker.fuse import NOTHING_SUCCEEDED
 from penstock.worker.identity import register_identity
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
 
@@ -71,11 +74,15 @@ def map(  # noqa: A001 -- it is one, and is called as `penstock.map`
     time (64 threads or coroutines), `workers` are processes; several need a function that can be imported.
     `retry_failed` runs rows again that have failed, `new` all of them. The data is in `data_dir` (`./.penstock`), or in
     the PostgreSQL at `database_url`; `settings` are those of the configuration, such as `attempt_timeout_s`.
+
+    Where nothing has ever succeeded, `stop_after_failures` (30) failures of one kind end the iteration with a
+    `PenstockError` that says what they were. The same name goes on, with those rows too; 0 lets every row fail.
     """
     if not callable(function):
         raise UsageError(f"{function!r:.100} is no function", hint="Give the function itself, such as map(work, ...).")
     if not name or not name.isprintable() or len(name) > _MAX_NAME_CHARS:
         raise UsageError(f"name={name!r:.100}", hint=f"A name is a text of 1 to {_MAX_NAME_CHARS} characters.")
+    check_takes_one("penstock.map", getattr(function, "__name__", type(function).__name__), function, "row")
     config = load_config(data_dir, database_url, settings, concurrency=concurrency)
     return Map(_Plan(function, rows, name, ordered, workers, retry_failed, new), config)
 
@@ -197,10 +204,14 @@ class _Run:
                 await release_key(connection, known.id)
                 return None
             self._known_digest = known.digest
-            if self._plan.retry_failed:
+            halted = await gates.list_closed(connection, known.pool)
+            hopeless = any(gate.code == NOTHING_SUCCEEDED for gate in halted)
+            if self._plan.retry_failed or hopeless:
                 await retry_batch(connection, known.id, OWNER, limits=self._config.retry)
             elif not known.state.terminal:
                 await resume_batch(connection, known.id)
+            # Iterating it again says that the cause of the pause is gone.
+            await gates.reopen(connection, known.pool)
             return known.id
 
     def holds_same_rows(self) -> bool:
@@ -266,20 +277,22 @@ class _Run:
             async for page in self._read_pages(batch, None):
                 yield page
             return
-        async with self._open_workers(batch.pool) as workers, workers:
+        async with self._open_workers(batch) as workers, workers:
             async for page in self._read_pages(batch, workers):
                 yield page
 
     @contextlib.asynccontextmanager
-    async def _open_workers(self, pool: str) -> AsyncIterator[Workers]:
-        plan, config = self._plan, self._config
+    async def _open_workers(self, batch: Batch) -> AsyncIterator[Workers]:
+        plan, config, pool = self._plan, self._config, batch.pool
+        # What has succeeded once is not stopped for its failures.
+        stop_after = 0 if batch.counts.completed else config.retry.stop_after_failures
         if plan.workers > 1:
-            yield RunWorkers(config, pool, plan.target(), plan.workers)
+            yield RunWorkers(config, pool, plan.target(), plan.workers, stop_after=stop_after)
             return
         from penstock.dispatch.python import PythonProcessor
 
         async with PythonProcessor(plan.function, config.dispatch, config.retry, values=True) as processor:
-            yield InProcessWorker(config, self._database, pool, processor.dispatcher())
+            yield InProcessWorker(config, self._database, pool, processor.dispatcher(), stop_after=stop_after)
 
     async def _read(self, batch_id: UUID) -> Batch:
         async with borrowed(self._database) as connection:
@@ -293,7 +306,15 @@ class _Run:
         if workers is None:
             return False
         await workers.wait(_LOOK_EVERY_S)
-        state = (await self._read(batch.id)).state
+        async with borrowed(self._database) as connection:
+            now = await read_status(connection, batch.id)
+            halted = [gate for gate in await gates.list_closed(connection, batch.pool) if gate.halted_at is not None]
+        state = now.state
+        if halted and not state.terminal and now.counts.in_flight == 0:
+            raise PenstockError(
+                f"the map '{self._plan.name}' was paused: {halted[0].message}",
+                hint="Mend the cause, then iterate it again: the same name goes on, with the rows that failed, too.",
+            )
         if state is BatchState.PAUSED:
             raise PenstockError(
                 f"the map '{self._plan.name}' was paused", hint="Iterate it again, or `penstock resume`, to go on."

@@ -273,7 +273,7 @@ class WorkerProcesses:
 
     @property
     def trouble(self) -> str:
-        return f"{self._restarts} worker restarts" if self._restarts else ""
+        return f"{self._restarts} worker restart{'s' if self._restarts > 1 else ''}" if self._restarts else ""
 
     @property
     def in_flight(self) -> int | None:

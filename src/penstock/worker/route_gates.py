@@ -84,7 +84,8 @@ class RouteGates:
         self._halts[route] = halt
         # The upstream's message is not logged: it may quote the request. It is kept with the gate, for the operator.
         code = plain_code(halt.error_code)
-        what = f"route {route} is halted: HTTP {halt.status_code} {code}"
+        answered = "" if halt.status_code is None else f"HTTP {halt.status_code} "
+        what = f"route {route} is halted: {answered}{code}"
         fields = event("gate_halted", route=route, pool=self._pool, code=code, status_code=halt.status_code)
         if (provider := provider_in(self._pool)) is not None:
             _log.error(

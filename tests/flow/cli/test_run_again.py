@@ -96,16 +96,22 @@ def test_a_run_is_a_batch_to_every_other_command(place: Place, mock: MockProcess
 
 
 def test_a_run_over_a_table_is_a_job_to_every_other_command(place: Place) -> None:
-    (place.folder / "rows.py").write_text("def work(item):\n    return {'n': 1}\n")
+    (place.folder / "rows.py").write_text("def work(item):\n    return {'n': 4 // (item.body['a'] - 3)}\n")
     place.source = place.folder / "rows.csv"
     place.source.write_text("a,b\n1,2\n3,4\n")
-    name = place.run("--processor", "rows:work", "--json", output="-").expect(0)
+    work = ("--processor", "rows:work", "--set", "max_attempts=1")
+    name = place.run(*work, "--json", output="-").expect(3)
     assert name.stdout.count("\n") == 3, "the sheet alone is on standard output"
     jobs = place.call("ls", "--json").expect(0).summary["jobs"]
     assert [(job["total"], job["state"]) for job in jobs] == [(2, "DONE")]
-    for words in (("show",), ("watch",), ("export", "-o", "-")):
+    for words in (("show",), ("export", "-o", "-")):
         place.call(words[0], jobs[0]["id"], *words[1:]).expect(0)
-    place.call("retry", jobs[0]["id"]).refuses(2, "is a run", "--retry-failed")
+    place.call("watch", jobs[0]["id"]).expect(3)
+    retried = place.call("retry", jobs[0]["id"]).expect(0)
+    assert "1 row to run again" in retried.stdout
+    assert "the `penstock run` command that began it goes on" in retried.stderr
+    (place.folder / "rows.py").write_text("def work(item):\n    return {'n': 5}\n")
+    assert "\n3,4,5,DONE,2," in place.run(*work, output="-").expect(0).stdout
     place.call("rm", jobs[0]["id"]).expect(0)
     assert place.call("ls", "--json").expect(0).summary["jobs"] == []
 
@@ -123,7 +129,7 @@ def test_another_port_output_key_and_concurrency_are_the_same_run(place: Place, 
         assert again.summary["batch"] == first
         assert call_count(moved) == 0
         told = place.run("--base-url", url, output=other).expect(0)
-        assert f"they are the answers of {mock.base_url}, not of {url}" in told.stderr
+        assert f"they are the answers of {mock.base_url}; --new asks {url}" in told.stderr
     assert other.read_bytes() == place.output.read_bytes()
     (place.folder / "copy.jsonl").write_bytes(place.source.read_bytes())
     place.source = place.folder / "copy.jsonl"

@@ -225,6 +225,7 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, source: Path) -> None:
         ("missing/answers.jsonl", "cannot write .*missing/answers.jsonl: No such file or directory"),
         ("requests.jsonl/answers.jsonl", "cannot write .*: Not a directory"),
         ("folder", "folder is a directory"),
+        ("/", "/ is a directory"),
         ("taken.jsonl", "taken.errors.jsonl is a directory"),
         ("requests.jsonl", "overwrite the input"),
         ("mirror.jsonl", "overwrite the input"),
@@ -236,6 +237,8 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, source: Path) -> None:
         with pytest.raises(UsageError, match=said) as refused:
             check_paths([source], tmp_path / output)
         assert refused.value.hint
+    with pytest.raises(UsageError, match="is a directory"):
+        check_paths([source], Path())
     ended = run(tmp_path, source, "--processor", "any:thing", "-o", "missing/answers.jsonl")
     ended.refuses(2, "missing/answers.jsonl: No such file", "Its directory must exist")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(

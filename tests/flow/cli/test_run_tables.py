@@ -11,7 +11,7 @@ from pathlib import Path
 import openpyxl
 import pytest
 
-from tests.support.cli import call_count, opened, run_cli, start_cli
+from tests.support.cli import Finished, call_count, opened, run_cli, start_cli
 from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.prepared import Prepared
 from tests.support.wait import wait_until
@@ -100,6 +100,46 @@ def test_a_prompt_for_each_row(site: Path, mock: MockProcess) -> None:
         rows = list(csv.DictReader(file))
     assert [row["sku"] for row in rows] == ["1", "2", "3", "4", "5"]
     assert all("Which category is Chair" in row["answer"] for row in rows)
+
+
+def test_no_row_is_called_twice(site: Path, mock: MockProcess) -> None:
+    """Neither for a trial over the first rows, nor in a table that grew or was saved again."""
+    book = openpyxl.Workbook()
+
+    def save(*titles: str) -> None:
+        for title in titles:
+            book.worksheets[0].append([title])
+        book.save(site / "rows.xlsx")
+
+    def run(*options: str, code: int = 0) -> Finished:
+        ask = ("--base-url", mock.base_url, "--model", "small", "--prompt", "Which category is {{ title }}?")
+        return run_cli("run", "rows.xlsx", *ask, "-o", "out.csv", *options, cwd=site).expect(code)
+
+    def titles() -> list[str]:
+        with (site / "out.csv").open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert all(f"Which category is {row['title']}?" in row["answer"] for row in rows)
+        return [row["title"] for row in rows]
+
+    save("title", "lamp", "chair", "table", "sofa")
+    run("--limit", "1")
+    assert "has the first 1 row of it" in run("--limit", "2").stderr
+    assert call_count(mock) == 2
+    assert "4 rows, 4 completed" in run().stdout
+    assert titles() == ["lamp", "chair", "table", "sofa"]
+    assert call_count(mock) == 4
+    save()  # other bytes, the same rows
+    assert "writing its results again" in run().stderr
+    save("desk")
+    assert "which has 4 of its first 4 results" in run(code=2).stderr
+    assert "5 rows, 5 completed" in run("--continue").stdout
+    assert titles() == ["lamp", "chair", "table", "sofa", "desk"]
+    run()
+    assert call_count(mock) == 5
+    jobs = run_cli("ls", "--json", cwd=site).expect(0).summary["jobs"]
+    assert [job["jobType"] for job in jobs] == ["rows from row 5", "rows from row 3", "rows from row 2", "rows"]
+    run("--new", "--limit", "1")
+    assert call_count(mock) == 6
 
 
 def test_a_dry_run_shows_the_first_request_and_sends_nothing(site: Path, mock: MockProcess) -> None:

@@ -71,6 +71,27 @@ def test_rows_that_fail_say_so_and_can_be_tried_again(where: dict[str, Any]) -> 
     assert [result.state for result in again][3] == "completed"
 
 
+def test_a_map_pauses_where_nothing_succeeds_and_goes_on(where: dict[str, Any]) -> None:
+    calls: Counter[int] = Counter()
+    token = threading.Event()
+
+    def pay(n: int) -> int:
+        calls[n] += 1
+        if not token.is_set():
+            raise penstock.Fail("wrong token")
+        return n
+
+    where["settings"] = QUICK | {"concurrency": 4}
+    with pytest.raises(
+        penstock.PenstockError, match=r"was paused: nothing has succeeded yet, .* wrong token"
+    ) as paused:
+        list(penstock.map(pay, range(1_000), name="paid", **where))
+    assert "the same name goes on" in str(paused.value.hint)
+    assert calls.total() < 1_000, "what was in hand is called, and no more"
+    token.set()
+    assert [result.value for result in penstock.map(pay, range(1_000), name="paid", **where)] == list(range(1_000))
+
+
 def test_as_they_come_none_waits_for_a_slow_one(where: dict[str, Any]) -> None:
     first = threading.Event()
 
@@ -148,6 +169,8 @@ def test_no_rows_and_wrong_rows(where: dict[str, Any]) -> None:
     for rows, said in [([{"n": float("nan")}], "row 0 .* nan"), ([1, object()], "row 1"), ("text", "rows is str")]:
         with pytest.raises(penstock.UsageError, match=said):
             list(penstock.map(square, rows, name="wrong", **where))
+    with pytest.raises(penstock.UsageError, match=r"'<lambda>\(a, b\)' cannot be called with a row: missing"):
+        penstock.map(lambda a, b: (a, b), [1], name="two", **where)
     with pytest.raises(penstock.UsageError, match="cannot import"):
         list(penstock.map(lambda n: n, [1], name="lambda", workers=2, **where))
 

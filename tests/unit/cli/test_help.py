@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,12 @@ def test_an_unknown_command_is_wrong_usage() -> None:
     )
     assert ended.returncode == 2
     assert "No such command 'rnu'" in ended.stderr
+
+
+def test_a_full_disk_behind_standard_output_is_told_without_a_traceback() -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "penstock.cli.main", "--help"], check=False, stdout=full, stderr=subprocess.PIPE
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(b"penstock: cannot write: No space left on device\n  What is stored is safe")

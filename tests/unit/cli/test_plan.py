@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli import entry
-from penstock.cli.api import Api
 from penstock.cli.client import CommandContext
 from penstock.cli.main import main
 from penstock.cli.options import DatabaseOptions
 from penstock.cli.plan import Plan, host_of
+from penstock.client.api import Api
 from penstock.dispatch.target import Target
 from penstock.observe import catalogue
 from penstock.observe.metrics import ProcessMetrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Annotated, Literal, NamedTuple, Protocol
@@ -59,6 +60,23 @@ class TableRow(msgspec.Struct, frozen=True, gc=False):
     def size(self) -> int:
         """Bytes of its body and its image."""
         return len(self.body) + (0 if self.blob is None else len(self.blob.data))
+
+
+class RowsDigest:
+    """Digest of the rows of a table, by which two tables are found to begin alike."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self.count = 0
+
+    def add(self, rows: Iterable[TableRow]) -> None:
+        for row in rows:
+            self._digest.update(row.body + b"\n")
+            self.count += 1
+
+    @property
+    def hex(self) -> str:
+        return self._digest.hexdigest()
 
 
 def next_block(rows: Iterator[TableRow], max_rows: int = BLOCK_ROWS, max_bytes: int = BLOCK_BYTES) -> list[TableRow]:

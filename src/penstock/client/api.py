@@ -1,4 +1,4 @@
-"""API as the commands use it: over HTTP, or from the application in this process."""
+"""API as commands and the library use it: over HTTP, or from the application in this process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from penstock.backoff import Backoff
-from penstock.cli.client import Json
-from penstock.cli.figures import plain
-from penstock.errors import ExitCode, PenstockError, UsageError
+from penstock.errors import ExitCode, PenstockError, plain
 
-if TYPE_CHECKING:
-    from penstock.cli.client import ApiPlace
-
+Json = dict[str, Any]
 Query = Mapping[str, str | int]
 Body = Callable[[], AsyncIterator[bytes]]
 """Makes the body anew for every try."""
@@ -36,7 +32,7 @@ _HINTS = {
     401: "Set PENSTOCK_API_KEY to a key of this server; on the server, `penstock keys create` makes one.",
     403: "The key in PENSTOCK_API_KEY may not do this: ask the server's admin.",
     404: "`penstock ls` lists the batches of this key on this server.",
-    409: "`penstock show` tells the batch's state.",
+    409: "`penstock show` tells its state.",
     413: "Split the file, or have the limit raised (docs/configuration.md).",
     429: "Try again in a moment.",
     503: "Try again in a moment; the server's log says what it lacks.",
@@ -98,6 +94,10 @@ class Transport(Protocol):
 
     async def say_idle(self, name: str) -> str | None:
         """What is to be done so that the batch or job of this id is worked off; None if it is."""
+
+    async def retry_run(self, name: str) -> int | None:
+        """Let the failed rows of a run over a table be called again by its command; None where a server does that.
+        Returns how many."""
 
     async def purge(self) -> Purged | None:
         """Remove the rows of what was deleted, and give their space back; None where a server does that."""
@@ -169,6 +169,11 @@ class Api:
     async def say_idle(self, name: str) -> str | None:
         """What is to be done so that the batch or job of this id is worked off; None if it is."""
         return await self._transport.say_idle(name)
+
+    async def retry_run(self, name: str) -> int | None:
+        """Let the failed rows of a run over a table be called again by its command; None where a server does that.
+        Returns how many."""
+        return await self._transport.retry_run(name)
 
     async def purge(self) -> Purged | None:
         """Remove the rows of what was deleted, and give their space back; None where a server does that."""
@@ -306,30 +311,6 @@ class Api:
             hint="Check --server (or PENSTOCK_SERVER): the address `penstock serve` printed.",
             status=answer.status,
         )
-
-
-@contextlib.asynccontextmanager
-async def open_api(place: ApiPlace) -> AsyncIterator[Api]:
-    """Open the API of a server or of a database, for as long as a command runs."""
-    if place.server is not None:
-        from penstock.cli.remote import HttpTransport
-
-        async with HttpTransport.of(place.server) as remote:
-            yield Api(remote)
-    elif place.config is not None:
-        config = place.config
-        if config.database_url is None and not place.makes_database and not (config.data_dir / "pg").is_dir():
-            raise PenstockError(
-                f"{config.data_dir} holds no data yet",
-                hint="`penstock run FILE` makes some here. Data elsewhere: --data-dir PATH; a server's: --server URL.",
-            )
-        from penstock.cli.local import log_into_data, open_local_transport
-
-        log_into_data(config)
-        async with open_local_transport(config, uploads=place.makes_database) as local:
-            yield Api(local)
-    else:
-        raise UsageError("neither a server nor a database is named", hint="Give --server URL or --data-dir PATH.")
 
 
 def _seconds(text: str | None) -> float | None:

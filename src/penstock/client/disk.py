@@ -8,14 +8,14 @@ from uuid import UUID
 import psycopg
 from psycopg import sql as compose
 
-from penstock.cli.api import Purged
+from penstock.client.api import Purged
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.pool import Connection, Pool, fetch_one
 from penstock.erase.erase import expire_batches
 from penstock.erase.purge import purge_step
 
-_SQL = sql.load("penstock.cli", "disk.sql")
+_SQL = sql.load("penstock.client", "disk.sql")
 
 _ROWS_PER_STEP = 10_000
 _BATCHES_PER_STEP = 500

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
-from penstock.cli.api import Answer, Body, Request, Unreachable
+from penstock.client.api import Answer, Body, Request, Unreachable
 
 _log = logging.getLogger("penstock.client")
 

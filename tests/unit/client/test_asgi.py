@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.api import Answer, Request, Unreachable
-from penstock.cli.asgi import AsgiTransport
-from penstock.cli.events import read_events
+from penstock.client.api import Answer, Request, Unreachable
+from penstock.client.asgi import AsgiTransport
+from penstock.client.events import read_events
 from penstock.errors import PenstockError
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]

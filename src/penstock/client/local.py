@@ -14,9 +14,10 @@ from uuid import UUID
 from starlette.types import ASGIApp
 
 from penstock.api.app import create_app, make_server
-from penstock.cli.api import Purged
-from penstock.cli.asgi import AsgiTransport
-from penstock.cli.disk import give_back_space
+from penstock.batches.run_again import retry_batch
+from penstock.client.api import Purged
+from penstock.client.asgi import AsgiTransport
+from penstock.client.disk import give_back_space
 from penstock.config import Config
 from penstock.db import sql
 from penstock.db.pool import Pool, borrowed, fetch_one, open_pool
@@ -27,9 +28,10 @@ from penstock.observe.logs import log_to
 from penstock.server.background import BackgroundDuties
 from penstock.worker.identity import register_identity
 
-_SQL = sql.load("penstock.cli", "local.sql")
+_SQL = sql.load("penstock.client", "local.sql")
 NOT_SERVED = "Nothing works it off until a server runs on this data: penstock serve"
 NOT_RUNNING = "Nothing works it off now: the `penstock run` command that began it goes on with it."
+_OWNER = "local"
 _RUN_AGAIN = "What was stored is safe: once the database works again, run the command again."
 
 
@@ -50,16 +52,26 @@ class LocalTransport(AsgiTransport):
 
     async def say_idle(self, name: str) -> str | None:
         """What is to be done so that the batch or job of this id is worked off; None if it is."""
-        parameters = {"id": UUID(name.rpartition("_")[2]), "grace_s": self._grace_s}
+        parameters = {"id": _uuid(name), "grace_s": self._grace_s}
         async with borrowed(self._database) as connection:
             row = await fetch_one(connection, _SQL["is_run_worked_off"], parameters)
         if row is None or row == (False, False):
             return None if await self.is_served() else NOT_SERVED
         return None if row[1] else NOT_RUNNING
 
+    async def retry_run(self, name: str) -> int | None:
+        """Let the failed rows of a run over a table be called again by its command. Returns how many."""
+        async with borrowed(self._database) as connection:
+            retried = await retry_batch(connection, _uuid(name), _OWNER, limits=self._config.retry)
+        return retried.requests
+
     async def purge(self) -> Purged | None:
         """Remove the rows of what was deleted, and give their space back."""
         return await give_back_space(self._database, self._config)
+
+
+def _uuid(name: str) -> UUID:
+    return UUID(name.rpartition("_")[2])
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock import __version__
-from penstock.cli.api import Answer, Purged, Request, Unreachable
+from penstock.client.api import Answer, Purged, Request, Unreachable
 from penstock.config import DispatchLimits
 from penstock.dispatch.http.client import HttpClient, OpenAnswer
 from penstock.dispatch.http.connect import ConnectOptions, Proxy
@@ -62,6 +62,9 @@ class HttpTransport:
         return True
 
     async def say_idle(self, name: str) -> str | None:  # noqa: ARG002 -- the server works everything off
+        return None
+
+    async def retry_run(self, name: str) -> int | None:  # noqa: ARG002 -- the server works everything off
         return None
 
     async def purge(self) -> Purged | None:
