@@ -168,7 +168,7 @@ async def retrieve_operation(call: Call[None, None]) -> JobOperation:
 
 async def cancel_operation(call: Call[None, Nothing | None]) -> JobOperation:
     """Puts no more rows back. Those that were put back run, and one that was cancelled before is left as it is."""
-    async with borrowed(call.server.database) as connection:
+    async with borrowed(call.database) as connection:
         batch = known_job(call, await get_batch(connection, call.id("job", "job_id"), call.caller.scope))
         id_ = (await _find(call, connection, batch)).id
         async with connection.transaction():
