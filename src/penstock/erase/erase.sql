@@ -573,10 +573,17 @@ delta AS MATERIALIZED (
   SELECT batch_id, id FROM penstock.progress WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch'))
      FOR UPDATE SKIP LOCKED
 ),
+-- The samples of error groups quote requests: they go with the errors, or with the output if there are none.
+grouped AS MATERIALIZED (
+  SELECT object_id AS batch_id FROM done WHERE kind IN ('batch', 'message_batch', 'message_batch_results')
+  UNION ALL
+  SELECT f.batch_id FROM penstock.files f
+   WHERE f.id = (SELECT object_id FROM done WHERE kind IN ('output', 'errors'))
+     AND (f.kind = 'errors'
+          OR NOT EXISTS (SELECT FROM penstock.files o WHERE o.batch_id = f.batch_id AND o.deleted_at IS NULL))
+),
 error AS MATERIALIZED (
-  SELECT batch_id, id FROM penstock.job_errors
-   WHERE batch_id = (SELECT object_id FROM done WHERE kind IN ('batch', 'message_batch'))
-     FOR UPDATE SKIP LOCKED
+  SELECT batch_id, id FROM penstock.job_errors WHERE batch_id = (SELECT batch_id FROM grouped) FOR UPDATE SKIP LOCKED
 ),
 job AS MATERIALIZED (
   SELECT batch_id FROM penstock.jobs WHERE batch_id = (SELECT object_id FROM done WHERE kind = 'batch')
@@ -588,6 +595,8 @@ free AS MATERIALIZED (
    WHERE (SELECT count(*) FROM piece) = (SELECT count(*) FROM penstock.erasure_pieces WHERE erasure_id = done.id)
      AND (SELECT count(*) FROM file)
          = (SELECT count(*) FROM penstock.files WHERE id = ANY (ARRAY(SELECT id FROM every_file)))
+     AND (SELECT count(*) FROM error)
+         = (SELECT count(*) FROM penstock.job_errors WHERE batch_id = (SELECT batch_id FROM grouped))
      AND (done.kind <> 'session'
           OR (SELECT count(*) FROM session) = (SELECT count(*) FROM penstock.sessions WHERE id = done.object_id)
              AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id))
@@ -595,7 +604,6 @@ free AS MATERIALIZED (
           OR (SELECT count(*) FROM batch) = (SELECT count(*) FROM penstock.batches WHERE id = done.object_id)
              AND (SELECT count(*) FROM lane) = (SELECT count(*) FROM penstock.lanes WHERE batch_id = done.object_id)
              AND (SELECT count(*) FROM delta) = (SELECT count(*) FROM penstock.progress WHERE batch_id = done.object_id)
-             AND (SELECT count(*) FROM error) = (SELECT count(*) FROM penstock.job_errors WHERE batch_id = done.object_id)
              AND (SELECT count(*) FROM job) = (SELECT count(*) FROM penstock.jobs WHERE batch_id = done.object_id))
 ),
 no_piece AS (
@@ -619,8 +627,7 @@ no_column AS (
   DELETE FROM penstock.job_columns WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')
 ),
 no_error AS (
-  DELETE FROM penstock.job_errors
-   WHERE batch_id = (SELECT object_id FROM free WHERE kind IN ('batch', 'message_batch'))
+  DELETE FROM penstock.job_errors WHERE batch_id = (SELECT grouped.batch_id FROM grouped, free)
 ),
 no_operation AS (
   DELETE FROM penstock.operations WHERE batch_id = (SELECT object_id FROM free WHERE kind = 'batch')

@@ -397,7 +397,7 @@ class TestNothingIsLeft:
             await answer(connection, await take(connection, 5), body=b'"%b"' % CANARY)
             await answer(connection, await take(connection, 5), FAILED, message=CANARY.decode())
             zombie = await take(connection, 7)
-            assert traces(database, CANARY) == 40 + 3 + 5 + 5 + 5 + 1
+            assert traces(database, CANARY) == 40 + 3 + 5 + 5 + 5 + 1 + 1
             if what == "batch":
                 assert await erase.delete_batch(connection, batch_id, "local")
             assert await erase.delete_file(connection, file_id, "local")
@@ -411,7 +411,7 @@ class TestNothingIsLeft:
             if what == "batch":
                 assert left == 0
             else:
-                assert left == 5 + 5 + 1, "answers, failures, metadata"
+                assert left == 5 + 5 + 1 + 1, "answers, failures, the sample of their group, metadata"
                 assert await erase.delete_batch(connection, batch_id, None)
                 await purge(connection)
                 assert traces(database, CANARY) == 0
@@ -472,7 +472,7 @@ class TestNothingIsLeft:
             batch = await get_batch(connection, batch_id, None)
             assert batch is not None
             assert (batch.counts.completed, batch.counts.failed) == (12 - failures, failures)
-            assert traces(database, CANARY) == 12 + 12 + 12 + failures
+            assert traces(database, CANARY) == 12 + 12 + 12 + failures + bool(failures)  # and a sample of their group
             going = [file_id, batch.output_file_id] if first == "input" else [batch.output_file_id, file_id]
             for gone in [*going, *([batch.error_file_id] if failures else [])]:
                 assert gone is not None
