@@ -394,11 +394,12 @@ def test_a_download_is_a_file_whatever_it_is_called(ground: TenantGround) -> Non
 # -- S5 and friends: what is no HTTP
 
 
-def raw(ground: TenantGround, request: bytes) -> bytes:
-    """The first line of the answer; nothing if there is none."""
+def raw(ground: TenantGround, request: bytes, *, leave: bool = True) -> bytes:
+    """The first line of the answer; nothing if there is none. Who leaves after the request may get none."""
     with socket.create_connection(("127.0.0.1", ground.server.port), timeout=10) as connection:
         connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
+        if leave:
+            connection.shutdown(socket.SHUT_WR)
         answer = b""
         try:
             while data := connection.recv(65_536):
@@ -439,7 +440,8 @@ def test_what_is_no_http_is_refused(ground: TenantGround) -> None:
         told = raw(ground, b"GET " + path + b" HTTP/1.1\r\n" + head + b"connection: close\r\n\r\n")
         assert told == b"" or 200 <= int(told.split()[1]) < 500, (path, told)
     for value in (b"Bearer \xff\xfe", b"Bearer", b"Basic abc", b"Bearer " + b"x" * 10_000, b"Bearer sk-penstock-%s"):
-        told = raw(ground, b"GET /v1/files HTTP/1.1\r\nhost: a\r\nauthorization: " + value + b"\r\n\r\n")
+        lines = b"host: a\r\nconnection: close\r\nauthorization: " + value
+        told = raw(ground, b"GET /v1/files HTTP/1.1\r\n" + lines + b"\r\n\r\n", leave=False)
         assert told.split()[1] == b"401", (value, told)
 
 
