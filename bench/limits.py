@@ -145,8 +145,7 @@ def of_rates(
             }
             seconds = after["elapsed_s"] - before["elapsed_s"]
             refused = statuses["429"] / max(1, sum(statuses.values()))
-            listed = intervals["intervals"] if isinstance(intervals, dict) else intervals
-            late = [each["calls"] for each in listed][-int(10 * measure_s) :]
+            late = [each["calls"] for each in intervals if each["at_ms"] >= 1000 * before["elapsed_s"]]
             used = statuses["200"] / (per_s * seconds)
             print(f"| {label} | {headers} | {used:.2f} | {refused:.2%} | {max(late, default=0)} |", flush=True)
 

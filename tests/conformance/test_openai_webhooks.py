@@ -19,6 +19,7 @@ import pytest
 
 from tests.conformance.conftest import Driver, Place
 from tests.conformance.test_openai import ended, requests, submit
+from tests.support.thorough import some
 
 Received = Queue[tuple[dict[str, str], bytes]]
 EVENTS = ["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
@@ -26,7 +27,7 @@ EVENTS = ["batch.completed", "batch.failed", "batch.expired", "batch.cancelled"]
 MANAGES = hasattr(openai.OpenAI(api_key="none").webhooks, "create")
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=some(["sync", "async"], 1))
 def driver(request: pytest.FixtureRequest, place: Place) -> Iterator[Driver]:
     make: Callable[..., Any] = openai.OpenAI if request.param == "sync" else openai.AsyncOpenAI
     made = Driver(make(base_url=f"{place.url}/v1", api_key=place.key, max_retries=0))

@@ -44,6 +44,7 @@ from tests.race.test_lock_order import LOOPS, Bustle, loop, prepare
 from tests.support.db import connected, one
 from tests.support.engine import make_file, tidy
 from tests.support.interleave import Interleaver, Order, Statement, interleaver, named, orders, orders_of_twins
+from tests.support.thorough import some
 
 SETTINGS: tuple[Setting, ...] = (running, last_item, some_failed, over, paused, cancelling, one_at_a_time)
 _LEFT = """
@@ -208,7 +209,7 @@ async def purge_all(conninfo: str, stop: asyncio.Event) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [None, 4])
+@pytest.mark.parametrize("width", some([None, 4], 1))
 def test_batches_deleted_while_they_are_worked_on(database: str, width: int | None) -> None:
     """With purges beside it: none of them waits, and nobody deadlocks."""
 

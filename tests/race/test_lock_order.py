@@ -25,6 +25,7 @@ from penstock.settle.write import Changes, settle
 from tests.support.db import connected
 from tests.support.engine import claim_due, make_batch, tidy
 from tests.support.interleave import Interleaver, interleaver
+from tests.support.thorough import some
 
 _T = TypeVar("_T")
 
@@ -143,7 +144,7 @@ async def counters_are_exact(connection: Connection, bustle: Bustle) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [None, 4])
+@pytest.mark.parametrize("width", some([None, 4], 1))
 def test_settling_steering_and_housekeeping_do_not_deadlock(database: str, width: int | None) -> None:
     async def run() -> None:
         async with connected(database) as connection:

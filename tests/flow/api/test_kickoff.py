@@ -14,6 +14,7 @@ from tests.support.gauge import CONFIG, PROCESSOR, counting_calls
 from tests.support.jobs import items_of, job_of, jobs_server, start_job, table, until_state
 from tests.support.mock_process import start_mock_process
 from tests.support.server import ServerProcess
+from tests.support.thorough import some
 
 
 def kick_off(server: ServerProcess, name: str, duration_ms: int = 500) -> Any:
@@ -33,7 +34,7 @@ def until_done(server: ServerProcess, name: str, duration_ms: int = 500) -> int:
             return processed
 
 
-@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("limit", some([3, None], 1))
 def test_two_tabs_do_not_double_the_load(tmp_path: Path, database_18: str, limit: int | None) -> None:
     """Without workers: nothing is called twice, and no more at once than one worker or the job allows."""
     rows = 100

@@ -393,7 +393,7 @@ def test_a_bar_on_a_terminal(slow: Slow) -> None:
 # -- the data itself
 
 
-@pytest.mark.slow
+@pytest.mark.again
 def test_with_no_server_the_data_is_worked_on_and_nothing_is_worked_off(
     tmp_path: Path, mock: MockProcess, prepared: Prepared
 ) -> None:

@@ -126,7 +126,7 @@ def test_three_kills_on_the_way(data_dir: Path) -> None:
 
 def test_a_kill_while_storing_leaves_nothing_behind(data_dir: Path) -> None:
     with start_mock_process() as mock:
-        site = Site(data_dir, 20_000, mock)
+        site = Site(data_dir, 3_000, mock)
         slow_down_intake(site.data_dir, 0.2)
         with opened(site.data_dir) as connection:
             with site.started("--set", "intake_max_rows=1") as process:
@@ -135,7 +135,7 @@ def test_a_kill_while_storing_leaves_nothing_behind(data_dir: Path) -> None:
             assert call_count(mock) == 0
             connection.execute("DROP FUNCTION penstock.wait CASCADE")
             site.run().expect(0)
-            assert _rows_stored(connection) == 20_000
+            assert _rows_stored(connection) == 3_000
             assert ask(connection, "SELECT count(*) FROM penstock.files WHERE kind = 'input'") == 1
             assert ask(connection, "SELECT count(*) FROM penstock.workers") == 0
         site.check_answers()

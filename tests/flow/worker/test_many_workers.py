@@ -69,7 +69,9 @@ def check_books(connection: psycopg.Connection) -> None:
     assert retried == ask(connection, "SELECT count(*) FROM penstock.attempts")
 
 
-@pytest.mark.parametrize(("server", "workers"), [("15", 2), ("18", 4), ("18", 8)], indirect=["server"])
+@pytest.mark.parametrize(
+    ("server", "workers"), [("15", 2), ("18", 8), pytest.param("18", 4, marks=pytest.mark.again)], indirect=["server"]
+)
 def test_workers_of_one_command(tmp_path: Path, database: str, workers: int) -> None:
     source = write_requests(tmp_path / "requests.jsonl", LINES, models=("a", "b", "c"))
     with start_mock_process(*BEHAVIOUR) as mock, psycopg.connect(database, autocommit=True) as connection:

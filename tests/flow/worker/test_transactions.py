@@ -16,7 +16,7 @@ from penstock.worker.worker import Worker
 from tests.support.db import connected, pooled
 from tests.support.engine import make_batch
 
-LINES = 3_000
+LINES = 1_500
 COALESCED = Config(claim=ClaimLimits(claim_max=500))
 ROW_BY_ROW = replace(COALESCED, settle=SettleLimits(settle_max_rows=1, settle_interval_s=0.001))
 
