@@ -24,7 +24,7 @@ def many(count: int) -> list[dict[str, Any]]:
     return [message(f"r{number}") for number in range(count)]
 
 
-@pytest.fixture(params=["messages.batches", "beta.messages.batches"])
+@pytest.fixture(params=some(["messages.batches", "beta.messages.batches"], 1))
 def prefix(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen

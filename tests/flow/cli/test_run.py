@@ -237,6 +237,7 @@ def test_starting_over_cancels_what_was_begun(place: Place) -> None:
     assert dict(rows) == {first: "cancelled", second: "in_progress"}
 
 
+@pytest.mark.again
 def test_several_worker_processes(place: Place) -> None:
     source = write_requests(place.directory / "requests.jsonl", 2_000, models=("a", "b"))
     with start_mock_process("--latency", "5ms") as mock:

@@ -105,6 +105,7 @@ def test_a_dry_run_shows_the_image_and_sends_nothing(site: Path, mock: MockProce
     assert call_count(mock) == 0
 
 
+@pytest.mark.again
 def test_a_killed_run_goes_on(site: Path) -> None:
     folder = site / "many"
     folder.mkdir()
