@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -30,7 +31,7 @@ from tests.support.cli import PENSTOCK, write_requests
 from tests.support.mock_process import MockProcess, start_mock_process
 
 _VLLM = ("--tokens", "20..60", "--token-time", "10ms", "--slowdown", "2")
-_BODY = b'{"model": "small", "messages": [{"role": "user", "content": "hello"}]}'
+_BODY = b'{"model": "small", "messages": [{"role": "user", "content": "question %d"}]}'
 _SWEEP = (0.8, 1.0, 1.2)
 _TOLD_BY = ("full", "retry-after", "none")
 _TOKENS_OUT = 100
@@ -63,10 +64,11 @@ def fixed(capacity: int, seconds: float) -> tuple[float, float]:
 
 async def _fixed(mock: MockProcess, calls: int, measuring: Any) -> tuple[float, float]:
     client = HttpClient(DispatchLimits(), {"content-type": "application/json"})
+    numbers = count(1)  # questions differ, and so do the tokens of their answers
 
     async def call() -> None:
         while True:
-            await client.request("POST", f"{mock.base_url}/chat/completions", {}, _BODY)
+            await client.request("POST", f"{mock.base_url}/chat/completions", {}, _BODY % next(numbers))
 
     tasks = [asyncio.create_task(call()) for _ in range(calls)]
     await asyncio.sleep(3)

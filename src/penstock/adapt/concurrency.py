@@ -8,7 +8,7 @@ It measures one level after the other. A level's figures count from when the cal
 about two rounds of calls have. By Little's law the work done per second is the calls in flight divided by the time that
 a unit of work takes, which varies far less than the number of calls that happen to end in a short time.
 
-- *climbing*: each level has half as many calls again as the one before. Where that brings less than half of what it
+- *climbing*: each level has nearly twice the calls of the one before. Where that brings less than half of what it
   should, the knee lies between the two, and is where the time per unit of work says.
 - *descending*: where the upper of two levels brings nothing at all, the knee lies below both. Each level has fewer
   calls than the one before, until work is lost.
