@@ -92,7 +92,7 @@ class ImageTable:
             unpack = "Unpack it first: archives in archives, or among other files, are not read."
             return self._refusal(path, "a zip archive inside the upload", unpack)
         reason = f"not an image; it looks like {looks_like(data[:HEAD_BYTES])}{self._rule}"
-        return self._refusal(path, reason, _EXPECTED)
+        return self._refusal(path, reason, f"{_EXPECTED} Leave other files out, or name the images alone.")
 
     def _check_path(self, path: str, count: int, intake: IntakeLimits) -> None:
         rename = "Rename the file."
