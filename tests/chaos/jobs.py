@@ -23,6 +23,7 @@ from typing import Any
 
 import openpyxl
 import psycopg
+from openpyxl.cell import WriteOnlyCell
 
 from penstock.db.embedded import postgres
 from penstock.db.migrate import migrate
@@ -44,10 +45,17 @@ def write_table(kind: str, rows: int) -> bytes:
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("Articles")
     for number, cells in enumerate(csv.reader(io.StringIO(content.decode()), delimiter=";")):
-        sheet.append([int(cells[0]), *cells[1:]] if number else cells)
+        sheet.append([int(cells[0]), *(_text(sheet, cell) for cell in cells[1:])] if number else cells)
     file = io.BytesIO()
     book.save(file)
     return file.getvalue()
+
+
+def _text(sheet: Any, value: str) -> Any:
+    """A cell with a text: one that begins with "=" would be taken for a formula that was never calculated."""
+    cell = WriteOnlyCell(sheet, value)
+    cell.data_type = "s"
+    return cell
 
 
 def run(directory: Path, database: str, kind: str, rows: int, say: Callable[[str], None]) -> None:
