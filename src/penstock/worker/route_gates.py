@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -39,8 +38,11 @@ class RouteGates:
         self._pool = pool
         self._dispatcher = dispatcher
         self._halts = halts
-        self._recorded: set[str] = set()
-        """Halted routes whose halt is in the database."""
+        self._recorded = set(halts)
+        """Halted routes whose halt is in the database. Halts from before a worker registered anew count as recorded:
+        at worst, one more call is refused."""
+        self._unrecorded: set[str] = set()
+        """Halted routes whose halt could not be written."""
         self._gated_until: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         said = "route %(route)s has to wait (%(count)d times): %(code)s"
@@ -96,7 +98,9 @@ class RouteGates:
             )
         else:
             _log.error("%s", what, extra=fields)
-        self._in_background(lambda connection: self._record(connection, route, halt))
+        self._in_background(
+            lambda connection: self._record(connection, route, halt), if_not=lambda: self._unrecorded.add(route)
+        )
         return True
 
     async def refresh(self) -> None:
@@ -106,28 +110,34 @@ class RouteGates:
         if not self._halts:
             return
         async with borrowed(self._database) as connection:
+            for route in list(self._unrecorded):
+                await self._record(connection, route, self._halts[route])
             if self._probe_s:
                 await gates.open_to_probe(connection, self._pool, self._probe_s)
+            # A halt that is being written right now may be missing from the list: that does not mean it was opened.
+            recorded = frozenset(self._recorded)
             found = await gates.list_closed(connection, self._pool)
-            closed = {gate.route for gate in found if gate.halted_at is not None}
-            for route, halt in list(self._halts.items()):
-                if route in self._recorded and route not in closed:
-                    fields = event("gate_reopened", route=route, pool=self._pool)
-                    _log.warning("route %s is open again", route, extra=fields)
-                    self._recorded.discard(route)
-                    del self._halts[route]
-                elif route not in closed:
-                    await self._record(connection, route, halt)
+        for route in recorded.difference(gate.route for gate in found if gate.halted_at is not None):
+            _log.warning("route %s is open again", route, extra=event("gate_reopened", route=route, pool=self._pool))
+            self._recorded.discard(route)
+            del self._halts[route]
 
     async def _record(self, connection: Connection, route: str, halt: Halt) -> None:
         await gates.halt(connection, self._pool, route, halt.error_code, halt.error_message)
         self._recorded.add(route)
+        self._unrecorded.discard(route)
 
-    def _in_background(self, write: Callable[[Connection], Awaitable[None]]) -> None:
+    def _in_background(
+        self, write: Callable[[Connection], Awaitable[None]], *, if_not: Callable[[], None] = lambda: None
+    ) -> None:
+        """Write a gate; `if_not` is called if that fails."""
+
         async def run() -> None:
-            with contextlib.suppress(psycopg.Error):
+            try:
                 async with borrowed(self._database) as connection:
                     await write(connection)
+            except psycopg.Error:
+                if_not()
 
         task = asyncio.create_task(run(), name="gate")
         self._tasks.add(task)

@@ -16,6 +16,7 @@ from penstock.db.pool import Connection, Pool
 from penstock.dispatch.coroutines import CoroutineDispatcher, each
 from penstock.model import Again, BatchState, Halt, Item, Outcome, OutcomeState, Verdict
 from penstock.tasks import cancel_and_wait
+from penstock.worker.route_gates import RouteGates
 from penstock.worker.worker import Worker
 from tests.support.db import one, pooled
 from tests.support.engine import make_batch, until
@@ -37,6 +38,27 @@ def in_pool(conninfo: str, body: Callable[[Pool, Connection], Awaitable[None]]) 
             await body(pool, connection)
 
     asyncio.run(run())
+
+
+def test_a_halt_is_recorded_once(database_18: str) -> None:
+    """A round that comes while it is being recorded leaves that alone: else it would halt what a person has opened."""
+
+    async def body(pool: Pool, connection: Connection) -> None:
+        dispatcher = CoroutineDispatcher(each(lambda _: asyncio.sleep(0, DONE)), 1, RetryLimits())
+        route_gates = RouteGates(pool, "test", dispatcher, {})
+        async with asyncio.timeout(60):
+            async with connection.transaction():
+                await connection.execute("LOCK TABLE penstock.gates IN SHARE MODE")
+                route_gates.halt("m", Halt("invalid_api_key", "the key is refused", 401))
+                await route_gates.refresh()
+            await asyncio.wait(route_gates.tasks)
+            assert len(await gates.list_closed(connection, "test")) == 1
+            await gates.reopen(connection, "test")
+            await route_gates.refresh()
+        assert route_gates.may_claim("m")
+        assert await gates.list_closed(connection, "test") == []
+
+    in_pool(database_18, body)
 
 
 def test_a_batch_is_worked_off_to_its_end(database: str) -> None:
