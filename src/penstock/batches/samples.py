@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from itertools import groupby, zip_longest
+from operator import itemgetter
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.db import sql
@@ -19,6 +22,10 @@ MAX_POINTS = 1_000
 _APPENDED_S = 0
 _STORED_S = (_APPENDED_S, *RESOLUTIONS_S)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Columns of `read_samples` behind the interval: the sample's own time, and its figures.
+_MOMENT = 3
+_FIGURES = slice(4, None)
 
 # Workers write a second when it is over: so long after its end it can be taken for complete.
 _LATE_S = 3.0
@@ -56,6 +63,8 @@ class Point:
 
     at: datetime
     width_s: int
+    complete: bool
+    """Whether the interval is over, and every worker has had the time to write its share."""
     completed: int
     failed: int
     not_found: int
@@ -68,8 +77,6 @@ class Point:
     """Calls by how long they took, in the buckets of LATENCY_BOUNDS_MS."""
     limit_now: int | None
     in_flight: int | None
-    complete: bool
-    """Whether the interval is over, and every worker has had the time to write its share."""
 
 
 def choose_resolution_s(start: datetime, end: datetime) -> int:
@@ -97,7 +104,35 @@ async def read_points(
         "late_s": _LATE_S,
         "now": now,
     }
-    return [Point(*row) for row in await (await connection.execute(_SQL["read_samples"], parameters)).fetchall()]
+    rows = await (await connection.execute(_SQL["read_samples"], parameters)).fetchall()
+    return [_sum_up(list(samples)) for _, samples in groupby(rows, key=itemgetter(0, 1))]
+
+
+def _sum_up(rows: list[tuple[Any, ...]]) -> Point:
+    """Sum the samples of one interval up, given in order of time."""
+    at, width_s, complete, *_ = rows[0]
+    if len(rows) == 1:
+        return Point(at, width_s, complete, *rows[0][_FIGURES])
+    *counted, latencies, limits, in_flight = zip(*(row[_FIGURES] for row in rows), strict=True)
+    moments = [row[_MOMENT] for row in rows]
+    return Point(
+        at,
+        width_s,
+        complete,
+        *map(sum, counted),
+        [sum(calls) for calls in zip_longest(*latencies, fillvalue=0)],
+        _find_highest(moments, limits),
+        _find_highest(moments, in_flight),
+    )
+
+
+def _find_highest(moments: list[datetime], values: tuple[int | None, ...]) -> int | None:
+    """The highest value of a moment, summed over the workers that told one for it."""
+    told: defaultdict[datetime, int] = defaultdict(int)
+    for moment, value in zip(moments, values, strict=True):
+        if value is not None:
+            told[moment] += value
+    return max(told.values(), default=None)
 
 
 async def roll_up_samples(connection: Connection, *, now: Now = None) -> bool:

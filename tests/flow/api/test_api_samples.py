@@ -58,10 +58,12 @@ def test_a_batch_second_by_second(ground: Ground) -> None:
 
 
 def test_calls_in_flight_and_how_many_there_may_be(ground: Ground) -> None:
+    """The calls last until they are seen: they are looked at once a second."""
     ground.mock.set(latency="300ms")
+    with ground.client() as client:
+        batch = submit(client, jsonl(100 * LINES))
     try:
-        with ground.client() as client:
-            path = f"/v1/batches/{submit(client, jsonl(LINES)).id}/samples"
+        path = f"/v1/batches/{batch.id}/samples"
         limited: list[Any] = []
 
         def has_limits() -> bool:
@@ -71,6 +73,7 @@ def test_calls_in_flight_and_how_many_there_may_be(ground: Ground) -> None:
         wait_until(has_limits, 30)
     finally:
         ground.mock.set(latency="0ms")
+        ground.server.ask("POST", f"/v1/batches/{batch.id}/cancel")
     assert all(at["in_flight"] >= 1 and at["limit_now"] >= 1 for at in limited)
 
 
