@@ -3,8 +3,9 @@
     python -m bench.console [--rows 100000] [--tabs 10] [--turns 3] [--quick]
 
 A server with one worker process and a Python function; jobs one after the other, in turns without tabs and with them.
-A tab reads one stream of ticks, and 60 rows of the grid whenever a tick says that rows moved, four times a second at
-most. The tabs are threads of one process beside; their own work counts against the job, on the same two cores.
+A tab does as the console's: it reads one stream of ticks, and 60 rows of the grid when a tick says that rows moved,
+once a second at most, until none of them can change any more. The tabs are threads of one process beside; their work
+counts against the job, on the same two cores.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from tests.support.jobs import jobs_server, post_job, until_state
 from tests.support.server import ServerProcess
 
 WINDOW = 60
-SHORTEST_S = 0.25
+# As in `console/static/app/work/rows.js` and `row_source.js`.
+REFRESH_S = 1.0
+OPEN = ("PENDING", "PROCESSING")
 PROCESSORS = """
 def price(item):
     return {"price": item.body["sku"] * 2, "currency": "EUR"}
@@ -132,7 +135,7 @@ def _tab(port: int, name: str, rows: int, chance: Random, ends: Event, counted: 
     """One tab: its stream, and the rows it shows, somewhere in the job."""
     stream, calls = (HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(2))
     start = chance.randrange(1, max(2, rows - WINDOW))
-    seen, pulled_at = "", 0.0
+    seen, pulled_at, is_open = "", 0.0, True
     try:
         stream.request("GET", f"/api/ticks?work={name}")
         for line in stream.getresponse():
@@ -141,11 +144,12 @@ def _tab(port: int, name: str, rows: int, chance: Random, ends: Event, counted: 
             if not line.startswith(b"data: "):
                 continue
             changes = json.loads(line[6:]).get("changes", "")
-            if changes == seen or monotonic() < pulled_at + SHORTEST_S:
+            if not is_open or changes == seen or monotonic() < pulled_at + REFRESH_S:
                 continue
             seen, pulled_at = changes, monotonic()
-            calls.request("GET", f"/api/jobs/{name}/items?from={start}&pageSize={WINDOW}&cellBytes=200")
-            calls.getresponse().read()
+            calls.request("GET", f"/api/jobs/{name}/items?from={start}&pageSize={WINDOW}&cellBytes=240")
+            items = json.loads(calls.getresponse().read())["items"]
+            is_open = any(item["status"] in OPEN for item in items)
             with counted.get_lock():  # type: ignore[attr-defined]
                 counted.value += 1  # type: ignore[attr-defined]
     except (OSError, HTTPException):
