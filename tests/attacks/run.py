@@ -20,12 +20,16 @@ import psutil
 from penstock.api import keys
 from tests.support.batch_api import ENDPOINT, jsonl
 from tests.support.db import with_connection
+from tests.support.disks import Disk
 from tests.support.mock_process import start_mock_process
-from tests.support.server import ServerProcess, served
+from tests.support.server import Answered, ServerProcess, served
+from tests.support.wait import wait_until
 
 MIB = 1024 * 1024
 LINES = 50
 STEP_DEADLINE_S = 120.0
+FULL_DISK_S = 60.0
+FILES = 20
 _ROOT = Path(__file__).parents[2]
 
 
@@ -99,29 +103,70 @@ class Tenant:
     def _look(self) -> None:
         self._ask("list", "GET", "/v1/files?limit=10")
 
+    def meet_full_disk(self, data: Disk) -> None:
+        """Nothing can be stored, and that is said; deleting and looking work; with room again, everything does."""
+        unwanted = [self._store() for _ in range(FILES)]
+        data.fill()
+        try:
+            self._until("GET", "/readyz", 503)
+            refused = self._server.ask("PUT", "/v1/files?purpose=batch", jsonl(2_000), key=self._key)
+            self._expect(refused.status == 507, "upload", refused)
+            for file_id in unwanted:
+                deleted = self._server.ask("DELETE", f"/v1/files/{file_id}", key=self._key, timeout_s=STEP_DEADLINE_S)
+                self._expect(deleted.status == 200, "delete", deleted)
+            looked = self._server.ask("GET", "/v1/files?limit=10", key=self._key)
+            self._expect(looked.status == 200, "list", looked)
+        finally:
+            data.make_room()
+        self._until("GET", "/readyz", 200)
+        self.work(FULL_DISK_S / 6)
 
-def run(directory: Path, database: str, *, alone_s: float, beside_s: float, only: str = "") -> Outcome:
-    """Both, for so long; `only` names one of the attacks."""
+    def _store(self) -> str:
+        file_id: str = self._server.ask("PUT", "/v1/files?purpose=batch", jsonl(LINES), key=self._key).json["id"]
+        return file_id
+
+    def _until(self, method: str, path: str, status: int) -> None:
+        wait_until(lambda: self._server.ask(method, path).status == status, STEP_DEADLINE_S)
+
+    def _expect(self, so: bool, what: str, answer: Answered) -> None:
+        if not so:
+            self.failures.append(f"{what} on a full disk: {answer.status} {answer.content[:300]!r}")
+
+
+def run(
+    directory: Path,
+    database: str,
+    *,
+    alone_s: float,
+    beside_s: float,
+    only: str = "",
+    data: Disk | None = None,
+) -> Outcome:
+    """Both, for so long; `only` names one of the attacks. `data` is the disk of the embedded database: it is filled
+    in the end, beside the attacks."""
     with ExitStack() as stack:
         upstream = stack.enter_context(start_mock_process())
         options = ("--base-url", upstream.base_url, "--quiet")
         secrets = {owner: _make_key(database, owner) for owner in ("tenant", "attacker")}
-        server = stack.enter_context(served(directory, *options, database=database))
+        server = stack.enter_context(served(directory, *options, database=None if data else database))
         alone = Tenant(server, secrets["tenant"])
         alone.work(alone_s)
         beside = Tenant(server, secrets["tenant"])
         watch = stack.enter_context(RssWatch(server.process.pid))
         command = [sys.executable, "-m", "tests.attacks.attackers", str(server.port), secrets["attacker"]]
-        with subprocess.Popen([*command, str(beside_s), only], cwd=_ROOT, stdout=subprocess.PIPE) as attackers:
+        attack_s = beside_s + (FULL_DISK_S if data else 0)
+        with subprocess.Popen([*command, str(attack_s), only], cwd=_ROOT, stdout=subprocess.PIPE) as attackers:
             assert attackers.stdout is not None
             assert attackers.stdout.readline() == b"ready\n"
             try:
                 beside.work(beside_s)
+                logged = [line for line in server.log.splitlines() if " ERROR " in line]
+                if data is not None:
+                    beside.meet_full_disk(data)
                 attacks = json.loads(attackers.stdout.readline())
             finally:
                 attackers.terminate()
         assert server.process.alive
-        logged = [line for line in server.log.splitlines() if " ERROR " in line]
         return Outcome(alone.times, beside.times, alone.failures + beside.failures + logged, watch.most, attacks)
 
 

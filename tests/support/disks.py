@@ -28,13 +28,10 @@ def mounting(test: Callable[[Path], None]) -> Callable[[Path], None]:
         if _INSIDE in os.environ:
             test(tmp_path)
             return
-        namespace = ["unshare", "--mount"]
-        if subprocess.run([*namespace, "true"], check=False, capture_output=True).returncode != 0:
-            namespace.append("--map-root-user")
         this = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         pytest_once = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'in'}"]
         done = subprocess.run(
-            [*namespace, *pytest_once, this],
+            [*_unshare(), *pytest_once, this],
             cwd=_ROOT,
             env={**os.environ, _INSIDE: "1"},
             capture_output=True,
@@ -44,6 +41,21 @@ def mounting(test: Callable[[Path], None]) -> Callable[[Path], None]:
         assert done.returncode == 0, done.stdout + done.stderr
 
     return run
+
+
+def in_a_mount_namespace() -> int | None:
+    """Run this program once more where it may mount, and return its exit code; None where it may already."""
+    if _INSIDE in os.environ:
+        return None
+    command = [*_unshare(), *sys.orig_argv]
+    return subprocess.run(command, env={**os.environ, _INSIDE: "1"}, check=False).returncode
+
+
+def _unshare() -> list[str]:
+    namespace = ["unshare", "--mount"]
+    if subprocess.run([*namespace, "true"], check=False, capture_output=True).returncode != 0:
+        namespace.append("--map-root-user")
+    return namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,10 @@ class Disk:
 
     def make_room(self) -> None:
         self._ballast.unlink()
+
+    def unmount(self) -> None:
+        """Leave an empty folder in its place, whoever still has files open there."""
+        subprocess.run(["umount", "--lazy", self.path], check=True)
 
 
 def disk(path: Path, size_bytes: int) -> Disk:
