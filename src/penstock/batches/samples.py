@@ -113,17 +113,16 @@ def _sum_up(rows: list[tuple[Any, ...]]) -> Point:
     at, width_s, complete, *_ = rows[0]
     if len(rows) == 1:
         return Point(at, width_s, complete, *rows[0][_FIGURES])
-    *counted, latencies, limits, in_flight = zip(*(row[_FIGURES] for row in rows), strict=True)
+    columns = list(zip(*(row[_FIGURES] for row in rows), strict=True))
     moments = [row[_MOMENT] for row in rows]
-    return Point(
-        at,
-        width_s,
-        complete,
-        *map(sum, counted),
+    latencies, limits, in_flight = columns[-3:]
+    summed: list[Any] = [
+        *(sum(column) for column in columns[:-3]),
         [sum(calls) for calls in zip_longest(*latencies, fillvalue=0)],
         _find_highest(moments, limits),
         _find_highest(moments, in_flight),
-    )
+    ]
+    return Point(at, width_s, complete, *summed)
 
 
 def _find_highest(moments: list[datetime], values: tuple[int | None, ...]) -> int | None:
