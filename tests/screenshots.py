@@ -252,6 +252,7 @@ def pages(world: World) -> dict[str, tuple[str, Prepare]]:
 
 
 def take(page: Page, path: Path) -> None:
+    expect(page.get_by_role("status", name="Loading")).to_have_count(0, timeout=1000 * DEADLINE_S)
     page.wait_for_timeout(500)  # for figures, charts and pictures to stand still
     page.screenshot(path=path, animations="disabled")
     with Image.open(path) as picture:
