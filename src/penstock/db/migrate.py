@@ -167,7 +167,7 @@ def _lock(conninfo: str) -> Iterator[None]:
     """Let one migrator run at a time. The lock belongs to a transaction on a connection of its own: behind a pooler, a
     session lock would outlive this process. It is asked for again and again, since a statement that waits holds a
     snapshot, and an index that is built concurrently waits for every snapshot to end."""
-    with _connect(conninfo) as lock:
+    with _connect(conninfo, "penstock migration lock") as lock:
         while True:
             with lock.transaction():
                 lock.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -180,8 +180,8 @@ def _lock(conninfo: str) -> Iterator[None]:
             time.sleep(_LOCK_POLL_S)
 
 
-def _connect(conninfo: str) -> psycopg.Connection:
-    return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+def _connect(conninfo: str, name: str = "penstock migration") -> psycopg.Connection:
+    return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None, application_name=name)
 
 
 def _bootstrap(connection: psycopg.Connection) -> None:

@@ -399,13 +399,8 @@ def test_an_interrupted_start_does_nothing(tmp_path: Path, database_18: str, sou
     with psycopg.connect(database_18, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])
         with start_cli("run", source, *rest, cwd=tmp_path) as process:
-            waiting = (
-                "SELECT count(*) FROM pg_stat_activity"
-                # Between two tries it has ended the transaction of the last.
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                "   AND (query LIKE '%pg_try_advisory_xact_lock%' OR query = 'ROLLBACK')"
-            )
-            wait_until(lambda: ask(connection, waiting) > 0, 60)
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock migration lock'"
+            wait_until(lambda: ask(connection, waiting) == 1, 60)
             interrupt(process)
             connection.execute("SELECT pg_advisory_unlock_all()")
             finish(process).refuses(130, "interrupted before anything was done")
