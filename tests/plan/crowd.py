@@ -35,6 +35,7 @@ TABLES = (
     *("sessions", "session_requests", "operations", "row_keys"),
     *("file_chunks", "erasures", "erasure_pieces", "webhook_endpoints", "webhook_deliveries"),
     *("jobs", "job_columns", "job_errors", "blobs", "blob_bytes", "blob_uses"),
+    *("uploads", "upload_parts", "reservations", "ingested_files", "sighted_files"),
 )
 
 _names = (f"plan{number}" for number in count())

@@ -10,7 +10,7 @@ import pytest
 from penstock.adapters import files
 from penstock.adapters.source import FoundFile
 from penstock.db.pool import Connection
-from tests.plan.crowd import fresh_database
+from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Session
 
 _FEW, _MANY = 1_000, 30_000
@@ -29,20 +29,24 @@ _SIGHTINGS = """
 Operation = Callable[[Connection], Awaitable[object]]
 
 
-@pytest.fixture(scope="module", params=["informed", "misinformed"])
-def sizes(request: pytest.FixtureRequest, any_server: str) -> Iterator[list[Session]]:
+@pytest.fixture(scope="module")
+def built(any_server: str) -> Iterator[list[Session]]:
     with ExitStack() as stack:
         sessions = []
         for count in (_FEW, _MANY):
             session = stack.enter_context(fresh_database(any_server))
-            if request.param == "misinformed":
-                session.execute("ANALYZE")
+            session.execute("ANALYZE")
             for statement in (_RECORDS, _SIGHTINGS):
                 session.execute(statement, {"count": count})
-            if request.param == "informed":
-                session.execute("ANALYZE")
             sessions.append(session)
         yield sessions
+
+
+@pytest.fixture(scope="module", params=["analysed-empty", "analysed"])
+def sizes(request: pytest.FixtureRequest, built: list[Session]) -> list[Session]:
+    for session in built:
+        inform(session, request.param)
+    return built
 
 
 async def sight_known(connection: Connection) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -12,7 +12,7 @@ import pytest
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.intake import files, parts
-from tests.plan.crowd import fresh_database
+from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Plan, Session
 
 _SQL = sql.load("penstock.intake", "intake.sql")
@@ -53,33 +53,25 @@ class Store:
 Operation = Callable[[Store, Connection], Awaitable[object]]
 
 
-@contextmanager
-def _store(server: str, statistics: str, count: int) -> Iterator[Store]:
-    with fresh_database(server) as session:
-        if statistics == "misinformed":
-            session.execute("ANALYZE")
-        for statement in _FILES:
-            session.execute(statement, {"count": count})
-        if statistics == "informed":
-            session.execute("ANALYZE")
-        yield Store(session, count)
-
-
 @pytest.fixture(scope="module")
-def informed(any_server: str) -> Iterator[tuple[Store, Store]]:
+def built(any_server: str) -> Iterator[tuple[Store, Store]]:
     with ExitStack() as stack:
-        yield _stores(stack, any_server, "informed")
+        few, many = (_store(stack.enter_context(fresh_database(any_server)), count) for count in (_FEW, _MANY))
+        yield few, many
 
 
-@pytest.fixture(scope="module", params=["informed", "misinformed"])
-def stores(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[Store, Store]]:
-    with ExitStack() as stack:
-        yield _stores(stack, any_server, request.param)
+def _store(session: Session, count: int) -> Store:
+    session.execute("ANALYZE")
+    for statement in _FILES:
+        session.execute(statement, {"count": count})
+    return Store(session, count)
 
 
-def _stores(stack: ExitStack, server: str, statistics: str) -> tuple[Store, Store]:
-    few, many = (stack.enter_context(_store(server, statistics, count)) for count in (_FEW, _MANY))
-    return few, many
+@pytest.fixture(scope="module", params=["analysed-empty", "analysed"])
+def stores(request: pytest.FixtureRequest, built: tuple[Store, Store]) -> tuple[Store, Store]:
+    for store in built:
+        inform(store.session, request.param)
+    return built
 
 
 def list_page(purpose: str | None, ascending: bool, *, at_the_end: bool = False) -> Operation:
@@ -161,10 +153,11 @@ def test_cost_follows_the_rows_answered(stores: tuple[Store, Store], operation: 
     _check(stores, operation, mode, whole=set())
 
 
+@pytest.mark.parametrize("stores", ["analysed"], indirect=True)
 @pytest.mark.parametrize("operation", _SWEEPS, ids=lambda operation: operation.__name__)
-def test_a_sweep_costs_what_it_sweeps(informed: tuple[Store, Store], operation: Operation) -> None:
+def test_a_sweep_costs_what_it_sweeps(stores: tuple[Store, Store], operation: Operation) -> None:
     # Of files and uploads, it reads the index of those that are not whole, from end to end.
-    _check(informed, operation, Mode.CUSTOM, whole={"files", "uploads", "workers"})
+    _check(stores, operation, Mode.CUSTOM, whole={"files", "uploads", "workers"})
 
 
 def test_rows_are_found_by_their_keys_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.db import sql
 from penstock.db.pool import Connection
-from tests.plan.crowd import fresh_database
+from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Session
 
 _SQL = sql.load("penstock.quotas", "quotas.sql")
@@ -33,20 +33,24 @@ _CROWD = (
 )
 
 
-@pytest.fixture(scope="module", params=["informed", "misinformed"])
-def crowds(request: pytest.FixtureRequest, any_server: str) -> Iterator[list[Session]]:
+@pytest.fixture(scope="module")
+def built(any_server: str) -> Iterator[list[Session]]:
     with ExitStack() as stack:
         found = []
         for count in (_FEW, _MANY):
             session = stack.enter_context(fresh_database(any_server))
-            if request.param == "misinformed":
-                session.execute("ANALYZE")
+            session.execute("ANALYZE")
             for statement in _CROWD:
                 session.execute(statement, {"mine": _MINE, "count": count})
-            if request.param == "informed":
-                session.execute("ANALYZE")
             found.append(session)
         yield found
+
+
+@pytest.fixture(scope="module", params=["analysed-empty", "analysed"])
+def crowds(request: pytest.FixtureRequest, built: list[Session]) -> list[Session]:
+    for session in built:
+        inform(session, request.param)
+    return built
 
 
 async def count_open_batches(connection: Connection) -> None:

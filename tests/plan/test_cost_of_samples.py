@@ -68,16 +68,22 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-@pytest.fixture(scope="module", params=["analysed", "analysed-empty"])
-def sessions(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[Session, Session]]:
+@pytest.fixture(scope="module")
+def built(any_server: str) -> Iterator[tuple[Session, Session]]:
     with fresh_database(any_server) as small, fresh_database(any_server) as large:
         for session, many in ((small, 20), (large, 400)):
             session.execute("ANALYZE")
             for batches in (_SUBJECT, _NEIGHBOURS):
                 fill = _FILL.replace("{batches}", batches)
                 session.execute(fill, {"now": NOW, "batch": BATCH, "many": many})
-            inform(session, request.param)
         yield small, large
+
+
+@pytest.fixture(scope="module", params=["analysed-empty", "analysed"])
+def sessions(request: pytest.FixtureRequest, built: tuple[Session, Session]) -> tuple[Session, Session]:
+    for session in built:
+        inform(session, request.param)
+    return built
 
 
 @pytest.mark.parametrize("mode", [Mode.CUSTOM, Mode.GENERIC])

@@ -20,7 +20,7 @@ from penstock.sessions.answers import list_requests
 from penstock.sessions.sessions import cancel_request
 from penstock.settle.write import Changes, settle
 from tests.plan.conftest import LARGE, SMALL
-from tests.plan.crowd import fresh_database
+from tests.plan.crowd import fresh_database, inform
 from tests.support.plans import Mode, Plan, Session
 from tests.support.sessions import DONE, OWNER, POOL, ROUTE, accepted, wish
 
@@ -61,12 +61,9 @@ class World:
 
 
 @contextmanager
-def _world(server: str, depth: int, analysed: bool) -> Iterator[World]:
+def _world(server: str, depth: int) -> Iterator[World]:
     with fresh_database(server) as session:
-        for table in ("sessions", "session_requests"):
-            session.execute(f"ALTER TABLE penstock.{table} SET (autovacuum_enabled = false)")
-        if not analysed:
-            session.execute("ANALYZE")
+        session.execute("ANALYZE")
         keys = ["deep", *(f"key-{number}" for number in range(ACTIVE))]
         found = session.run(lambda connection: accept_many(connection, [wish(key) for key in [*keys, *keys[1:]]]))
         lane = accepted(found[0]).lane_id
@@ -76,8 +73,6 @@ def _world(server: str, depth: int, analysed: bool) -> Iterator[World]:
         session.execute("DELETE FROM penstock.templates WHERE source_id = -%(lane)s AND ordinal > 0", {"lane": lane})
         for statement in _REQUESTS:
             session.execute(statement, {"lane": lane, "depth": depth, "owner": OWNER})
-        if analysed:
-            session.execute("ANALYZE")
         leases = session.run(_claim)
         (deep,) = [lease for lease in leases if lease.lane_id == lane]
         ids = session.execute(
@@ -89,12 +84,18 @@ def _world(server: str, depth: int, analysed: bool) -> Iterator[World]:
         yield World(session, deep, others, [request_id for (request_id,) in ids])
 
 
-@pytest.fixture(scope="module", params=["analysed", "analysed-before"])
-def worlds(request: pytest.FixtureRequest, any_server: str) -> Iterator[tuple[World, World]]:
+@pytest.fixture(scope="module")
+def built(any_server: str) -> Iterator[tuple[World, World]]:
     with ExitStack() as stack:
-        analysed = request.param == "analysed"
-        small, large = (stack.enter_context(_world(any_server, depth, analysed)) for depth in (SHALLOW, DEEP))
+        small, large = (stack.enter_context(_world(any_server, depth)) for depth in (SHALLOW, DEEP))
         yield small, large
+
+
+@pytest.fixture(scope="module", params=["analysed-empty", "analysed"])
+def worlds(request: pytest.FixtureRequest, built: tuple[World, World]) -> tuple[World, World]:
+    for world in built:
+        inform(world.session, request.param)
+    return built
 
 
 async def _claim(connection: Connection) -> list[Lease]:

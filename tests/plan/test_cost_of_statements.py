@@ -19,6 +19,7 @@ from penstock.claim.claim_job import claim_job, read_work
 from penstock.db import sql
 from penstock.db.pool import Connection
 from penstock.model import Again, Item, Outcome, OutcomeState
+from penstock.observe.queue_figures import read_figures
 from penstock.settle import write as settle_write
 from penstock.settle.write import Changes, settle
 from tests.plan.crowd import DEFERRED_ROUTE, LEASED, LINED_UP_ROUTE, POOL, ROUTE, World, Worlds, check_in, claim
@@ -28,6 +29,7 @@ from tests.support.plans import Mode, Plan
 Operation = Callable[[World, Connection], Awaitable[object]]
 
 # Tables that are small whatever the load: one row per route, per process, per receiver.
+_CONTROL_TABLES = {"lanes", "leases", "deferrals", "workers", "gates", "limits"}
 _SMALL_TABLES = {"gates", "owners", "workers", "webhook_endpoints"}
 
 _UPKEEP = sql.load("penstock.batches", "upkeep.sql")
@@ -438,6 +440,16 @@ def test_moving_work_costs_what_is_moved(worlds: Worlds) -> None:
     small, large = (_explain(world, move_unserved, Mode.CUSTOM) for world in (worlds.small, worlds.large))
     assert large.buffers <= 2 * small.buffers + 200, f"{small.buffers} buffers became {large.buffers}:\n{large}"
     assert "deferrals" not in large.scanned_whole(), f"{large}"
+
+
+def test_the_figures_of_the_queue_are_read_from_control_tables(worlds: Worlds) -> None:
+    """What a scrape asks follows lanes, leases and deferrals: no payload is read, no lane that ended."""
+    plan = worlds.large.session.explain(lambda connection: read_figures(connection, grace_s=30), Mode.CUSTOM)
+    read = {node["Relation Name"] for node in plan.nodes() if "Relation Name" in node}
+    assert read <= _CONTROL_TABLES
+    if worlds.statistics == "analysed":
+        lanes = {node.get("Index Name") for node in plan.nodes() if node.get("Relation Name") == "lanes"}
+        assert None not in lanes, f"{plan}"
 
 
 def _check(worlds: Worlds, operation: Operation, mode: Mode) -> None:

@@ -137,13 +137,11 @@ class ExplainingConnection(psycopg.AsyncConnection[TupleRow]):
     async def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.AsyncCursor[TupleRow]:
         if self.plans is not None:
             explain = self._explain_custom if self.mode is Mode.CUSTOM else self._explain_prepared
-            # The first run fills the session's catalogue caches, whose misses would count as well.
-            await explain(query, params or {})
             self.plans.append(await explain(query, params or {}))
         return await super().execute(query, params, **options)
 
     async def _explain_custom(self, query: bytes, parameters: _Parameters) -> Plan:
-        return await self._rolled_back(_EXPLAIN + query, parameters)
+        return await self._explain_twice(_EXPLAIN + query, parameters)
 
     async def _explain_prepared(self, query: bytes, parameters: _Parameters) -> Plan:
         names = list(dict.fromkeys(name.decode() for name in _PLACEHOLDER.findall(query)))
@@ -156,7 +154,7 @@ class ExplainingConnection(psycopg.AsyncConnection[TupleRow]):
         try:
             for _ in range(_CUSTOM_PLANS if self.mode is Mode.CHOSEN else 0):
                 await super().execute(sql.SQL("EXPLAIN ") + run)
-            return await self._rolled_back(sql.SQL(_EXPLAIN.decode()) + run, None)
+            return await self._explain_twice(sql.SQL(_EXPLAIN.decode()) + run, None)
         finally:
             await super().execute("DEALLOCATE looked_at")
 
@@ -176,6 +174,11 @@ class ExplainingConnection(psycopg.AsyncConnection[TupleRow]):
         columns = ", ".join(f"%({name})s::text" for name in names)
         row = await (await super().execute(f"SELECT {columns}".encode(), parameters)).fetchone()
         return [sql.Literal(value) for value in row or ()]
+
+    async def _explain_twice(self, statement: Any, parameters: _Parameters | None) -> Plan:
+        """The first run fills the session's catalogue caches, whose misses would count as well."""
+        await self._rolled_back(statement, parameters)
+        return await self._rolled_back(statement, parameters)
 
     async def _rolled_back(self, statement: Any, parameters: _Parameters | None) -> Plan:
         async with self.transaction(force_rollback=True):

@@ -271,7 +271,7 @@ def test_any_server_will_do(tmp_path: Path, server_18: str) -> None:
             stack.enter_context(served(tmp_path, "--config", config, database=database, name=f"serve{number}"))
             for number in range(2)
         ]
-        converse(servers, upstream)
+        converse(servers, upstream, threads=20)
 
 
 def test_without_notices_it_works_all_the_same(tmp_path: Path, server_18: str) -> None:

@@ -28,10 +28,10 @@ POST_HEAD = (
 )
 
 
-@pytest.fixture
-def idle(tmp_path: Path, database_18: str) -> Iterator[ServerProcess]:
-    """A server with nothing behind it."""
-    with served(tmp_path, *NOWHERE, database=database_18, workers=0) as server:
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory, shared_database_18: str) -> Iterator[ServerProcess]:
+    """A server with nothing behind it, for all tests that leave it as it was."""
+    with served(tmp_path_factory.mktemp("idle"), *NOWHERE, database=shared_database_18, workers=0) as server:
         yield server
 
 
@@ -394,22 +394,25 @@ def test_a_database_that_is_away_is_said_and_comes_back(tmp_path: Path, server_1
         assert "Traceback" not in server.log
 
 
-def test_nothing_of_a_request_is_logged(idle: ServerProcess) -> None:
+def test_nothing_of_a_request_is_logged(tmp_path: Path, database_18: str) -> None:
     canary = "CANARY0123456789"
     json_type = {"content-type": "application/json"}
-    idle.ask("GET", f"/v1/models?key={canary}", headers={"authorization": f"Bearer {canary}", "x-api-key": canary})
-    idle.ask("GET", f"/v1/files?purpose={canary}&after={canary}", headers={"cookie": canary})
-    idle.ask("POST", "/v1/keys", {"owner": f"{canary}\u0000"})
-    idle.ask("POST", "/v1/batches", {"input_file_id": canary, "endpoint": canary, "metadata": {canary: canary}})
-    idle.ask("POST", "/v1/files", canary.encode(), headers={"content-type": f"multipart/form-data; boundary={canary}"})
-    idle.ask("POST", "/v1/messages/batches", canary.encode(), headers=json_type)
-    idle.ask("PUT", f"/v1/files?filename={canary}&purpose=batch", f'{{"custom_id": "{canary}"}}'.encode())
-    with socket.create_connection(("127.0.0.1", idle.port), 10) as client:
-        client.sendall(f"GET /{canary}?{canary} HTTP/9.9\r\n{canary}\r\n\r\n".encode())
-        client.recv(1000)
-    idle.stop()
-    assert canary not in idle.log
-    assert "/v1/models" in idle.log
+    with served(tmp_path, *NOWHERE, database=database_18, workers=0) as idle:
+        idle.ask("GET", f"/v1/models?key={canary}", headers={"authorization": f"Bearer {canary}", "x-api-key": canary})
+        idle.ask("GET", f"/v1/files?purpose={canary}&after={canary}", headers={"cookie": canary})
+        idle.ask("POST", "/v1/keys", {"owner": f"{canary}\u0000"})
+        idle.ask("POST", "/v1/batches", {"input_file_id": canary, "endpoint": canary, "metadata": {canary: canary}})
+        idle.ask(
+            "POST", "/v1/files", canary.encode(), headers={"content-type": f"multipart/form-data; boundary={canary}"}
+        )
+        idle.ask("POST", "/v1/messages/batches", canary.encode(), headers=json_type)
+        idle.ask("PUT", f"/v1/files?filename={canary}&purpose=batch", f'{{"custom_id": "{canary}"}}'.encode())
+        with socket.create_connection(("127.0.0.1", idle.port), 10) as client:
+            client.sendall(f"GET /{canary}?{canary} HTTP/9.9\r\n{canary}\r\n\r\n".encode())
+            client.recv(1000)
+        idle.stop()
+        assert canary not in idle.log
+        assert "/v1/models" in idle.log
 
 
 # -- work
@@ -474,7 +477,7 @@ def test_a_dead_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, database_
 
 
 def test_a_stop_under_load_finishes_what_is_under_way(tmp_path: Path, database_18: str) -> None:
-    path = write_requests(tmp_path / "in.jsonl", 2_000)
+    path = write_requests(tmp_path / "in.jsonl", 800)
     with start_mock_process("--latency", "100ms..300ms") as mock:
         with served(tmp_path, "--base-url", mock.base_url, "--set", "concurrency=16", database=database_18) as server:
             batch_id = start_batch(server, path)
@@ -488,8 +491,8 @@ def test_a_stop_under_load_finishes_what_is_under_way(tmp_path: Path, database_1
             check_agreement(connection)
         assert settled == call_count(mock), "a call was made whose answer nobody kept"
         with served(tmp_path, "--base-url", mock.base_url, "--set", "concurrency=200", database=database_18) as server:
-            assert finished(server, batch_id)["request_counts"]["completed"] == 2_000
-        assert call_count(mock) == 2_000
+            assert finished(server, batch_id)["request_counts"]["completed"] == 800
+        assert call_count(mock) == 800
 
 
 def test_a_second_signal_cuts_calls_short(tmp_path: Path, database_18: str) -> None:
