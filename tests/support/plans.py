@@ -125,7 +125,7 @@ class Mode(StrEnum):
     GENERIC = "generic"
     """For any values, unseen."""
     CHOSEN = "chosen"
-    """The sixth time a prepared statement runs, when the server chooses between the two by itself."""
+    """The seventh time a prepared statement runs, when the server chooses between the two by itself."""
 
 
 class ExplainingConnection(psycopg.AsyncConnection[TupleRow]):

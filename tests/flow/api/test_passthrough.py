@@ -27,6 +27,7 @@ from tests.support.session_api import (
     open_place,
     write_config,
 )
+from tests.support.thorough import thorough
 from tests.support.wait import wait_until
 
 THREADS = 50
@@ -271,7 +272,7 @@ def test_any_server_will_do(tmp_path: Path, server_18: str) -> None:
             stack.enter_context(served(tmp_path, "--config", config, database=database, name=f"serve{number}"))
             for number in range(2)
         ]
-        converse(servers, upstream, threads=20)
+        converse(servers, upstream, threads=50 if thorough() else 20)
 
 
 def test_without_notices_it_works_all_the_same(tmp_path: Path, server_18: str) -> None:
