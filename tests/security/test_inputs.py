@@ -18,6 +18,7 @@ from penstock.api.endpoint import Endpoint
 from tests.support.batch_api import ENDPOINT, jsonl
 from tests.support.cli import request_line
 from tests.support.tenants import TenantGround, form, tenant_ground
+from tests.support.thorough import thorough
 
 INJECTED = (
     "owner",
@@ -199,6 +200,12 @@ def test_nor_in_message_batches(ground: TenantGround) -> None:
 # -- S19: text that means something to somebody else
 
 
+def takes_brackets(kind: Any) -> bool:
+    about = inspect.type_info(kind)
+    entries = about.types if isinstance(about, inspect.UnionType) else (about,)
+    return any(isinstance(entry, inspect.ListType | inspect.DictType) for entry in entries)
+
+
 @pytest.mark.parametrize("endpoint", WITH_QUERY, ids=named)
 def test_hostile_queries(ground: TenantGround, endpoint: Endpoint) -> None:
     assert endpoint.query is not None
@@ -210,14 +217,13 @@ def test_hostile_queries(ground: TenantGround, endpoint: Endpoint) -> None:
 
     for text in EVIL:
         ask_with(f"{encoded(text)}={encoded(text)}")
-    for field in msgspec.structs.fields(endpoint.query):
+    for number, field in enumerate(msgspec.structs.fields(endpoint.query)):
         for text in EVIL:
-            for query in (
-                f"{field.encode_name}={encoded(text)}",
-                f"{field.encode_name}[]={encoded(text)}",
-                f"{field.encode_name}[{encoded(text)}]={encoded(text)}",
-            ):
-                ask_with(query)
+            ask_with(f"{field.encode_name}={encoded(text)}")
+            # Of a field that is neither a list nor a table, a name with brackets is one that nobody knows.
+            if number == 0 or takes_brackets(field.type) or thorough():
+                ask_with(f"{field.encode_name}[]={encoded(text)}")
+                ask_with(f"{field.encode_name}[{encoded(text)}]={encoded(text)}")
         for text in ("x" * 200_000, "&".join("a" * 1_000)):
             way = f"{place(endpoint)}?{field.encode_name}={text}"
             check(ground.ask(who(endpoint), endpoint.method, way).status, text[:100])

@@ -46,6 +46,15 @@ def server(tmp_path: Path, database_18: str) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, shared_database_18: str) -> Iterator[ServerProcess]:
+    """A server that has keys, for tests which do not mind those of others."""
+    make_key(shared_database_18)
+    where = tmp_path_factory.mktemp("keyed")
+    with served(where, *NOWHERE, "--set", "key_cache_s=0.2", database=shared_database_18, workers=0) as running:
+        yield running
+
+
 def test_only_a_hash_of_a_long_random_key_is_stored(database_18: str) -> None:
     key, secret = make_key(database_18)
     assert secret.startswith(f"{key.prefix}-")
@@ -104,44 +113,42 @@ def test_with_keys_nobody_comes_in_without_one(server: ServerProcess, database_1
         assert not wrong or len(wrong) < 20 or wrong not in answer.content.decode()
 
 
-def test_a_refusal_speaks_the_clients_dialect(server: ServerProcess, database_18: str) -> None:
-    make_key(database_18)
-    wait_until(lambda: server.ask("GET", "/v1/models").status == 401, 10)
-    answer = server.ask("GET", "/v1/messages/batches", headers={"x-api-key": "wrong"})
+def test_a_refusal_speaks_the_clients_dialect(keyed: ServerProcess) -> None:
+    answer = keyed.ask("GET", "/v1/messages/batches", headers={"x-api-key": "wrong"})
     assert answer.status == 401
     assert answer.json["type"] == "error"
     assert answer.json["error"]["type"] == "authentication_error"
     assert answer.json["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-def test_a_revoked_or_expired_key_works_no_longer(server: ServerProcess, database_18: str) -> None:
-    _, admin = make_key(database_18, role="admin")
-    key, secret = make_key(database_18)
-    _, brief = make_key(database_18, expires_after_s=1.0)
-    assert server.ask("GET", "/v1/models", key=secret).status == 200
-    revoked = server.ask("POST", f"/v1/keys/key_{key.id.hex}/revoke", key=admin)
+def test_a_revoked_or_expired_key_works_no_longer(keyed: ServerProcess, shared_database_18: str) -> None:
+    _, admin = make_key(shared_database_18, role="admin")
+    key, secret = make_key(shared_database_18)
+    _, brief = make_key(shared_database_18, expires_after_s=1.0)
+    assert keyed.ask("GET", "/v1/models", key=secret).status == 200
+    revoked = keyed.ask("POST", f"/v1/keys/key_{key.id.hex}/revoke", key=admin)
     assert revoked.status == 200
     assert revoked.json["revoked_at"] is not None
-    wait_until(lambda: server.ask("GET", "/v1/models", key=secret).status == 401, 5)
-    again = server.ask("POST", f"/v1/keys/key_{key.id.hex}/revoke", key=admin)
+    wait_until(lambda: keyed.ask("GET", "/v1/models", key=secret).status == 401, 5)
+    again = keyed.ask("POST", f"/v1/keys/key_{key.id.hex}/revoke", key=admin)
     assert again.json["revoked_at"] == revoked.json["revoked_at"]
-    wait_until(lambda: server.ask("GET", "/v1/models", key=brief).status == 401, 5)
+    wait_until(lambda: keyed.ask("GET", "/v1/models", key=brief).status == 401, 5)
 
 
-def test_keys_are_for_admins(server: ServerProcess, database_18: str) -> None:
-    _, user = make_key(database_18)
-    _, admin = make_key(database_18, role="admin")
+def test_keys_are_for_admins(keyed: ServerProcess, shared_database_18: str) -> None:
+    _, user = make_key(shared_database_18)
+    _, admin = make_key(shared_database_18, role="admin")
     body = {"owner": "bob"}
     for method, path, content in (
         ("GET", "/v1/keys", None),
         ("POST", "/v1/keys", body),
         ("POST", f"/v1/keys/key_{'0' * 32}/revoke", None),
     ):
-        assert server.ask(method, path, content, key=user).status == 403
-    made = server.ask("POST", "/v1/keys", body, key=admin)
+        assert keyed.ask(method, path, content, key=user).status == 403
+    made = keyed.ask("POST", "/v1/keys", body, key=admin)
     assert made.status == 200
     assert made.json["owner"] == "bob"
-    assert server.ask("GET", "/v1/models", key=made.json["key"]).status == 200
+    assert keyed.ask("GET", "/v1/models", key=made.json["key"]).status == 200
     for wrong, status in (
         ({"owner": ""}, 400),
         ({"owner": "a\u0000b"}, 400),
@@ -150,8 +157,8 @@ def test_keys_are_for_admins(server: ServerProcess, database_18: str) -> None:
         ({"owner": "a", "id": "x"}, 422),
         ({}, 400),
     ):
-        assert server.ask("POST", "/v1/keys", wrong, key=admin).status == status, wrong
-    assert server.ask("POST", f"/v1/keys/key_{'0' * 32}/revoke", key=admin).status == 404
+        assert keyed.ask("POST", "/v1/keys", wrong, key=admin).status == status, wrong
+    assert keyed.ask("POST", f"/v1/keys/key_{'0' * 32}/revoke", key=admin).status == 404
 
 
 def test_the_list_is_walked_to_its_end_and_holds_no_secret(server: ServerProcess, database_18: str) -> None:
@@ -208,11 +215,11 @@ def test_the_command_makes_lists_and_revokes_keys(tmp_path: Path, database_18: s
     run_cli(*bad, cwd=tmp_path).refuses(2, "--expires soon")
 
 
-def test_the_command_asks_a_server_too(server: ServerProcess, database_18: str, tmp_path: Path) -> None:
-    _, admin = make_key(database_18, role="admin")
-    env = {"PENSTOCK_SERVER": server.url, "PENSTOCK_API_KEY": admin}
+def test_the_command_asks_a_server_too(keyed: ServerProcess, shared_database_18: str, tmp_path: Path) -> None:
+    _, admin = make_key(shared_database_18, role="admin")
+    env = {"PENSTOCK_SERVER": keyed.url, "PENSTOCK_API_KEY": admin}
     made = run_cli("keys", "create", "--owner", "bob", "--expires", "90d", "--json", cwd=tmp_path, env=env).expect(0)
-    assert server.ask("GET", "/v1/models", key=made.summary["key"]).status == 200
+    assert keyed.ask("GET", "/v1/models", key=made.summary["key"]).status == 200
 
 
 @pytest.mark.parametrize("with_key", [False, True])

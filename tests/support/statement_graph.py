@@ -78,7 +78,7 @@ def _read(path: Path) -> _Module:
     for node in (inner for outer in body for inner in ast.walk(outer)):
         if isinstance(node, ast.ImportFrom) and node.module:
             module.imports |= {each.asname or each.name: f"{node.module}:{each.name}" for each in node.names}
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "sql.load":
+        if isinstance(node, ast.Call) and _loads(node.func):
             package, file = (ast.literal_eval(argument) for argument in node.args)
             where = ROOT.joinpath(*package.split(".")[1:]) / file
             named = {each.name: f"{where.relative_to(ROOT)} {each.name}" for each in _statements(where)}
@@ -93,6 +93,14 @@ def _read(path: Path) -> _Module:
                     uses[name.id] |= set(_names_in(node))
     module.uses = uses
     return module
+
+
+def _loads(function: ast.expr) -> bool:
+    """Whether it is `sql.load`."""
+    match function:
+        case ast.Attribute(ast.Name("sql"), "load"):
+            return True
+    return False
 
 
 def _statements(path: Path) -> list[sql.Statement]:
