@@ -28,8 +28,8 @@ lock: ## refresh requirements.lock from pyproject.toml
 demo: setup ## run 2,000 requests against a mock upstream, kill the run half-way and go on; then a table's rows
 	@$(BIN)/python examples/demo.py
 
-# Two more than there are cores: many tests wait, for a grace, a drain or a packet that does not come.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# One more than there are cores: many tests wait, for a grace, a drain or a packet that does not come.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The tests, and `make check` beside them; what it finds is printed last, where it is seen.
 define CHECK_AND_TEST

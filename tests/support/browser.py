@@ -26,6 +26,8 @@ FLAGS = (
     "--disable-component-update",
     # A process kept ready for the next site costs more than starting one when it is wanted.
     "--disable-features=SpareRendererForSitePerProcess",
+    "--disable-gpu",
+    "--process-per-site",
     "--disable-sync",
     "--no-first-run",
 )
