@@ -12,7 +12,7 @@ import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, partial
 from random import getrandbits
 from time import monotonic
 from typing import Any
@@ -181,12 +181,8 @@ class Api:
             "GET", "/openapi.json", self._describe, "This description.", answer=dict[str, Any], name="openapi"
         )
         self.endpoints = (*declared, described)
+        self._document = cache(partial(document, self.endpoints))
         self._routes = Routes((*self.endpoints, *pages))
-
-    @cached_property
-    def _document(self) -> dict[str, Any]:
-        # Made when it is asked for: it takes longer than all else that a command needs of the application.
-        return document(self.endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -312,7 +308,7 @@ class Api:
     async def _describe(self, call: Call[None, None]) -> Response:
         prefix = self._server.config.public_url or call.request.scope.get("root_path") or "/"
         return Response(
-            msgspec.json.encode({**self._document, "servers": [{"url": prefix}]}), media_type="application/json"
+            msgspec.json.encode({**self._document(), "servers": [{"url": prefix}]}), media_type="application/json"
         )
 
 

@@ -40,7 +40,7 @@ _REQUEST_ID = {"x-request-id": {"description": "Names this request in the log.",
 
 
 def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """The whole description."""
+    """The whole description. It takes longer to make than all else that a command needs of the application."""
     endpoints = tuple(endpoints)
     kinds = [kind for endpoint in endpoints for kind in _types_of(endpoint)]
     kinds += ERROR_TYPES.values()
