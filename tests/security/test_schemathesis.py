@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.tenants import furnish, tenant_ground
 from tests.support.thorough import thorough
 
-EXAMPLES = 12 if thorough() else 2
+EXAMPLES = 12 if thorough() else 1
 # An empty file is a file: there is no telling it from no body.
 # What is accepted beyond a description's means to tell (a url that is allowed, an id that exists) is tested elsewhere.
 _CONFIG = """
