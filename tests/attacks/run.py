@@ -17,12 +17,11 @@ from typing import Any
 
 import psutil
 
-from penstock.api import keys
 from tests.support.batch_api import ENDPOINT, jsonl
-from tests.support.db import with_connection
 from tests.support.disks import Disk
 from tests.support.mock_process import start_mock_process
 from tests.support.server import Answered, ServerProcess, served
+from tests.support.tenants import make_key
 from tests.support.wait import wait_until
 
 MIB = 1024 * 1024
@@ -147,7 +146,7 @@ def run(
     with ExitStack() as stack:
         upstream = stack.enter_context(start_mock_process())
         options = ("--base-url", upstream.base_url, "--quiet")
-        secrets = {owner: _make_key(database, owner) for owner in ("tenant", "attacker")}
+        secrets = {owner: make_key(database, owner) for owner in ("tenant", "attacker")}
         server = stack.enter_context(served(directory, *options, database=None if data else database))
         alone = Tenant(server, secrets["tenant"])
         alone.work(alone_s)
@@ -168,13 +167,6 @@ def run(
                 attackers.terminate()
         assert server.process.alive
         return Outcome(alone.times, beside.times, alone.failures + beside.failures + logged, watch.most, attacks)
-
-
-def _make_key(database: str, owner: str) -> str:
-    _, secret = with_connection(
-        database, lambda connection: keys.create_key(connection, owner=owner, name=owner, role="user")
-    )
-    return secret
 
 
 class RssWatch:

@@ -12,9 +12,9 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from penstock.db.migrate import migrate
-from tests.support.cli import run_cli
 from tests.support.mock_process import start_mock_process
 from tests.support.server import served
+from tests.support.tenants import make_key
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def official_ground(directory: Path, server: str) -> Iterator[OfficialGround]:
         connection.execute(f"CREATE DATABASE {name}".encode())
     database = make_conninfo(server, dbname=name)
     migrate(database)
-    keys = [_make_key(directory, database, owner) for owner in ("alice", "bob")]
+    secrets = [make_key(database, owner) for owner in ("alice", "bob")]
     with (
         # Answers take long enough for a batch to be seen, cancelled and followed while it runs.
         start_mock_process("--latency", "20ms") as mock,
@@ -42,10 +42,4 @@ def official_ground(directory: Path, server: str) -> Iterator[OfficialGround]:
             env={"PENSTOCK_WEBHOOK_ALLOW": "127.0.0.1"},
         ) as running,
     ):
-        yield OfficialGround(running.url, *keys)
-
-
-def _make_key(directory: Path, database: str, owner: str) -> str:
-    made = run_cli("keys", "create", "--owner", owner, "--database-url", database, "--json", cwd=directory)
-    key: str = made.expect(0).summary["key"]
-    return key
+        yield OfficialGround(running.url, *secrets)

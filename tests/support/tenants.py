@@ -26,7 +26,7 @@ from psycopg.conninfo import make_conninfo
 from penstock.api import keys
 from penstock.api.endpoint import Role
 from tests.support.batch_api import ENDPOINT, jsonl
-from tests.support.db import connected
+from tests.support.db import connected, with_connection
 from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.server import Answered, ServerProcess, served
 from tests.support.wait import wait_until
@@ -238,3 +238,11 @@ _FOLDED = {
     "job_errors": "(SELECT batch_id, fingerprint, sum(count), min(first_at), max(last_at) FROM penstock.job_errors"
     " GROUP BY batch_id, fingerprint)"
 }
+
+
+def make_key(database: str, owner: str) -> str:
+    """A user's key."""
+    _, secret = with_connection(
+        database, lambda connection: keys.create_key(connection, owner=owner, name=owner, role="user")
+    )
+    return secret
