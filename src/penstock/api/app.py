@@ -70,8 +70,9 @@ from penstock.api.openapi import document
 from penstock.api.reading import check_url
 from penstock.api.routes import Reader, Routes
 from penstock.api.sign_in import check_origin
+from penstock.api.upload_threads import upload_threads
 from penstock.batches.run_again import NotRetryable
-from penstock.config import Config, DatabaseLimits
+from penstock.config import Config
 from penstock.console import views
 from penstock.db.embedded.reserve import delete_with_reserve
 from penstock.db.pool import Pool, open_pool
@@ -204,6 +205,7 @@ class Api:
                 route, who = await self._admit(request, path)
                 if who is not _UNKNOWN:
                     memory.belong_to(who.owner)
+                    upload_threads().note_call(who.owner)
                     trust_connection(scope)
                 if who.key_id is not None:
                     self._server.key_watch.begin(who.key_id, guard)
@@ -419,8 +421,8 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
     # Statements that store requests and find answers serve many callers at once: they do not queue behind single calls.
     few = replace(config.database, pool_max=_SESSION_CONNECTIONS)
     async with (
-        _pool(conninfo, limits, "penstock serve") as database,
-        _pool(conninfo, few, "penstock sessions", planned_once=True) as sessions_database,
+        await open_pool(conninfo, limits, name="penstock serve") as database,
+        await open_pool(conninfo, few, name="penstock sessions", planned_once=True) as sessions_database,
         LastingIdentity(database, POOL, config.liveness) as identity,
         BackgroundDuties(
             config,
@@ -439,12 +441,3 @@ async def open_server(config: Config, conninfo: str, known: Providers) -> AsyncI
                 yield server
             finally:
                 await server.close()
-
-
-@asynccontextmanager
-async def _pool(conninfo: str, limits: DatabaseLimits, name: str, *, planned_once: bool = False) -> AsyncIterator[Pool]:
-    pool = await open_pool(conninfo, limits, name=name, planned_once=planned_once)
-    try:
-        yield pool
-    finally:
-        await pool.close()

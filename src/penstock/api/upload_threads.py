@@ -1,7 +1,8 @@
 """Threads in which uploads are read and stored, shared between owners.
 
 An owner may use as many threads as it leaves free (`shares.py`). Inside the threads, readers keep a pace by which each
-owner has the same share of one core: the interpreter has no more to give, and the event loop needs its part of it.
+owner has the same share of one core: the interpreter has no more to give. While others call, readers leave most of
+it to the event loop, which has to win it back from them many times in a request.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 from functools import partial
-from time import thread_time
+from math import inf
+from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -32,6 +34,10 @@ _T = TypeVar("_T")
 _MAX_THREADS = 12
 _MAX_REST_S = 0.25
 """Longest rest of a reader between two pieces."""
+_PARTS_BESIDE_CALLS = 4
+"""One part of the interpreter is for all readers together while owners call who are not the reader's."""
+_LATELY_S = 1.0
+"""So long after its last call an owner counts as calling."""
 
 
 class _Stopped(Exception):  # noqa: N818 - not an error
@@ -44,6 +50,20 @@ class UploadThreads:
     def __init__(self, threads: int = _MAX_THREADS) -> None:
         self._limiter = CapacityLimiter(threads)
         self._shares = Shares(threads)
+        self._last_call = self._last_of_another = ("", -inf)
+        """Who called last, and when; and the same of the last owner before who is another."""
+
+    def note_call(self, owner: str) -> None:
+        """An owner calls, whatever it asks for."""
+        if owner != self._last_call[0]:
+            self._last_of_another = self._last_call
+        self._last_call = (owner, monotonic())
+
+    def _parts(self, owner: str) -> int:
+        """Into how many parts the interpreter is split of which a reader of that owner has one."""
+        last = self._last_of_another if self._last_call[0] == owner else self._last_call
+        beside_calls = monotonic() - last[1] < _LATELY_S
+        return self._shares.parts(owner) * (_PARTS_BESIDE_CALLS if beside_calls else 1)
 
     async def run(self, owner: str, work: Callable[[], _T], stop: threading.Event) -> _T:
         """Run something that blocks. It is not left behind: a cancelled caller waits for its end."""
@@ -59,7 +79,7 @@ class UploadThreads:
         def pace() -> None:
             nonlocal used_before
             # Owners have equal shares of a core, and an owner's threads equal parts of its share.
-            rest_s = min((thread_time() - used_before) * (self._shares.parts(owner) - 1), _MAX_REST_S)
+            rest_s = min((thread_time() - used_before) * (self._parts(owner) - 1), _MAX_REST_S)
             if stop.is_set() or (rest_s > 0 and stop.wait(rest_s)):
                 raise _Stopped
             used_before = thread_time()
@@ -71,7 +91,8 @@ class UploadThreads:
 _threads: RunVar[UploadThreads] = RunVar("penstock uploads")
 
 
-def _shared() -> UploadThreads:
+def upload_threads() -> UploadThreads:
+    """Those of the server of this event loop."""
     try:
         return _threads.get()
     except LookupError:
@@ -97,7 +118,7 @@ class UploadWork:
     async def run(self, work: Callable[[], _T]) -> _T:
         """Run something that blocks. Raises ClientDisconnect if it was stopped."""
         try:
-            return await _shared().run(self._owner, work, self._stop)
+            return await upload_threads().run(self._owner, work, self._stop)
         except _Stopped:
             raise ClientDisconnect from None
 
@@ -113,7 +134,7 @@ class UploadWork:
 
     async def close(self, work: Callable[[], None]) -> None:
         """Run the last of the work, which is done also after a stop."""
-        await _shared().run(self._owner, work, threading.Event())
+        await upload_threads().run(self._owner, work, threading.Event())
 
     def stop(self) -> None:
         """Have what is under way end soon."""

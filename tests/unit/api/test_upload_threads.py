@@ -87,6 +87,32 @@ def test_owners_have_equal_shares_whatever_their_number_of_threads() -> None:
     assert asyncio.run(run())[0] == "b"
 
 
+class Unrested(threading.Event):
+    """Notes how long a reader would rest, and lets it go on at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rested_s = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.rested_s += timeout or 0.0
+        return False
+
+
+@pytest.mark.parametrize(("callers", "rests"), [((), 0), (("a",), 0), (("b",), 3), (("a", "b", "a", "a"), 3)])
+def test_beside_calls_of_others_a_reader_rests_thrice_as_long_as_it_computes(
+    callers: tuple[str, ...], rests: int
+) -> None:
+    async def run() -> float:
+        threads, stop = UploadThreads(12), Unrested()
+        for caller in callers:
+            threads.note_call(caller)
+        await threads.run("a", partial(spend, 0.02), stop)
+        return stop.rested_s
+
+    assert asyncio.run(run()) == pytest.approx(rests * 0.02, rel=0.3)
+
+
 def test_work_stops_with_its_client() -> None:
     async def run() -> None:
         hang_up = asyncio.Event()
