@@ -277,7 +277,10 @@ class ObserveLimits:
 
     log_format: str = _choice("text", ("text", "json"), "lines of the log: for people, or a JSON object each")
     min_free_bytes: int = _knob(
-        64 * MIB, 0, 1024 * GIB, "free space on the data directory's disk below which a server is not ready"
+        64 * MIB,
+        0,
+        1024 * GIB,
+        "free space on the data directory's disk below which a server is not ready, and takes no uploads",
     )
     old_snapshot_s: float = _knob(300, 0, 86_400, "age from which `penstock doctor` names a transaction as held")
 

@@ -17,9 +17,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from penstock.db.embedded import postgres
-from penstock.db.embedded.cluster import PGDATA
+from penstock.db.embedded.cluster import PGDATA, RESERVE
 from penstock.db.embedded.keeper import find_postmaster
-from penstock.db.embedded.reserve import RESERVE
 from tests.support.batch_api import ENDPOINT, jsonl
 from tests.support.cli import request_line
 from tests.support.disks import MIB, disk, mounting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from time import monotonic
 from typing import Literal
 
@@ -14,6 +13,7 @@ from starlette.responses import Response
 
 from penstock.api.endpoint import Call, Endpoint, Server
 from penstock.db import sql
+from penstock.db.embedded.reserve import has_room
 from penstock.db.migrate import list_migrations
 from penstock.db.pool import Connection, borrowed
 
@@ -83,7 +83,8 @@ def _explain(checks: Checks) -> list[str]:
 
 async def check(server: Server) -> Checks:
     database, connections, migrations = await _database(server)
-    return Checks(database, connections, migrations, await asyncio.to_thread(_disk, server))
+    disk: Verdict = "ok" if await asyncio.to_thread(has_room, server.config) else "failed"
+    return Checks(database, connections, migrations, disk)
 
 
 async def _database(server: Server) -> tuple[Verdict, Verdict, Verdict]:
@@ -120,17 +121,6 @@ async def _migrations(connection: Connection) -> Verdict:
         return "failed"
     needed = {migration.number for migration in list_migrations() if migration.phase == "pre"}
     return "ok" if needed <= {number for (number,) in rows} else "failed"
-
-
-def _disk(server: Server) -> Verdict:
-    """Whether the embedded database has room on its disk; a configured database is not checked."""
-    if server.config.database_url is not None:
-        return "ok"
-    try:
-        least = server.config.observe.min_free_bytes
-        return "ok" if shutil.disk_usage(server.config.data_dir).free >= least else "failed"
-    except OSError:
-        return "failed"
 
 
 ENDPOINTS = (

@@ -20,6 +20,8 @@ from anyio.lowlevel import RunVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from penstock.api.errors import disk_full
+from penstock.db.embedded.reserve import has_room
 from penstock.intake.pace import paced
 from penstock.server.memory import Hold
 from penstock.shares import Shares
@@ -108,15 +110,25 @@ class UploadWork:
     stops at the next piece.
     """
 
-    def __init__(self, owner: str, receive: Receive | None = None, memory: Hold | None = None) -> None:
+    def __init__(
+        self,
+        owner: str,
+        receive: Receive | None = None,
+        memory: Hold | None = None,
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`has_room` tells whether what is read can be stored."""
         self.memory = memory
         """Memory that the request holds."""
         self._owner = owner
         self._receive = receive
+        self._has_room = has_room
         self._stop = threading.Event()
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """Run something that blocks. Raises ClientDisconnect if it was stopped."""
+        if not self._has_room():
+            raise disk_full()
         try:
             return await upload_threads().run(self._owner, work, self._stop)
         except _Stopped:
@@ -148,4 +160,4 @@ class UploadWork:
 
 def upload_work(call: Call[Any, Any]) -> UploadWork:
     """Work for the upload of a call."""
-    return UploadWork(call.caller.owner, call.request.receive, call.memory)
+    return UploadWork(call.caller.owner, call.request.receive, call.memory, partial(has_room, call.server.config))

@@ -69,6 +69,9 @@ def test_too_little_room(tmp_path: Path, prepared: Prepared) -> None:
         told = becomes(server, disk="failed")
         assert told["reasons"] == ["less than min_free_bytes is free on the disk of the data directory"]
         assert server.ask("GET", "/healthz").status == 200
+        refused = server.ask("PUT", "/v1/files?purpose=user_data", b"x")
+        assert (refused.status, refused.json["error"]["code"]) == (507, "disk_full")
+        assert server.ask("GET", "/v1/files").json["data"] == []
         server.close_clients()
 
 

@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+RESERVE = "room-for-deletions"
 LOG = "postgres.log"
 PGDATA = "pg"
 ROLE = "penstock"

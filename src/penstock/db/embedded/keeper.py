@@ -27,7 +27,7 @@ import signal
 import sys
 import time
 
-from penstock.db.embedded.cluster import LOG, TAIL_CHARS, Cluster, StartError, log, make_private_dir, spawn
+from penstock.db.embedded.cluster import LOG, RESERVE, TAIL_CHARS, Cluster, StartError, log, make_private_dir, spawn
 
 USERS_LOCK = "users.lock"
 KEEPER_LOCK = "keeper.lock"
@@ -41,6 +41,7 @@ ORPHAN_DEADLINE_S = 60.0
 FAST_STOP_S = 60.0
 RESTART_PAUSE_MAX_S = 5.0
 STABLE_S = 30.0
+LEAST_FREE_BYTES = 16 * 1024 * 1024  # a segment of the log of changes
 LOG_MAX_BYTES = 8 * 1024 * 1024
 
 
@@ -235,9 +236,20 @@ class Keeper:
                     self.bring_up()
                 except (StartError, OSError) as error:  # a full disk may have room again, and users wait for it
                     log(f"{error}; trying again")
+                    self._give_reserve()
                 ready_at = time.monotonic()
             self._bound_log()
             time.sleep(POLL_S)
+
+    def _give_reserve(self) -> None:
+        """On a full disk, let the server have the room that is kept for deletions: it cannot start without any."""
+        found = os.statvfs(self._dir)
+        if found.f_bavail * found.f_frsize < LEAST_FREE_BYTES:
+            try:
+                os.unlink(f"{self._dir}/{RESERVE}")
+            except FileNotFoundError:
+                return
+            log("the disk is full; the server has the room that was kept for deletions")
 
     def _unused(self) -> bool:
         # Once had, the lock is kept until this process ends: a process that comes now waits for the end and

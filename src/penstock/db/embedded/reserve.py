@@ -1,7 +1,8 @@
 """Room on the disk of the data directory that is kept for deletions.
 
 PostgreSQL writes also when it deletes: on a disk that is full to the last page, nothing could be deleted to make room.
-So a file takes some room from the start, and is removed when a deletion finds none.
+So a file takes some room from the start, and is removed when a deletion finds none, or the server none to start with
+(`keeper.py`). Uploads end before that: they are not taken while there is less than `min_free_bytes`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,22 @@ from typing import TypeVar
 
 import psycopg
 
+from penstock.config import Config
+from penstock.db.embedded.cluster import RESERVE
+
 _T = TypeVar("_T")
 
-RESERVE = "room-for-deletions"
 _BYTES = 16 * 1024 * 1024
+
+
+def has_room(config: Config) -> bool:
+    """Whether the embedded database has room on its disk for uploads; a configured database is not checked."""
+    if config.database_url is not None:
+        return True
+    try:
+        return shutil.disk_usage(config.data_dir).free >= config.observe.min_free_bytes
+    except OSError:
+        return False
 
 
 def keep_reserve(data_dir: Path, min_free_bytes: int) -> None:
