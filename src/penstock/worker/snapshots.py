@@ -35,16 +35,17 @@ async def send_snapshots(descriptor: int | None) -> AsyncIterator[None]:
         yield
     finally:
         await cancel_and_wait([sending])
-        transport.write(_frame())
+        if not transport.is_closing():  # the parent may be gone
+            transport.write(_frame())
         transport.close()
         await asyncio.wait([protocol.closed], timeout=_LAST_WITHIN_S)
 
 
 async def _send(transport: asyncio.WriteTransport) -> None:
-    while True:
+    while not transport.is_closing():
         await asyncio.sleep(_EVERY_S)
         # A parent that stands still is not waited for: the next snapshot says it all.
-        if not transport.get_write_buffer_size():
+        if not (transport.is_closing() or transport.get_write_buffer_size()):
             transport.write(_frame())
 
 
