@@ -53,10 +53,10 @@ class UploadThreads:
         self._limiter = CapacityLimiter(threads)
         self._shares = Shares(threads)
         self._last_call = self._last_of_another = ("", -inf)
-        """Who called last, and when; and the same of the last owner before who is another."""
+        """The last call, as its owner and time; and the last one before it by another owner."""
 
     def note_call(self, owner: str) -> None:
-        """An owner calls, whatever it asks for."""
+        """Note that an owner calls: readers of the others leave it most of the interpreter for a moment."""
         if owner != self._last_call[0]:
             self._last_of_another = self._last_call
         self._last_call = (owner, monotonic())
