@@ -18,8 +18,9 @@ import psycopg
 
 from penstock.batches.steer import pause_batch, resume_batch
 from penstock.db.embedded import postgres
-from penstock.db.embedded.cluster import LOG, PGDATA
+from penstock.db.embedded.cluster import LOG, PGDATA, RESERVE
 from penstock.db.embedded.keeper import KEEPER_LOCK, try_lock
+from penstock.db.embedded.reserve import keep_reserve
 from penstock.db.migrate import migrate
 from penstock.intake.sweep import purge_failed
 from penstock.mock.behaviour import Behaviour, Latency
@@ -180,20 +181,49 @@ def test_the_log_of_changes_cannot_grow(tmp_path: Path) -> None:
         assert re.search(rf"PANIC: .*{FULL}", server.said())
         assert calls_of(upstream) < LINES
         server.wal.make_room()
-        wait_until(lambda: _answers(server), DEADLINE_S)
+        wait_until(lambda: _answers(server.conninfo), DEADLINE_S)
         finish(bench, workers)
 
 
 def _falls_over(server: Server) -> bool:
     """Have the next file of the log begun, which has to be made; whether the server is down for it."""
-    with suppress(psycopg.Error), psycopg.connect(server.conninfo, autocommit=True) as connection:
-        connection.execute("SELECT pg_switch_wal()")
+    _begin_next_log_file(server.conninfo)
     return "the server is gone while in use" in server.said()
 
 
-def _answers(server: Server) -> bool:
+def _begin_next_log_file(conninfo: str) -> None:
+    with suppress(psycopg.Error), psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("SELECT pg_switch_wal()")
+
+
+@mounting
+def test_the_server_has_the_room_for_deletions_when_it_cannot_start(tmp_path: Path) -> None:
+    """PostgreSQL ends on a disk that is full to the last page, and starts again without anybody making room."""
+    data = disk(tmp_path / "disk", 256 * MIB)
+    data_dir = data.path / "data"
+    with postgres.acquire(data_dir, settings={"min_wal_size": "32MB", "max_wal_size": "64MB"}) as server:
+        migrate(server.conninfo)
+        keep_reserve(data_dir, 0)
+        assert (data_dir / RESERVE).exists()
+
+        data.fill()
+
+        def room_is_given() -> bool:
+            _begin_next_log_file(server.conninfo)
+            return not (data_dir / RESERVE).exists()
+
+        wait_until(room_is_given, DEADLINE_S)
+        wait_until(lambda: _answers(server.conninfo), DEADLINE_S)
+        said = (data_dir / LOG).read_text(errors="replace")
+        assert re.search(rf"(PANIC|FATAL): .*{FULL}", said)
+        assert "the server has the room that was kept for deletions" in said
+        with psycopg.connect(server.conninfo, autocommit=True) as connection:
+            connection.execute("DELETE FROM penstock.workers")
+
+
+def _answers(conninfo: str) -> bool:
     try:
-        psycopg.connect(server.conninfo).close()
+        psycopg.connect(conninfo).close()
     except psycopg.OperationalError:
         return False
     return True

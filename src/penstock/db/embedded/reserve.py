@@ -20,7 +20,8 @@ from penstock.db.embedded.cluster import RESERVE
 
 _T = TypeVar("_T")
 
-_BYTES = 16 * 1024 * 1024
+_BYTES = 32 * 1024 * 1024
+"""A segment of PostgreSQL's log of changes, which it makes whole, and as much for all else that it writes."""
 
 
 def has_room(config: Config) -> bool:
