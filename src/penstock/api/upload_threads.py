@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 _MAX_THREADS = 12
 _MAX_REST_S = 0.25
 """Longest rest of a reader between two pieces."""
-_PARTS_BESIDE_CALLS = 4
+_PARTS_BESIDE_CALLS = 5
 """One part of the interpreter is for all readers together while owners call who are not the reader's."""
 _LATELY_S = 1.0
 """So long after its last call an owner counts as calling."""

@@ -99,8 +99,8 @@ class Unrested(threading.Event):
         return False
 
 
-@pytest.mark.parametrize(("callers", "rests"), [((), 0), (("a",), 0), (("b",), 3), (("a", "b", "a", "a"), 3)])
-def test_beside_calls_of_others_a_reader_rests_thrice_as_long_as_it_computes(
+@pytest.mark.parametrize(("callers", "rests"), [((), 0), (("a",), 0), (("b",), 4), (("a", "b", "a", "a"), 4)])
+def test_beside_calls_of_others_a_reader_rests_four_times_as_long_as_it_computes(
     callers: tuple[str, ...], rests: int
 ) -> None:
     async def run() -> float:

@@ -232,11 +232,11 @@ class Keeper:
                 stable = time.monotonic() - ready_at > STABLE_S
                 pause_s = 0.0 if stable else min(2 * pause_s + 0.1, RESTART_PAUSE_MAX_S)
                 time.sleep(pause_s)
+                self._give_reserve()
                 try:
                     self.bring_up()
                 except (StartError, OSError) as error:  # a full disk may have room again, and users wait for it
                     log(f"{error}; trying again")
-                    self._give_reserve()
                 ready_at = time.monotonic()
             self._bound_log()
             time.sleep(POLL_S)
