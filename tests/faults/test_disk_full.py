@@ -201,8 +201,10 @@ def test_the_server_has_the_room_for_deletions_when_it_cannot_start(tmp_path: Pa
     """PostgreSQL ends on a disk that is full to the last page, and starts again without anybody making room."""
     data = disk(tmp_path / "disk", 256 * MIB)
     data_dir = data.path / "data"
-    with postgres.acquire(data_dir, settings={"min_wal_size": "32MB", "max_wal_size": "64MB"}) as server:
+    with postgres.acquire(data_dir) as server:
         migrate(server.conninfo)
+        with psycopg.connect(server.conninfo, autocommit=True) as connection:
+            assert connection.execute("SHOW max_wal_size").fetchone() == ("64MB",)
         keep_reserve(data_dir, 0)
         assert (data_dir / RESERVE).exists()
 

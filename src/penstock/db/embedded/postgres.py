@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import select
+import shutil
 import subprocess
 import sys
 import threading
@@ -52,10 +53,6 @@ SETTINGS: Mapping[str, str] = {
     "shared_buffers": "256MB",
     # Processes with small pools: a busy `penstock serve` has up to 30, with many providers more.
     "max_connections": "200",
-    # Bulk COPY would otherwise force a checkpoint per gigabyte; also bounds the disk used, and recovery.
-    "max_wal_size": "4GB",
-    # Segments to be used again rather than created in the next burst.
-    "min_wal_size": "256MB",
     # Each checkpoint makes every page of the hot tables be logged whole once more.
     "checkpoint_timeout": "15min",
     # Those whole pages compress well. pglz, since the bundled build has no lz4.
@@ -79,6 +76,13 @@ SETTINGS: Mapping[str, str] = {
     "log_min_error_statement": "panic",
 }
 
+_LOG_MAX_MIB = 4096
+"""Bulk COPY would otherwise force a checkpoint per gigabyte; also bounds the disk used, and recovery."""
+_LOG_KEPT_MIB = 256
+"""Segments to be used again rather than created in the next burst."""
+_LOG_LEAST_MIB = 32
+"""Two segments: PostgreSQL takes no less."""
+
 # The environment may hold keys of other services; the server lives long and needs none of them.
 _ENVIRONMENT = ("PATH", "HOME", "LD_LIBRARY_PATH")
 
@@ -100,6 +104,12 @@ def bundled_bin_dir() -> Path:
     )
 
 
+def _log_of_changes(data_dir: Path) -> dict[str, str]:
+    """Bounds of PostgreSQL's log of changes: at most a quarter of a small disk, which it would otherwise fill."""
+    most = max(_LOG_LEAST_MIB, min(_LOG_MAX_MIB, shutil.disk_usage(data_dir).total // 4 // (1024 * 1024)))
+    return {"max_wal_size": f"{most}MB", "min_wal_size": f"{min(_LOG_KEPT_MIB, most)}MB"}
+
+
 def acquire(
     data_dir: Path, *, bin_dir: Path | None = None, settings: Mapping[str, str] | None = None
 ) -> EmbeddedServer:
@@ -114,7 +124,8 @@ def acquire(
             hint="Use WSL, or give the address of a PostgreSQL with --database-url.",
         )
     data_dir = _prepare(data_dir)
-    launch = _Launch(data_dir, bin_dir or bundled_bin_dir(), {**SETTINGS, **(settings or {})})
+    all_settings = {**SETTINGS, **_log_of_changes(data_dir), **(settings or {})}
+    launch = _Launch(data_dir, bin_dir or bundled_bin_dir(), all_settings)
     deadline = time.monotonic() + START_DEADLINE_S
     try:
         users = _join_users(data_dir, deadline)
