@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -21,6 +21,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
+from tests.support.cli import PENSTOCK
 from tests.support.processes import Process, Processes
 from tests.support.wait import wait_until
 
@@ -188,13 +189,16 @@ def served(
     workers: int = 1,
     env: Mapping[str, str] | None = None,
     name: str = "serve",
+    program: Sequence[str] = PENSTOCK,
 ) -> Iterator[ServerProcess]:
     """A ready server. At the end of the block it is killed, if it still runs."""
     # A server of that name may have written to the same file before.
     log = directory / f"{name}.log"
     log_from = log.stat().st_size if log.exists() else 0
     with Processes(directory) as processes:
-        process = start_server(processes, directory, *args, database=database, workers=workers, env=env, name=name)
+        process = start_server(
+            processes, directory, *args, database=database, workers=workers, env=env, name=name, program=program
+        )
         server = ServerProcess(process, log_from)
         server.wait_ready()
         try:
@@ -211,13 +215,15 @@ def start_server(
     workers: int = 1,
     env: Mapping[str, str] | None = None,
     name: str = "serve",
+    program: Sequence[str] = PENSTOCK,
 ) -> Process:
     """`penstock serve` under way: not ready yet, and perhaps never."""
     where: tuple[str | Path, ...] = ("--data-dir", directory / "data")
     if database is not None:
         where += ("--database-url", database)
     fixed = ("serve", "--host", "127.0.0.1", "--port", "0", "--workers", str(workers))
-    return processes.penstock(name, *fixed, *where, *args, env={"PYTHONUNBUFFERED": "1", **(env or {})})
+    command = [*program, *fixed, *map(str, where), *map(str, args)]
+    return processes.start(name, command, env={"PYTHONUNBUFFERED": "1", **(env or {})})
 
 
 def _lower(headers: Any) -> dict[str, str]:

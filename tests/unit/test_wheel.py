@@ -50,27 +50,42 @@ def test_the_description_has_no_link_into_the_repository(metadata: Message) -> N
     assert [target for found in targets for target in found if target and not target.startswith("https://")] == []
 
 
-def test_the_wheel_that_the_readme_names_can_be_installed(wheel: ZipFile, tmp_path: Path) -> None:
-    built = Path(str(wheel.filename))
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert readme.count(f"install dist/{built.name}") == 2
+@pytest.fixture(scope="module")
+def installed(wheel: ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has the wheel, and what it says it depends on."""
+    environment = tmp_path_factory.mktemp("installed")
     uv = str(Path(sys.executable).with_name("uv"))
-    # Without what it depends on, which is here already.
-    subprocess.run([uv, "pip", "install", "--quiet", "--no-deps", "--target", tmp_path, built], check=True)
-    command = [sys.executable, "-c", "import penstock, sys; print(penstock.map.__module__, penstock.__file__)"]
-    said = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, check=True, capture_output=True, text=True)
-    assert said.stdout.split() == ["penstock.library.map", str(tmp_path / "penstock" / "__init__.py")]
+    subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, environment], check=True)
+    locked = ["--constraint", ROOT / "requirements.lock"]
+    to = ["--system-certs", "--python", environment / "bin" / "python"]
+    subprocess.run([uv, "pip", "install", "--quiet", *to, *locked, str(wheel.filename)], check=True)
+    return environment
 
 
-def test_the_installed_wheel_serves_every_asset_of_the_console(
-    wheel: ZipFile, tmp_path: Path, database_18: str
-) -> None:
-    wheel.extractall(tmp_path / "installed")  # what an installer does with a wheel of Python alone
-    static = tmp_path / "installed" / "penstock" / "console" / "static"
-    # A file that differs from the repository's: it is the installed one that is served.
-    (static / "index.html").write_bytes((static / "index.html").read_bytes() + b"<!-- installed -->")
-    env = {"PYTHONPATH": str(tmp_path / "installed")}
-    with served(tmp_path, "--base-url", "http://127.0.0.1:9/v1", database=database_18, workers=0, env=env) as server:
+def test_the_wheel_that_the_readme_names_is_the_one_that_is_built(wheel: ZipFile) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert readme.count(f"install dist/{Path(str(wheel.filename)).name}") == 2
+
+
+def test_the_library_is_imported_from_the_installed_wheel(installed: Path) -> None:
+    command = [installed / "bin" / "python", "-c", "import penstock; print(penstock.map.__module__, penstock.__file__)"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=installed)
+    module, path = said.stdout.split()
+    assert module == "penstock.library.map"
+    assert Path(path).is_relative_to(installed)
+
+
+def test_the_installed_wheel_serves_every_asset_of_the_console(installed: Path, tmp_path: Path) -> None:
+    """With a database that it brings."""
+    (static,) = installed.glob("lib/python3*/site-packages/penstock/console/static")
+    # A file that differs from the repository's: it is the installed one that is served. What was installed may be a
+    # link into uv's cache.
+    index = static / "index.html"
+    content = index.read_bytes()
+    index.unlink()
+    index.write_bytes(content + b"<!-- installed -->")
+    program = [str(installed / "bin" / "penstock")]
+    with served(tmp_path, "--base-url", "http://127.0.0.1:9/v1", workers=0, program=program) as server:
         page = server.ask("GET", "/console/")
         assert page.content.endswith(b"<!-- installed -->")
         for path in static.rglob("*"):
