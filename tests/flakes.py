@@ -4,72 +4,115 @@
     make flakes MINUTES=5 TESTS="tests/flow/db/test_pool.py"
 
 A round is one run of the whole selection, its order drawn from the seed and the round's number. Twice as many test
-processes as cores, and one process that only burns time, keep every core busy to the end of a round. New rounds are
-started until the minutes are over. At the end every test that failed is listed with how often; the log of each round
-with a failure is kept in `.flakes/`.
+processes as cores, and one process that only burns time, keep every core busy to the end of a round. Rounds follow one
+another until the minutes are over; the round under way is interrupted then, and what it has run counts. A failure is
+printed when it happens. At the end every test that failed is listed with how often; the log of each round with a
+failure is kept in `.flakes/`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 KEPT = Path(".flakes")
+SAY_EVERY_S = 60.0
+_RESULTS = "FLAKES_RESULTS"
+"""The variable that tells a round where to write its results, a JSON array of name and reason for each."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="run tests over and over and list which failed")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start rounds for so long (default 60)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for so long (default 60)")
     parser.add_argument("--seed", type=int, default=1, help="of the orders (default 1)")
     parser.add_argument("tests", nargs="*", help="what pytest is given (default: everything `make test` runs)")
     chosen = parser.parse_args()
     KEPT.mkdir(exist_ok=True)
-    runs: Counter[str] = Counter()
-    failures: Counter[str] = Counter()
-    reasons: dict[str, str] = {}
-    began = time.monotonic()
-    number = 0
     burner = multiprocessing.Process(target=_burn, daemon=True)
     burner.start()
+    tally = Tally()
+    began = time.monotonic()
+    until = began + chosen.minutes * 60
+    number = 0
     try:
-        while not number or time.monotonic() - began < chosen.minutes * 60:
+        while time.monotonic() < until:
             number += 1
-            seed = chosen.seed * 1000 + number
-            report, log = KEPT / f"{seed}.xml", KEPT / f"{seed}.log"
-            round_began = time.monotonic()
-            code = _run_round(seed, report, log, chosen.tests)
-            found = _read(report) if report.exists() else {f"round {seed}: no report, see {log}": f"exit code {code}"}
-            runs.update(found.keys())
-            failed = {name: reason for name, reason in found.items() if reason is not None}
-            if code and not failed:
-                failed = {f"round {seed}: pytest ended with {code}, see {log}": ""}
-            failures.update(failed.keys())
-            reasons |= {name: reason or "" for name, reason in failed.items()}
-            minutes = (time.monotonic() - round_began) / 60
-            print(f"round {number}, --shuffle {seed}: {len(found)} tests, {len(failed)} failed, {minutes:.1f} min")
-            for name, reason in failed.items():
-                print(f"  {name}\n    {reason}", flush=True)
-            report.unlink(missing_ok=True)
-            if not failed:
-                log.unlink()
+            _run_round(chosen.seed * 1000 + number, chosen.tests, until, tally)
     except KeyboardInterrupt:
         print("interrupted")
     finally:
         burner.terminate()
     spent = (time.monotonic() - began) / 60
-    print(f"{number} rounds, {sum(runs.values())} test runs, {spent:.0f} minutes, {len(failures)} tests failed")
-    for name, times in failures.most_common():
-        print(f"  {times} of {runs[name] or number}  {name}\n      {reasons[name]}")
-    return 1 if failures else 0
+    print(f"{number} rounds, {tally.runs.total()} test runs, {spent:.0f} minutes, {len(tally.failures)} tests failed")
+    for name, times in tally.failures.most_common():
+        print(f"  {times} of {tally.runs[name]}  {name}\n      {tally.reasons[name]}")
+    return 1 if tally.failures else 0
+
+
+class Tally:
+    """How often each test was run and has failed, and why it last did."""
+
+    def __init__(self) -> None:
+        self.runs: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
+
+    def add_failure(self, name: str, reason: str) -> None:
+        self.failures[name] += 1
+        self.reasons[name] = reason
+        print(f"  {name}\n    {reason}", flush=True)
+
+
+def _run_round(seed: int, tests: list[str], until: float, tally: Tally) -> None:
+    """One run of the selection, interrupted when the time is over."""
+    results, log = KEPT / f"{seed}.results", KEPT / f"{seed}.log"
+    results.write_bytes(b"")
+    command = [sys.executable, "-m", "pytest", "-n", str(2 * (os.cpu_count() or 1)), "--dist", "loadfile"]
+    command += ["--no-loadscope-reorder", "-p", "tests.flakes", "--shuffle", str(seed), *tests]
+    print(f"round --shuffle {seed}, log in {log}", flush=True)
+    began, ran, failed_before = time.monotonic(), set[str](), tally.failures.total()
+    with log.open("wb") as out, results.open(encoding="utf-8") as lines:
+        environment = os.environ | {_RESULTS: str(results)}
+        with subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment) as process:
+            code = None
+            while code is None and (left_s := until - time.monotonic()) > 0:
+                try:
+                    code = process.wait(min(SAY_EVERY_S, left_s))
+                except subprocess.TimeoutExpired:
+                    print(f"  {len(ran)} tests after {(time.monotonic() - began) / 60:.0f} min", flush=True)
+                for name, reason in _read(lines):
+                    if name not in ran:
+                        ran.add(name)
+                        tally.runs[name] += 1
+                    if reason is not None:
+                        tally.add_failure(name, reason)
+            if code is None:  # what fails from here on fails of the interrupt
+                process.send_signal(signal.SIGINT)
+    failed = tally.failures.total() - failed_before
+    if code and not failed:
+        tally.add_failure(f"round {seed}: see {log}", f"pytest ended with {code}")
+    print(f"  {len(ran)} tests in {(time.monotonic() - began) / 60:.1f} min, {failed} failed", flush=True)
+    results.unlink()
+    if tally.failures.total() == failed_before:
+        log.unlink()
+
+
+def _read(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
+    """What came since the last time: each test, and why it failed if it did."""
+    for line in lines:
+        name, reason = json.loads(line)
+        yield name, reason
 
 
 def _burn() -> None:
@@ -77,28 +120,31 @@ def _burn() -> None:
         sum(range(100_000))
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name a failure in the log at once: a round may be ended before its report is written."""
-    if report.failed:
-        print(f"\n{report.nodeid} failed in its {report.when}\n{report.longreprtext[-2000:]}", flush=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the process that collects what the test processes report write it down."""
+    if not hasattr(config, "workerinput"):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind `&` ignores interrupts
+        config.pluginmanager.register(_Recorder(Path(os.environ[_RESULTS])))
 
 
-def _run_round(seed: int, report: Path, log: Path, tests: list[str]) -> int:
-    command = [sys.executable, "-m", "pytest", "-n", str(2 * (os.cpu_count() or 1)), "--dist", "loadfile"]
-    command += ["--no-loadscope-reorder", "-p", "tests.flakes", "--shuffle", str(seed), f"--junitxml={report}", *tests]
-    with log.open("wb") as out:
-        return subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+class _Recorder:
+    def __init__(self, path: Path) -> None:
+        self._lines = path.open("a", encoding="utf-8")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            print(f"\n{report.nodeid} failed in its {report.when}\n{report.longreprtext[-2000:]}", flush=True)
+        if report.failed or report.when == "call":
+            self._lines.write(json.dumps([report.nodeid, _reason(report) if report.failed else None]) + "\n")
+            self._lines.flush()
+
+    def pytest_unconfigure(self) -> None:
+        self._lines.close()
 
 
-def _read(report: Path) -> dict[str, str | None]:
-    """Each test and why it failed, None if it did not."""
-    found: dict[str, str | None] = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        name = f"{case.get('classname')}::{case.get('name')}"
-        wrong = next((part for kind in ("failure", "error") if (part := case.find(kind)) is not None), None)
-        reason = None if wrong is None else " ".join((wrong.get("message") or "").split())[:300]
-        found[name] = found.get(name) or reason
-    return found
+def _reason(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return " ".join((crash.message if crash else report.longreprtext).split())[:300]
 
 
 if __name__ == "__main__":
