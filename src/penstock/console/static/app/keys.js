@@ -16,6 +16,9 @@ function isTyping(target) {
   );
 }
 
+/** Whether Enter and Space do something to what has the focus. @param {EventTarget | null} target */
+const isPressed = (target) => target instanceof Element && target.closest("a, button, summary, input, select, textarea, [role=button]") !== null;
+
 addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
   if (isTyping(event.target)) {
@@ -23,6 +26,7 @@ addEventListener("keydown", (event) => {
     return;
   }
   if (document.querySelector("dialog:modal")) return;
+  if ((event.key === "Enter" || event.key === " ") && isPressed(event.target)) return;
   const found = bindings.value.findLast((binding) => binding.key === event.key);
   if (!found) return;
   event.preventDefault();
