@@ -1,5 +1,5 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { address, get } from "../api.js";
+import { address, Exact, get } from "../api.js";
 import { bytes, count, milliseconds } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "../parts/button.js";
@@ -100,10 +100,10 @@ function Section({ title, copy, folded = false, children }) {
 /** An object's values under their names; anything else as text. @param {{value: any}} props */
 function Values({ value }) {
   const flat = value !== null && typeof value === "object" && !Array.isArray(value) && Object.getPrototypeOf(value) === Object.prototype;
-  const simple = flat && Object.values(value).every((each) => each === null || typeof each !== "object" || "text" in each);
+  const simple = flat && Object.values(value).every((each) => each === null || typeof each !== "object" || each instanceof Exact);
   if (!simple) return html`<${Long} text=${fullText(value)} />`;
   return html`<dl class="facts values">
-    ${Object.entries(value).map(([name, each]) => html`<dt key=${name}><bdi>${visible(name)}</bdi></dt><dd><${Long} text=${each === null ? "" : fullText(each instanceof Object ? String(each) : typeof each === "string" ? each : String(each))} plain /></dd>`)}
+    ${Object.entries(value).map(([name, each]) => html`<dt key=${name}><bdi>${visible(name)}</bdi></dt><dd><${Long} text=${each === null ? "" : fullText(String(each))} plain /></dd>`)}
   </dl>`;
 }
 
