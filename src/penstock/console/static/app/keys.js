@@ -27,7 +27,9 @@ addEventListener("keydown", (event) => {
   }
   if (document.querySelector("dialog:modal")) return;
   if ((event.key === "Enter" || event.key === " ") && isPressed(event.target)) return;
-  const found = bindings.value.findLast((binding) => binding.key === event.key);
+  // With Shift a letter is another key, but for a binding the same that was pressed with Shift.
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const found = bindings.value.findLast((binding) => binding.key === key);
   if (!found) return;
   event.preventDefault();
   found.run(event);
