@@ -1,4 +1,4 @@
-import { useSignal } from "@preact/signals";
+import { signal, useSignal } from "@preact/signals";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, plural, short } from "../format.js";
 import { html } from "../html.js";
@@ -12,7 +12,7 @@ import { Icon } from "../parts/icon.js";
 import { Notice } from "../parts/notice.js";
 import { query, setQuery } from "../route.js";
 import { notify } from "../store.js";
-import { askReprocess, canRunAgain } from "./actions.js";
+import { askReprocess, askReprocessRows, canRunAgain } from "./actions.js";
 import { rowColumns } from "./row_columns.js";
 import { RowDrawer } from "./row_drawer.js";
 import { AllRows, FilteredRows, movesOf } from "./row_source.js";
@@ -36,7 +36,9 @@ export function Rows({ work, onChange }) {
   source.version.value;
   const total = filtered ? source.total : work.total;
   if (source instanceof AllRows) source.total = total;
-  const active = useSignal(row && !filtered ? Number(row) - 1 : -1);
+  // No row of another list is active in this one.
+  const active = useMemo(() => signal(row && !filtered ? Number(row) - 1 : -1), [source]);
+  const isActive = active.value >= 0 && active.value < total;
   const selection = useSelection(source, active);
   const handle = useRef(/** @type {GridHandle | null} */ (null));
   const columns = useColumns(work, source, selection.isSelected);
@@ -67,9 +69,9 @@ export function Rows({ work, onChange }) {
   useKeys([
     { key: "j", label: "Next row", run: (event) => handle.current?.move(1, event.shiftKey) },
     { key: "k", label: "Row before", run: (event) => handle.current?.move(-1, event.shiftKey) },
-    { key: "x", label: "Select the row", run: () => active.value >= 0 && selection.toggle(active.value) },
+    { key: "x", label: "Select the row", run: () => isActive && selection.toggle(active.value) },
     { key: "r", label: "Refresh", run: refresh },
-    { key: "Enter", label: "Open the row", run: () => active.value >= 0 && open(active.value) },
+    { key: "Enter", label: "Open the row", run: () => isActive && open(active.value) },
     { key: "Escape", label: "Close the row, or clear the selection", run: () => (query.value.row ? setQuery({ row: null }) : selection.clear()) },
   ]);
   useEffect(() => {
@@ -126,6 +128,7 @@ function useSelection(source, active) {
   const anchor = useRef(-1);
   useEffect(() => {
     rows.value = new Set();
+    anchor.current = -1;
   }, [source]);
   const numberAt = (/** @type {number} */ index) => source.get(index)?.row ?? index + 1;
   const isSelected = (/** @type {number} */ index) => rows.value.has(numberAt(index));
@@ -147,11 +150,7 @@ function useSelection(source, active) {
     if (next.size > MAX_SELECTED) notify("bad", `At most ${count(MAX_SELECTED)} rows can be selected; a status filter takes all of them.`);
     else rows.value = next;
   };
-  const ids = () => {
-    const prefix = source.sample[0]?.id.replace(/\d+$/, "");
-    return [...rows.value].sort((a, b) => a - b).map((row) => `${prefix}${row}`);
-  };
-  return { rows, isSelected, toggle, extend, clear: () => (rows.value = new Set()), ids };
+  return { rows, isSelected, toggle, extend, clear: () => (rows.value = new Set()) };
 }
 
 /** @param {WorkDetail} work @param {AllRows | FilteredRows} source @param {(index: number) => boolean} isSelected */
@@ -188,14 +187,14 @@ function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
   const clear = { status: null, fingerprint: null, find: null, from: null, row: null };
   return html`<div class="filters rows-tools">
     <${Pick} label="Status" value=${status} options=${statuses} onPick=${(/** @type {string} */ id) => setQuery({ ...clear, status: id })} />
-    <${JumpBox} onJump=${onJump} total=${work.total} />
+    <${JumpBox} onJump=${onJump} total=${work.total} main=${work.kind === "job"} />
     ${work.kind === "batch" && html`<${Search} main label="Find a custom id" value=${find} onSearch=${(/** @type {string} */ text) => setQuery({ ...clear, find: text })} width="220px" />`}
     ${fingerprint && html`<span class="chip filter-chip" data-tone="bad">One group of errors</span>`}
     ${filtered && html`<${Button} kind="quiet" icon="x" onClick=${() => setQuery(clear)}>Clear<//>`}
     <span class="grow"></span>
     ${selected > 0
       ? html`<span class="soft">${plural(selected, "row")} selected</span>
-          <${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "items", itemIds: selection.ids(), statuses: ["DONE", "ERROR", "NOT_FOUND", "SKIPPED"] }, plural(selected, "selected row"), () => (selection.clear(), onChange()))}>Run again<//>
+          ${canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocessRows(work, [...selection.rows.value], () => (selection.clear(), onChange()))}>Run again<//>`}
           <${Button} small kind="quiet" icon="x" label="Clear the selection" onClick=${selection.clear} />`
       : fingerprint
         ? canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", fingerprint }, "this group", onChange)}>Run this group again<//>`
@@ -204,8 +203,8 @@ function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
   </div>`;
 }
 
-/** @param {{onJump: (text: string) => void, total: number}} props */
-function JumpBox({ onJump, total }) {
+/** @param {{onJump: (text: string) => void, total: number, main: boolean}} props `/` brings the reader to the box that is `main` */
+function JumpBox({ onJump, total, main }) {
   return html`<label class="search jump">
     <${Icon} name="hash" size=${14} />
     <span class="only-read">Jump to row</span>
@@ -214,7 +213,7 @@ function JumpBox({ onJump, total }) {
       inputmode="numeric"
       placeholder="Jump to row"
       title="1 to ${count(total)}"
-      data-main-search
+      data-main-search=${main ? "" : undefined}
       onKeyDown=${(/** @type {any} */ event) => {
         if (event.key !== "Enter" || !event.currentTarget.value.trim()) return;
         onJump(event.currentTarget.value);
