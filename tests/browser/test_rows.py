@@ -378,6 +378,25 @@ def test_selected_rows_of_a_batch_are_run_again_where_they_can(
     assert work_of(server, name)["counts"] | {"done": 3, "failed": 1} == work_of(server, name)["counts"]
 
 
+def test_selected_rows_of_a_job_that_wait_are_left_out(page: Page, server: ServerProcess) -> None:
+    name = start_job(server, table(4), PRICE, filename="waiting.csv")
+    until_state(server, name, "DONE")
+    (first, *_) = server.ask("GET", f"/api/jobs/{name}/items").json["items"]
+    with server.frozen_workers():
+        wish = {"scope": "items", "itemIds": [first["id"]], "statuses": ["DONE"]}
+        assert server.ask("POST", f"/api/jobs/{name}/reprocess", wish).status == 202
+        open_work(page, server, name)
+        expect(row(page, 1)).to_contain_text("Pending")
+        row(page, 1).locator(".grid-check").click()
+        row(page, 3).locator(".grid-check").click(modifiers=["Shift"])
+        page.locator(".rows-tools").get_by_role("button", name="Run again").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("Run 2 of 3 selected rows again?")
+        dialog.get_by_role("button", name="Run again").click()
+        expect(page.get_by_text("2 rows put back to run again.")).to_be_visible()
+    until_state(server, name, "DONE")
+
+
 def test_rows_of_a_message_batch_are_not_run_again(page: Page, server: ServerProcess) -> None:
     params = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
     requests = [{"custom_id": f"m{number}", "params": params} for number in range(3)]
