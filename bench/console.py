@@ -28,7 +28,7 @@ from tests.support.jobs import jobs_server, post_job, until_state
 from tests.support.server import ServerProcess
 
 WINDOW = 60
-# As in `console/static/app/work/rows.js` and `row_source.js`.
+# As in `console/static/app/work/row_source.js`.
 REFRESH_S = 1.0
 OPEN = ("PENDING", "PROCESSING")
 PROCESSORS = """

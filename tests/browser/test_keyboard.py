@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
+
+from tests.support.console import PRICE, open_work
+from tests.support.jobs import start_job, table, until_state
+from tests.support.server import ServerProcess
 
 MANY = 60
 
@@ -66,3 +71,51 @@ def test_a_job_from_file_to_repair(show: Callable[[str], Page], tmp_path: Path) 
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.keyboard.press("p")
     expect(page.locator(".live")).to_have_text("Paused")
+
+
+def test_enter_follows_links_and_presses_buttons_beside_the_grid(
+    show: Callable[[str], Page], page: Page, server: ServerProcess
+) -> None:
+    job = start_job(server, table(12), {**PRICE, "jobType": "by-enter"}, filename="by-enter.csv")
+    until_state(server, job, "DONE")
+    open_work(page, server, job)
+    drawer = page.get_by_role("complementary")
+    expect(page.get_by_role("grid")).to_contain_text("Chair 12")
+    page.keyboard.press("j")
+    reach(page, "Export")
+    page.keyboard.press("Enter")
+    reach(page, "CSV (.csv)")
+    with page.expect_download() as download:
+        page.keyboard.press("Enter")
+    assert download.value.suggested_filename.endswith(".csv")
+    expect(drawer).to_have_count(0)
+    reach(page, "Rows of by-enter.csv")
+    page.keyboard.press("Enter")
+    expect(drawer).to_have_accessible_name("Row 1")
+    reach(page, "Next row (j)")
+    page.keyboard.press("Enter")
+    expect(drawer).to_have_accessible_name("Row 2")
+    reach(page, "Close")
+    page.keyboard.press("Enter")
+    expect(drawer).to_have_count(0)
+    reach(page, "Charts", back=True)
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("tab=charts"))
+
+    with server.frozen_workers():
+        waiting = start_job(server, table(3), {**PRICE, "jobType": "by-enter"}, filename="waiting.csv")
+        until_state(server, waiting, "QUEUED")
+        server.ask("POST", f"/api/jobs/{waiting}/pause")
+    show("/pending?type=by-enter")
+    expect(page.get_by_role("grid").get_by_role("link", name="3", exact=True)).to_be_visible()
+    page.keyboard.press("j")
+    reach(page, "Go to job")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"#/work/{waiting}$"))
+    show("/pending?type=by-enter")
+    expect(page.get_by_role("grid").get_by_role("link", name="3", exact=True)).to_be_visible()
+    page.keyboard.press("j")
+    reach(page, "3")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"#/work/{waiting}\\?row=3$"))
+    assert server.ask("DELETE", f"/api/jobs/{waiting}").status == 204

@@ -11,9 +11,10 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.support.browser import WatchedPage, serious_issues, watched_page
 from tests.support.cli import request_line
-from tests.support.console import PRICE, open_work, start_batch, work_of
+from tests.support.console import PRICE, open_work, start_batch, start_requests, work_of
 from tests.support.images import archive, png
 from tests.support.jobs import job_of, start_job, table, until_state
+from tests.support.mock_process import MockProcess
 from tests.support.server import ServerProcess
 from tests.support.thorough import thorough
 from tests.support.wait import wait_until
@@ -21,6 +22,8 @@ from tests.support.wait import wait_until
 MANY = 1_000_000 if thorough() else 20_000
 MAX_HEAP_BYTES = 50_000_000
 MAX_DOM_ROWS = 100
+ROW_PX = 28
+BOUND = "MAX_PX = 8_000_000;"
 SCROLL_TO = "share => { const grid = document.querySelector('.grid'); grid.scrollTop = share * grid.scrollHeight; }"
 
 
@@ -94,6 +97,53 @@ def test_keys_reach_every_row_of_a_large_job(browser: Browser, server: ServerPro
         page.get_by_role("button", name="Cancel").click()
         page.get_by_role("button", name="Cancel it").click()
         expect(page.locator(".heading")).to_contain_text("Cancelled")
+
+
+def test_a_scrollbar_that_stands_for_more_than_it_shows(page: Page, server: ServerProcess) -> None:
+    """Beyond 285,714 rows a pixel of the scrollbar is several of the rows'. Here the bound is that of 1,000 rows."""
+
+    def shrink(route: Route) -> None:
+        answer = route.fetch()
+        module = answer.text()
+        assert BOUND in module
+        route.fulfill(response=answer, body=module.replace(BOUND, f"MAX_PX = {1_000 * ROW_PX};"))
+
+    page.route("**/parts/grid_scroll.js", shrink)
+    rows = 5_000
+    lines = b"\n".join(b"%d,Chair %d" % (number, number) for number in range(1, rows + 1))
+    with server.frozen_workers():
+        name = start_job(server, b"sku,title\n" + lines, PRICE, filename="scaled.csv")
+        wait_until(lambda: job_of(server, name)["ingest"]["done"], 60)
+        open_work(page, server, name)
+        expect(row(page, 1)).to_contain_text("Chair 1")
+        assert page.evaluate("document.querySelector('.grid').scrollHeight") < 1_010 * ROW_PX
+        grid = page.get_by_role("grid")
+        grid.focus()
+        page.keyboard.press("End")
+        expect(row(page, rows)).to_contain_text(f"Chair {rows}")
+        expect(row(page, rows)).to_be_in_viewport(ratio=0.9)
+        page.keyboard.press("ArrowUp")
+        expect(active(page)).to_have_attribute("id", f"grid-row-{rows - 2}")
+        page.keyboard.press("/")
+        page.keyboard.type("2,500")
+        page.keyboard.press("Enter")
+        expect(row(page, 2_500)).to_be_in_viewport(ratio=0.9)
+        share = page.evaluate("(grid => grid.scrollTop / grid.scrollHeight)(document.querySelector('.grid'))")
+        assert 0.45 < share < 0.55, "the scrollbar follows"
+        page.keyboard.press("ArrowDown")
+        expect(active(page)).to_have_attribute("id", "grid-row-2500")
+        page.evaluate(SCROLL_TO, 1)
+        expect(row(page, rows)).to_be_in_viewport(ratio=0.9)
+        page.evaluate(SCROLL_TO, 0.5)
+        expect(page.locator(".grid-rows .grid-row:not([aria-busy])").first).to_have_attribute(
+            "id", re.compile("grid-row-25..")
+        )
+        page.evaluate(SCROLL_TO, 0)
+        expect(row(page, 1)).to_be_in_viewport(ratio=0.9)
+        grid.hover()
+        page.mouse.wheel(0, 10 * ROW_PX)
+        expect(page.locator(".grid-rows .grid-row").first).to_have_attribute("id", "grid-row-10")
+        assert server.ask("POST", f"/api/jobs/{name}/cancel").status == 200
 
 
 def test_a_filter_and_the_open_row_are_in_the_address(page: Page, server: ServerProcess, done: str) -> None:
@@ -253,3 +303,117 @@ def test_a_filtered_list_goes_on_from_where_it_stops(page: Page, server: ServerP
     expect(page.get_by_text("10 shown from row 5,001 on")).to_be_visible()
     expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text("5,001")
     expect(page.get_by_role("button", name="Go on from row")).to_have_count(0)
+
+
+def test_keys_act_on_rows_that_are_shown_alone(page: Page, server: ServerProcess, done: str) -> None:
+    """The row that was active in one list is not in the next."""
+    open_work(page, server, done)
+    expect(row(page, 1)).to_be_visible()
+    for _ in range(20):
+        page.keyboard.press("j")
+    expect(active(page)).to_have_attribute("id", "grid-row-19")
+    page.get_by_label("Status").select_option("ERROR")
+    expect(page.get_by_text("12 shown")).to_be_visible()
+    page.get_by_role("grid").focus()
+    page.keyboard.press("x")
+    page.keyboard.press("Enter")
+    page.keyboard.press("j")
+    expect(active(page)).to_have_attribute("id", "grid-row-0")
+    expect(page.get_by_role("complementary")).to_have_count(0)
+    expect(page.locator(".rows-tools")).not_to_contain_text("selected")
+    page.keyboard.press("x")
+    expect(page.locator(".rows-tools")).to_contain_text("1 row selected")
+
+
+def test_shift_selects_with_letters_as_with_arrows(page: Page, server: ServerProcess, done: str) -> None:
+    open_work(page, server, done)
+    expect(row(page, 1)).to_be_visible()
+    for key in ("j", "j", "x", "Shift+KeyJ", "Shift+KeyJ"):
+        page.keyboard.press(key)
+    expect(page.locator(".rows-tools")).to_contain_text("3 rows selected")
+    page.keyboard.press("Escape")
+    expect(page.locator(".rows-tools")).not_to_contain_text("selected")
+    page.keyboard.press("x")
+    page.keyboard.press("Shift+KeyK")
+    expect(page.locator(".rows-tools")).to_contain_text("2 rows selected")
+
+
+def test_slash_searches_a_batch_and_jumps_in_a_job(page: Page, server: ServerProcess, done: str) -> None:
+    batch = start_requests(server, 3, "searched")
+    open_work(page, server, batch)
+    page.keyboard.press("/")
+    expect(page.get_by_placeholder("Find a custom id")).to_be_focused()
+    open_work(page, server, done)
+    expect(row(page, 1)).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.get_by_placeholder("Jump to row")).to_be_focused()
+
+
+def test_selected_rows_of_a_batch_are_run_again_where_they_can(
+    page: Page, server: ServerProcess, upstream: MockProcess
+) -> None:
+    """Of a batch, failures are run again; what has not failed is left out and told of."""
+    upstream.set(error_rate=1)
+    try:
+        name = start_requests(server, 4, "selected")
+        wait_until(lambda: work_of(server, name)["state"] == "DONE", 30)
+    finally:
+        upstream.set(error_rate=0)
+    retried = server.ask("POST", f"/v1/batches/{name}/retry", {"custom_ids": ["r0"]})
+    assert retried.status == 200, retried.content
+    wait_until(lambda: work_of(server, name)["counts"]["done"] == 1, 30)
+    open_work(page, server, name)
+    again = page.locator(".rows-tools").get_by_role("button", name="Run again")
+    expect(row(page, 1)).to_contain_text("Done")
+    row(page, 1).locator(".grid-check").click()
+    again.click()
+    expect(page.get_by_text("None of the selected rows can be run again.")).to_be_visible()
+    row(page, 3).locator(".grid-check").click(modifiers=["Shift"])
+    expect(page.locator(".rows-tools")).to_contain_text("3 rows selected")
+    again.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Run 2 of 3 selected rows again?")
+    dialog.get_by_role("button", name="Run again").click()
+    expect(row(page, 3)).to_contain_text("Done")
+    assert work_of(server, name)["counts"] | {"done": 3, "failed": 1} == work_of(server, name)["counts"]
+
+
+def test_selected_rows_of_a_job_that_wait_are_left_out(page: Page, server: ServerProcess) -> None:
+    name = start_job(server, table(4), PRICE, filename="waiting.csv")
+    until_state(server, name, "DONE")
+    (first, *_) = server.ask("GET", f"/api/jobs/{name}/items").json["items"]
+    with server.frozen_workers():
+        wish = {"scope": "items", "itemIds": [first["id"]], "statuses": ["DONE"]}
+        assert server.ask("POST", f"/api/jobs/{name}/reprocess", wish).status == 202
+        open_work(page, server, name)
+        expect(row(page, 1)).to_contain_text("Pending")
+        row(page, 1).locator(".grid-check").click()
+        row(page, 3).locator(".grid-check").click(modifiers=["Shift"])
+        page.locator(".rows-tools").get_by_role("button", name="Run again").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("Run 2 of 3 selected rows again?")
+        dialog.get_by_role("button", name="Run again").click()
+        expect(page.get_by_text("2 rows put back to run again.")).to_be_visible()
+    until_state(server, name, "DONE")
+
+
+def test_rows_of_a_message_batch_are_not_run_again(page: Page, server: ServerProcess) -> None:
+    params = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
+    requests = [{"custom_id": f"m{number}", "params": params} for number in range(3)]
+    made = server.ask("POST", "/v1/messages/batches", {"requests": requests})
+    assert made.status == 200, made.content
+    open_work(page, server, made.json["id"])
+    expect(row(page, 3)).to_be_visible()
+    row(page, 1).locator(".grid-check").click()
+    expect(page.locator(".rows-tools")).to_contain_text("1 row selected")
+    expect(page.get_by_role("button", name="Run again")).to_have_count(0)
+
+
+def test_values_within_values_are_shown(page: Page, server: ServerProcess) -> None:
+    line = {"sku": 1, "note": {"text": "oak", "lang": "en"}, "number": 12345678901234567890}
+    name = start_job(server, json.dumps(line).encode(), PRICE, filename="nested.jsonl")
+    open_work(page, server, name, "?row=1")
+    drawer = page.get_by_role("complementary", name="Row 1")
+    expect(drawer).to_contain_text('"lang": "en"')
+    expect(drawer).to_contain_text("12345678901234567890")
+    expect(drawer).not_to_contain_text("[object Object]")

@@ -74,6 +74,8 @@ class WorkEntry(Camel):
     file_name: str | None
     changes: str
     """Another text whenever a row has moved."""
+    reruns: int
+    """How often rows were put back to run again: only then does one change that has ended."""
 
 
 class WorkList(Camel):
@@ -306,6 +308,7 @@ def describe(one: Work, pace: Pace) -> WorkEntry:
         job_type=one.job_type,
         file_name=one.filename,
         changes=f"{one.settled}.{one.in_flight}.{one.retried}.{one.retrying}.{one.reruns}",
+        reruns=one.reruns,
     )
 
 

@@ -16,6 +16,9 @@ function isTyping(target) {
   );
 }
 
+/** Whether Enter and Space do something to what has the focus. @param {EventTarget | null} target */
+const isPressed = (target) => target instanceof Element && target.closest("a, button, summary, input, select, textarea, [role=button]") !== null;
+
 addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
   if (isTyping(event.target)) {
@@ -23,7 +26,10 @@ addEventListener("keydown", (event) => {
     return;
   }
   if (document.querySelector("dialog:modal")) return;
-  const found = bindings.value.findLast((binding) => binding.key === event.key);
+  if ((event.key === "Enter" || event.key === " ") && isPressed(event.target)) return;
+  // With Shift a letter is another key, but for a binding the same that was pressed with Shift.
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const found = bindings.value.findLast((binding) => binding.key === key);
   if (!found) return;
   event.preventDefault();
   found.run(event);

@@ -17,6 +17,7 @@
  * @property {string | null} jobType
  * @property {string | null} fileName
  * @property {string} changes another text whenever a row has moved
+ * @property {number} reruns how often rows were put back to run again
  */
 
 /**

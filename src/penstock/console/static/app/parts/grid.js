@@ -61,6 +61,7 @@ export function Grid({ label, total, columns, get, active, onActive, onOpen, onT
     if (event.target instanceof HTMLInputElement || event.altKey) return;
     const steps = { ArrowDown: active + 1, ArrowUp: active - 1, PageDown: active + at.wholeRows, PageUp: active - at.wholeRows, Home: 0, End: total - 1 };
     if (event.key in steps) move(steps[/** @type {keyof typeof steps} */ (event.key)], event.shiftKey);
+    else if (event.target instanceof Element && event.target.closest("a")) return;
     else if (event.key === "Enter" && active >= 0) onOpen(active);
     else if (event.key === " " && active >= 0) onToggle(active);
     else return;

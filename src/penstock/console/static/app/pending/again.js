@@ -1,43 +1,16 @@
 // Rows of a list that was read a while ago, run again: those of them that have failed by now.
-import { get, newKey, post } from "../api.js";
+import { newKey, post } from "../api.js";
 import { plural } from "../format.js";
 import { html } from "../html.js";
 import { confirm } from "../parts/dialog.js";
 import { notify } from "../store.js";
 import { batchPath, workPath } from "../work/actions.js";
+import { readStatuses } from "../work/row_statuses.js";
 
 /** @typedef {import("./rows.js").PendingRow} PendingRow */
 
-const WINDOW_ROWS = 100;
 const FAILED = new Set(["ERROR", "NOT_FOUND"]);
 const OPEN = new Set(["PENDING", "PROCESSING"]);
-
-/** Windows of row numbers that hold all of these. @param {number[]} rows in ascending order */
-function windows(rows) {
-  /** @type {[number, number][]} */
-  const found = [];
-  for (const row of rows) {
-    const last = found.at(-1);
-    if (last && row - last[0] < WINDOW_ROWS) last[1] = row;
-    else found.push([row, row]);
-  }
-  return found;
-}
-
-/** What the rows of one job are now. @param {string} job @param {PendingRow[]} items */
-async function readStatuses(job, items) {
-  const wanted = new Set(items.map((item) => item.row));
-  const statuses = new Map();
-  for (const [first, last] of windows([...wanted].sort((a, b) => a - b))) {
-    for (let from = first; from <= last; ) {
-      const page = await get(`api/jobs/${job}/items`, { from, pageSize: last - from + 1, cellBytes: 40 });
-      for (const item of page.items) if (wanted.has(item.row)) statuses.set(item.id, item.status);
-      if (page.next === null || !page.items.length) break;
-      from = page.items.at(-1).row + 1; // a page of large rows has fewer
-    }
-  }
-  return statuses;
-}
 
 /**
  * @param {PendingRow[]} selected
@@ -50,10 +23,11 @@ export async function askAgain(selected) {
   let open = 0;
   let done = 0;
   for (const [job, items] of jobs) {
-    const statuses = await readStatuses(job, items);
-    failed.set(job, items.filter((item) => FAILED.has(statuses.get(item.id))).map((item) => item.id));
-    open += items.filter((item) => OPEN.has(statuses.get(item.id))).length;
-    done += items.filter((item) => !FAILED.has(statuses.get(item.id)) && !OPEN.has(statuses.get(item.id))).length;
+    const now = await readStatuses(job, items.map((item) => item.row));
+    const count = (/** @type {Set<string>} */ of) => items.filter((item) => of.has(now.get(item.row)?.status ?? "")).length;
+    failed.set(job, items.filter((item) => FAILED.has(now.get(item.row)?.status ?? "")).map((item) => item.id));
+    open += count(OPEN);
+    done += items.length - count(OPEN) - count(FAILED);
   }
   const total = [...failed.values()].reduce((sum, ids) => sum + ids.length, 0);
   const rest = [open && `${plural(open, "row")} still wait or are claimed: they run by themselves.`, done && `${plural(done, "row")} are done.`].filter(Boolean).join(" ");

@@ -4,6 +4,7 @@ import { count, plural } from "../format.js";
 import { html } from "../html.js";
 import { confirm } from "../parts/dialog.js";
 import { notify } from "../store.js";
+import { readStatuses } from "./row_statuses.js";
 
 /** @typedef {import("../work_types.js").WorkEntry} WorkEntry */
 /** @typedef {import("../work_types.js").Operation} Operation */
@@ -43,7 +44,7 @@ export async function findExports(work) {
 }
 
 /** Whether rows of this status can be run again. @param {WorkEntry} work @param {string} status */
-export const canRunAgain = (work, status) => (work.kind === "job" ? /^(DONE|ERROR|NOT_FOUND|SKIPPED)$/ : work.id.startsWith("msgbatch_") ? /^$/ : /^ERROR$/).test(status);
+export const canRunAgain = (work, status) => !work.id.startsWith("msgbatch_") && (work.kind === "job" ? /^(DONE|ERROR|NOT_FOUND|SKIPPED)$/ : /^ERROR$/).test(status);
 
 /** @param {WorkEntry} work */
 export const askCancel = (work) =>
@@ -92,6 +93,23 @@ export function askReprocess(work, wish, what, onStart) {
       onStart?.();
     },
   });
+}
+
+/**
+ * Ask, then run those of some rows again that can be: the server refuses all of them if it is asked for one that cannot.
+ * @param {WorkEntry} work
+ * @param {number[]} rows
+ * @param {() => void} onStart
+ */
+export async function askReprocessRows(work, rows, onStart) {
+  const able = [...(await readStatuses(work.id, rows)).values()].filter(({ status }) => canRunAgain(work, status));
+  if (!able.length) {
+    notify("calm", "None of the selected rows can be run again.", work.kind === "job" ? "They have not ended yet." : "Of a batch, failed rows can.");
+    return;
+  }
+  const what = able.length === rows.length ? plural(rows.length, "selected row") : `${count(able.length)} of ${plural(rows.length, "selected row")}`;
+  const statuses = [...new Set(able.map(({ status }) => status))];
+  await askReprocess(work, { scope: "items", itemIds: able.map(({ id }) => id), statuses }, what, onStart);
 }
 
 /** Operations that were stopped on this page, which has said so. @type {Set<string>} */

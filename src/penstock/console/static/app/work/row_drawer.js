@@ -1,5 +1,5 @@
-import { useEffect, useState } from "preact/hooks";
-import { address, get } from "../api.js";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { address, Exact, get } from "../api.js";
 import { bytes, count, milliseconds } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "../parts/button.js";
@@ -11,41 +11,48 @@ import { Notice } from "../parts/notice.js";
 import { Time } from "../parts/time.js";
 import { fullText, stringify, visible } from "../parts/value.js";
 import { askReprocess, canRunAgain, workPath } from "./actions.js";
+import { mayDiffer, movesOf, refreshWaitMs } from "./row_source.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
 /** @typedef {{method: string, url: string, headers: Record<string, string>, body: any}} SentRequest */
 /** @typedef {{attempt: number, at: string, ms: number | null, class: string | null, status: number | null, message: string | null, notBefore: string | null, worker: string | null}} Attempt */
 
 const SHOWN_CHARS = 20_000;
-const ENDED = new Set(["DONE", "ERROR", "NOT_FOUND", "SKIPPED"]);
 
 /**
  * Everything of one row.
- * @param {{work: WorkDetail, row: number, onMove: (by: number) => void, onClose: () => void, onChange: () => void}} props
+ * @param {{work: WorkDetail, row: number, onMove: (by: number) => void, onClose: () => void, onChange: () => void, refreshes: number}} props
+ *   with another number of `refreshes` it is read anew
  */
-export function RowDrawer({ work, row, onMove, onClose, onChange }) {
-  const loaded = useLoad((signal) => get(workPath(work.id, `/items/${row}`), {}, { signal, exact: true }), [work.id, row]);
-  const settled = work.counts.done + work.counts.failed;
+export function RowDrawer({ work, row, onMove, onClose, onChange, refreshes }) {
+  const now = movesOf(work);
+  const read = useRef({ at: now, ms: 0 });
+  const load = (/** @type {AbortSignal} */ signal) => {
+    read.current = { at: now, ms: Date.now() };
+    return get(workPath(work.id, `/items/${row}`), {}, { signal, exact: true });
+  };
+  const loaded = useLoad(load, [work.id, row]);
   useEffect(() => {
-    if (loaded.data && !ENDED.has(loaded.data.status)) loaded.reload();
-  }, [settled]);
+    if (loaded.data) loaded.reload();
+  }, [refreshes]);
+  useEffect(() => {
+    if (loaded.busy || !loaded.data || !mayDiffer(loaded.data.status, read.current.at, now)) return;
+    const timer = setTimeout(loaded.reload, refreshWaitMs(read.current.ms));
+    return () => clearTimeout(timer);
+  }, [now.changes, now.reruns, loaded.busy]);
   const tools = html`
     <${Button} kind="quiet" icon="chevron-up" label="Row before (k)" disabled=${row <= 1} onClick=${() => onMove(-1)} />
     <${Button} kind="quiet" icon="chevron-down" label="Next row (j)" disabled=${row >= work.total} onClick=${() => onMove(1)} />`;
   const title = html`Row ${count(row)} ${loaded.data && html`<${StatusChip} status=${loaded.data.status} />`}`;
   return html`<${Drawer} title=${title} label="Row ${row}" tools=${tools} onClose=${onClose}>
-    <${Loading} of=${loaded}>${(/** @type {any} */ item) => html`<${Inside} work=${work} item=${item} onChange=${onChange} reload=${loaded.reload} />`}<//>
+    <${Loading} of=${loaded}>${(/** @type {any} */ item) => html`<${Inside} work=${work} item=${item} onChange=${onChange} />`}<//>
   <//>`;
 }
 
-/** @param {{work: WorkDetail, item: any, onChange: () => void, reload: () => void}} props */
-function Inside({ work, item, onChange, reload }) {
+/** @param {{work: WorkDetail, item: any, onChange: () => void}} props */
+function Inside({ work, item, onChange }) {
   const history = /** @type {Attempt[]} */ (item.history);
-  const again = () =>
-    askReprocess(work, { scope: "items", itemIds: [item.id], statuses: [item.status] }, `row ${count(item.row)}`, () => {
-      onChange();
-      reload();
-    });
+  const again = () => askReprocess(work, { scope: "items", itemIds: [item.id], statuses: [item.status] }, `row ${count(item.row)}`, onChange);
   const result = item.result;
   return html`
     <div class="line wrap small soft">
@@ -93,10 +100,10 @@ function Section({ title, copy, folded = false, children }) {
 /** An object's values under their names; anything else as text. @param {{value: any}} props */
 function Values({ value }) {
   const flat = value !== null && typeof value === "object" && !Array.isArray(value) && Object.getPrototypeOf(value) === Object.prototype;
-  const simple = flat && Object.values(value).every((each) => each === null || typeof each !== "object" || "text" in each);
+  const simple = flat && Object.values(value).every((each) => each === null || typeof each !== "object" || each instanceof Exact);
   if (!simple) return html`<${Long} text=${fullText(value)} />`;
   return html`<dl class="facts values">
-    ${Object.entries(value).map(([name, each]) => html`<dt key=${name}><bdi>${visible(name)}</bdi></dt><dd><${Long} text=${each === null ? "" : fullText(each instanceof Object ? String(each) : typeof each === "string" ? each : String(each))} plain /></dd>`)}
+    ${Object.entries(value).map(([name, each]) => html`<dt key=${name}><bdi>${visible(name)}</bdi></dt><dd><${Long} text=${each === null ? "" : fullText(String(each))} plain /></dd>`)}
   </dl>`;
 }
 

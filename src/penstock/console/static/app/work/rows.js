@@ -1,5 +1,5 @@
-import { useSignal } from "@preact/signals";
-import { useCallback, useEffect, useMemo, useRef } from "preact/hooks";
+import { signal, useSignal } from "@preact/signals";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, plural, short } from "../format.js";
 import { html } from "../html.js";
 import { useKeys } from "../keys.js";
@@ -12,16 +12,15 @@ import { Icon } from "../parts/icon.js";
 import { Notice } from "../parts/notice.js";
 import { query, setQuery } from "../route.js";
 import { notify } from "../store.js";
-import { askReprocess, canRunAgain } from "./actions.js";
+import { askReprocess, askReprocessRows, canRunAgain } from "./actions.js";
 import { rowColumns } from "./row_columns.js";
 import { RowDrawer } from "./row_drawer.js";
-import { AllRows, FilteredRows } from "./row_source.js";
+import { AllRows, FilteredRows, movesOf } from "./row_source.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
 /** @typedef {import("../work_types.js").Item} Item */
 /** @typedef {import("../parts/grid.js").GridHandle} GridHandle */
 
-const REFRESH_MS = 1000;
 const MAX_SELECTED = 10_000;
 const MAX_SAMPLE = 60;
 const COUNT_OF = /** @type {Record<string, string[]>} */ ({
@@ -32,12 +31,14 @@ const COUNT_OF = /** @type {Record<string, string[]>} */ ({
 export function Rows({ work, onChange }) {
   const { status = "", fingerprint = "", find = "", from = "", row = "" } = query.value;
   const filtered = Boolean(status || fingerprint || find);
-  const source = useSource(work, { status, fingerprint, find, from: Number(from) || 1 }, filtered);
+  const [refreshes, setRefreshes] = useState(0);
+  const source = useSource(work, { status, fingerprint, find, from: Number(from) || 1 }, filtered, refreshes);
   source.version.value;
   const total = filtered ? source.total : work.total;
   if (source instanceof AllRows) source.total = total;
-  useRefresh(work, source);
-  const active = useSignal(row && !filtered ? Number(row) - 1 : -1);
+  // No row of another list is active in this one.
+  const active = useMemo(() => signal(row && !filtered ? Number(row) - 1 : -1), [source]);
+  const isActive = active.value >= 0 && active.value < total;
   const selection = useSelection(source, active);
   const handle = useRef(/** @type {GridHandle | null} */ (null));
   const columns = useColumns(work, source, selection.isSelected);
@@ -60,11 +61,17 @@ export function Rows({ work, onChange }) {
     handle.current?.show(wanted - 1);
     handle.current?.focus();
   };
+  const refresh = () => {
+    onChange();
+    setRefreshes((before) => before + 1);
+    if (source instanceof AllRows) source.reload();
+  };
   useKeys([
     { key: "j", label: "Next row", run: (event) => handle.current?.move(1, event.shiftKey) },
     { key: "k", label: "Row before", run: (event) => handle.current?.move(-1, event.shiftKey) },
-    { key: "x", label: "Select the row", run: () => active.value >= 0 && selection.toggle(active.value) },
-    { key: "Enter", label: "Open the row", run: () => active.value >= 0 && open(active.value) },
+    { key: "x", label: "Select the row", run: () => isActive && selection.toggle(active.value) },
+    { key: "r", label: "Refresh", run: refresh },
+    { key: "Enter", label: "Open the row", run: () => isActive && open(active.value) },
     { key: "Escape", label: "Close the row, or clear the selection", run: () => (query.value.row ? setQuery({ row: null }) : selection.clear()) },
   ]);
   useEffect(() => {
@@ -72,7 +79,7 @@ export function Rows({ work, onChange }) {
   }, []);
   return html`<section class="rows" aria-label="Rows">
     <${Toolbar} work=${work} source=${source} filtered=${filtered} onJump=${jump} selection=${selection} onChange=${onChange} />
-    ${source.problem.value && html`<${Notice} tone="bad" action=${html`<${Button} small onClick=${() => source.load()}>Try again<//>`}>${source.problem.value}<//>`}
+    ${source.problem.value && html`<${Notice} tone="bad" action=${html`<${Button} small onClick=${() => source.retry()}>Try again<//>`}>${source.problem.value}<//>`}
     ${total === 0
       ? html`<${NoRows} work=${work} source=${source} filtered=${filtered} />`
       : html`<${Grid}
@@ -89,7 +96,7 @@ export function Rows({ work, onChange }) {
           handle=${(/** @type {GridHandle} */ given) => (handle.current = given)}
         />`}
     ${source.more !== null && html`<div class="line small soft">Shown are ${count(total)} rows.<${Button} small onClick=${() => setQuery({ from: source.more })}>Go on from row ${count(source.more)}<//></div>`}
-    ${row && html`<${RowDrawer} work=${work} row=${Number(row)} onMove=${(/** @type {number} */ by) => handle.current?.move(by)} onClose=${() => (setQuery({ row: null }), handle.current?.focus())} onChange=${onChange} />`}
+    ${row && html`<${RowDrawer} work=${work} row=${Number(row)} refreshes=${refreshes} onMove=${(/** @type {number} */ by) => handle.current?.move(by)} onClose=${() => (setQuery({ row: null }), handle.current?.focus())} onChange=${onChange} />`}
   </section>`;
 }
 
@@ -97,33 +104,18 @@ export function Rows({ work, onChange }) {
  * @param {WorkDetail} work
  * @param {{status: string, fingerprint: string, find: string, from: number}} wanted
  * @param {boolean} filtered
+ * @param {number} refreshes so often a filtered list was asked for anew
  * @returns {AllRows | FilteredRows}
  */
-function useSource(work, { status, fingerprint, find, from }, filtered) {
+function useSource(work, { status, fingerprint, find, from }, filtered, refreshes) {
+  const now = movesOf(work);
   const source = useMemo(
-    () => (filtered ? new FilteredRows(work.id, { status, fingerprint, customId: find, from }) : new AllRows(work.id, work.total)),
-    [work.id, status, fingerprint, find, from],
+    () => (filtered ? new FilteredRows(work.id, now, { status, fingerprint, customId: find, from }) : new AllRows(work.id, now, work.total)),
+    [work.id, status, fingerprint, find, from, filtered && refreshes],
   );
   useEffect(() => () => source.close(), [source]);
+  useEffect(() => source.follow(now), [source, now.changes, now.reruns]);
   return source;
-}
-
-/** Fetch what is in view again when the work has moved, at most once a second, and not if no row in view can change. @param {WorkDetail} work @param {AllRows | FilteredRows} source */
-function useRefresh(work, source) {
-  const last = useRef(0);
-  const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
-  const moved = `${work.changes} ${work.total} ${work.state}`;
-  useEffect(() => {
-    if (!source.open && !work.operation) return;
-    if (timer.current) return;
-    const wait = Math.max(0, last.current + REFRESH_MS - Date.now());
-    timer.current = setTimeout(() => {
-      timer.current = undefined;
-      last.current = Date.now();
-      source.refresh();
-    }, wait);
-  }, [moved, source]);
-  useEffect(() => () => clearTimeout(timer.current), []);
 }
 
 /**
@@ -136,6 +128,7 @@ function useSelection(source, active) {
   const anchor = useRef(-1);
   useEffect(() => {
     rows.value = new Set();
+    anchor.current = -1;
   }, [source]);
   const numberAt = (/** @type {number} */ index) => source.get(index)?.row ?? index + 1;
   const isSelected = (/** @type {number} */ index) => rows.value.has(numberAt(index));
@@ -157,20 +150,15 @@ function useSelection(source, active) {
     if (next.size > MAX_SELECTED) notify("bad", `At most ${count(MAX_SELECTED)} rows can be selected; a status filter takes all of them.`);
     else rows.value = next;
   };
-  const ids = () => {
-    const prefix = source.any()?.id.replace(/\d+$/, "");
-    return [...rows.value].sort((a, b) => a - b).map((row) => `${prefix}${row}`);
-  };
-  return { rows, isSelected, toggle, extend, clear: () => (rows.value = new Set()), ids };
+  return { rows, isSelected, toggle, extend, clear: () => (rows.value = new Set()) };
 }
 
 /** @param {WorkDetail} work @param {AllRows | FilteredRows} source @param {(index: number) => boolean} isSelected */
 function useColumns(work, source, isSelected) {
   const sample = useRef(/** @type {Map<string, Item>} */ (new Map()));
   const known = useRef({ shape: "", columns: /** @type {any[]} */ ([]) });
-  const items = source instanceof AllRows ? source.items.values() : source.items.slice(0, MAX_SAMPLE);
   // Columns and widths stay as they are until rows of another shape come: nothing moves under the reader.
-  for (const item of items) {
+  for (const item of source.sample) {
     const shape = `${keys(item.input)}|${keys(item.result)}|${item.error !== null}`;
     const at = [...sample.current.keys()].filter((key) => key.startsWith(shape)).length;
     if (at < MAX_SAMPLE / 3 && sample.current.size < 4 * MAX_SAMPLE) sample.current.set(`${shape}#${item.row}`, item);
@@ -199,14 +187,14 @@ function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
   const clear = { status: null, fingerprint: null, find: null, from: null, row: null };
   return html`<div class="filters rows-tools">
     <${Pick} label="Status" value=${status} options=${statuses} onPick=${(/** @type {string} */ id) => setQuery({ ...clear, status: id })} />
-    <${JumpBox} onJump=${onJump} total=${work.total} />
+    <${JumpBox} onJump=${onJump} total=${work.total} main=${work.kind === "job"} />
     ${work.kind === "batch" && html`<${Search} main label="Find a custom id" value=${find} onSearch=${(/** @type {string} */ text) => setQuery({ ...clear, find: text })} width="220px" />`}
     ${fingerprint && html`<span class="chip filter-chip" data-tone="bad">One group of errors</span>`}
     ${filtered && html`<${Button} kind="quiet" icon="x" onClick=${() => setQuery(clear)}>Clear<//>`}
     <span class="grow"></span>
     ${selected > 0
       ? html`<span class="soft">${plural(selected, "row")} selected</span>
-          <${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "items", itemIds: selection.ids(), statuses: ["DONE", "ERROR", "NOT_FOUND", "SKIPPED"] }, plural(selected, "selected row"), () => (selection.clear(), onChange()))}>Run again<//>
+          ${canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocessRows(work, [...selection.rows.value], () => (selection.clear(), onChange()))}>Run again<//>`}
           <${Button} small kind="quiet" icon="x" label="Clear the selection" onClick=${selection.clear} />`
       : fingerprint
         ? canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", fingerprint }, "this group", onChange)}>Run this group again<//>`
@@ -215,8 +203,8 @@ function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
   </div>`;
 }
 
-/** @param {{onJump: (text: string) => void, total: number}} props */
-function JumpBox({ onJump, total }) {
+/** @param {{onJump: (text: string) => void, total: number, main: boolean}} props `/` brings the reader to the box that is `main` */
+function JumpBox({ onJump, total, main }) {
   return html`<label class="search jump">
     <${Icon} name="hash" size=${14} />
     <span class="only-read">Jump to row</span>
@@ -225,7 +213,7 @@ function JumpBox({ onJump, total }) {
       inputmode="numeric"
       placeholder="Jump to row"
       title="1 to ${count(total)}"
-      data-main-search
+      data-main-search=${main ? "" : undefined}
       onKeyDown=${(/** @type {any} */ event) => {
         if (event.key !== "Enter" || !event.currentTarget.value.trim()) return;
         onJump(event.currentTarget.value);
