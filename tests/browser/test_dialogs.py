@@ -34,7 +34,8 @@ def drag_out(page: Page, of: Locator) -> None:
     page.mouse.up()
 
 
-def test_a_secret_is_shown_until_it_is_kept(show: Callable[[str], Page], hook: str) -> None:
+@pytest.mark.usefixtures("hook")
+def test_a_secret_is_shown_until_it_is_kept(show: Callable[[str], Page]) -> None:
     page = show("/webhooks")
     page.get_by_role("button", name="New secret for dialogs").click()
     page.get_by_role("dialog").get_by_role("button", name="Make a new secret").click()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from uuid import uuid4
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.batch_api import jsonl
 from tests.support.browser import WatchedPage, serious_issues
@@ -88,6 +89,38 @@ def test_a_group_of_errors_is_run_again(page: Page, server: ServerProcess) -> No
     expect(operations).to_contain_text("done")
     until_state(server, name, "DONE")
     assert work_of(server, name)["counts"]["failed"] == 4  # sold out, still
+
+
+def test_groups_of_errors_stay_when_they_are_read_again(page: Page, server: ServerProcess, done: str) -> None:
+    read: list[str] = []
+
+    def answer(route: Route) -> None:
+        older = "after=" in route.request.url
+        read.append("older" if older else "first")
+        group = {
+            "fingerprint": "ab" if older else "cd",
+            "code": "older" if older else f"read-{read.count('first')}-times",
+            "status": None,
+            "count": 20,
+            "firstSeen": "2026-01-01T00:00:00Z",
+            "lastSeen": "2026-01-01T00:00:00Z",
+            "sample": {"row": 1, "message": "no"},
+        }
+        route.fulfill(json={"errors": [group], "next": None if older else "20_cd"})
+
+    page.route("**/errors?*", answer)
+    open_work(page, server, done, "?tab=errors")
+    groups = page.get_by_role("table", name="Groups of errors").locator("tbody tr")
+    page.get_by_role("button", name="Show more").click()
+    expect(groups.nth(1)).to_contain_text("older")
+    # They are read again, as figures that move make them.
+    with server.frozen_workers():
+        before = read.count("first")
+        again = {"scope": "job", "statuses": ["ERROR"]}
+        assert server.ask("POST", f"/api/jobs/{done}/reprocess", again, key=uuid4().hex).status == 202
+        expect(groups.first).to_contain_text(re.compile(f"read-(?!{before}-)"))
+        expect(groups).to_have_count(2)
+    until_state(server, done, "DONE")
 
 
 def test_an_operation_is_stopped(page: Page, server: ServerProcess) -> None:
