@@ -4,7 +4,7 @@ import { count, plural } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "../parts/button.js";
 import { Chip } from "../parts/chip.js";
-import { Id } from "../parts/copy.js";
+import { Copy, Id } from "../parts/copy.js";
 import { confirm } from "../parts/dialog.js";
 import { Drawer } from "../parts/drawer.js";
 import { Empty } from "../parts/empty.js";
@@ -25,6 +25,7 @@ import { SessionState } from "./sessions.js";
 /**
  * @typedef {{id: string, sequence: number, status: string, attempts: number, created_at: number, completed_at: number | null,
  *   response: {status_code: number | null, body: any} | null, error: {code: string, message: string} | null}} SessionRequest
+ * @typedef {SessionRequest & {request: {endpoint: string, body: any} | null}} AskedRequest
  * @typedef {import("./sessions.js").Session} Session
  */
 
@@ -183,7 +184,7 @@ function RequestDrawer({ root, id, onChange }) {
   const one = loaded.data;
   return html`<${Drawer} title=${one ? `Request ${one.sequence}` : "Request"} label="Request" onClose=${() => setQuery({ request: null })}>
     <${Loading} of=${loaded}>
-      ${(/** @type {SessionRequest} */ found) => html`
+      ${(/** @type {AskedRequest} */ found) => html`
         <dl class="facts">
           <dt>Status</dt><dd class="line"><${RequestStatus} status=${found.status} />${found.status === "pending" && html`<${Cancel} one=${found} root=${root} onChange=${() => {
             loaded.reload();
@@ -196,18 +197,20 @@ function RequestDrawer({ root, id, onChange }) {
           ${found.response && html`<dt>Answered</dt><dd>${found.response.status_code ?? "–"}</dd>`}
         </dl>
         ${found.error && html`<${Notice} tone="bad"><b>${found.error.code}</b> <bdi>${visible(found.error.message)}</bdi><//>`}
-        ${found.response && html`<${Body} value=${found.response.body} />`}
+        ${found.request ? html`<${Body} title="Question" value=${found.request.body}><code class="soft">${found.request.endpoint}</code><//>` : html`<p class="soft">What it asked is erased.</p>`}
+        ${found.response && html`<${Body} title="Answer" value=${found.response.body} />`}
       `}
     <//>
   <//>`;
 }
 
-/** @param {{value: any}} props */
-function Body({ value }) {
+/** @param {{title: string, value: any, children?: any}} props */
+function Body({ title, value, children }) {
   const [all, setAll] = useState(false);
   const text = fullText(value);
   const long = text.length > MAX_SHOWN_CHARS && !all;
-  return html`<section class="stack"><h3>Answer</h3>
+  return html`<section class="stack" aria-label=${title}>
+    <div class="line"><h3>${title}</h3><span class="grow">${children}</span><${Copy} text=${() => text} label="Copy the ${title.toLowerCase()}" /></div>
     <pre class="code" tabindex="0">${long ? text.slice(0, MAX_SHOWN_CHARS) : text}</pre>
     ${long && html`<${Button} small onClick=${() => setAll(true)}>Show all ${count(text.length)} characters<//>`}
   </section>`;
