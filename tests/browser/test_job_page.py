@@ -52,6 +52,48 @@ def test_charts_share_a_cursor(page: Page, server: ServerProcess, done: str) -> 
     assert serious_issues(page) == []
 
 
+def test_charts_stand_still_while_updates_are_paused(page: Page, server: ServerProcess, done: str) -> None:
+    page.clock.install()
+    open_work(page, server, done, "?tab=charts")
+    expect(page.locator(".plot canvas")).to_have_count(4)
+    page.keyboard.press("p")
+    expect(page.locator(".live")).to_have_text("Paused")
+    read: list[str] = []
+    page.on("request", lambda request: read.append(request.url) if "/samples" in request.url else None)
+    page.clock.run_for(10_000)
+    page.keyboard.press("p")
+    expect(page.locator(".live")).to_have_text("Live")
+    assert read == []
+    with page.expect_request("**/samples*"):
+        page.clock.run_for(3_000)
+
+
+def a_limit(**changes: object) -> dict[str, object]:
+    found: dict[str, object] = {"calls": 40, "floor": 1, "ceiling": 256, "perSecond": None, "gate": None}
+    found |= {"gateUntil": None, "gateCode": None, "gateMessage": None, "movedAt": "2026-01-01T00:00:00Z"}
+    return found | changes
+
+
+def test_the_limit_is_told_with_its_last_large_move_until_the_end(page: Page, server: ServerProcess, done: str) -> None:
+    state = "RUNNING"
+
+    def answer(route: Route) -> None:
+        told = route.fetch().json()
+        told |= {"state": state, "limit": a_limit(why="32 → 45: headroom; 3/s → 2/s: 429 ×12")}
+        route.fulfill(json=told)
+
+    page.route("**/api/ticks?*", lambda route: route.fulfill(content_type="text/event-stream", body=": nothing\n\n"))
+    page.route(f"**/api/work/{done}", answer)
+    open_work(page, server, done)
+    tile = page.locator(".tiles > div").filter(has_text="Calls at a time")
+    expect(tile).to_contain_text("40 of 256")
+    expect(tile).to_contain_text("last large move: 32 → 45, headroom; 3/s → 2/s: 429 ×12, 1 Jan 2026")
+    state = "DONE"
+    page.keyboard.press("r")
+    expect(tile).not_to_contain_text("move")
+    expect(tile).not_to_contain_text("headroom")
+
+
 def test_charts_show_figures_that_come_after_the_end(page: Page, server: ServerProcess, done: str) -> None:
     """Workers write the figures of a second when it is over: the last ones can come after the job has ended."""
     nothing = json.dumps({"samples": []})
