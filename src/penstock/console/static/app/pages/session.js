@@ -16,7 +16,7 @@ import { useEvery } from "../parts/poll.js";
 import { Table } from "../parts/table.js";
 import { Segments } from "../parts/tabs.js";
 import { Elapsed, Time } from "../parts/time.js";
-import { cellText, fullText, visible } from "../parts/value.js";
+import { cellText, fullText, stringify, visible } from "../parts/value.js";
 import { go, query, setQuery } from "../route.js";
 import { notify } from "../store.js";
 import { answeredText } from "../work/row_columns.js";
@@ -210,7 +210,7 @@ function Body({ title, value, children }) {
   const text = fullText(value);
   const long = text.length > MAX_SHOWN_CHARS && !all;
   return html`<section class="stack" aria-label=${title}>
-    <div class="line"><h3>${title}</h3><span class="grow">${children}</span><${Copy} text=${() => text} label="Copy the ${title.toLowerCase()}" /></div>
+    <div class="line"><h3>${title}</h3><span class="grow">${children}</span><${Copy} text=${() => (typeof value === "string" ? value : (stringify(value, 2) ?? ""))} label="Copy the ${title.toLowerCase()}" /></div>
     <pre class="code" tabindex="0">${long ? text.slice(0, MAX_SHOWN_CHARS) : text}</pre>
     ${long && html`<${Button} small onClick=${() => setAll(true)}>Show all ${count(text.length)} characters<//>`}
   </section>`;

@@ -29,8 +29,8 @@ export function Details({ work }) {
     ["Ended", work.endedAt && html`<${Time} at=${work.endedAt} plain />, after <${Elapsed} from=${work.createdAt} to=${work.endedAt} />`],
     ["Rows read", work.ingest && `${count(work.ingest.rows)}${work.ingest.done ? ", all of them" : " so far"}`],
     ["Result columns", work.columns?.length ? html`<bdi>${visible(work.columns.join(", "))}</bdi>` : null],
-    ["Provider", work.provider],
-    ["Model", work.model],
+    ["Provider", work.provider && html`<bdi>${visible(work.provider)}</bdi>`],
+    ["Model", work.model && html`<bdi>${visible(work.model)}</bdi>`],
     ["Last error", work.lastError && html`<bdi class="failed">${visible(work.lastError)}</bdi>`],
   ];
   return html`
