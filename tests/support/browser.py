@@ -94,7 +94,7 @@ class WatchedPage:
             self._problems.append(f"console error: {message.text} ({message.location.get('url')})")
 
     def _see(self, request: Request) -> None:
-        if not request.url.startswith(("data:", "blob:", f"{self._origin}/")):
+        if not request.url.startswith(("data:", f"{self._origin}/")):
             self._problems.append(f"request to another origin: {request.method} {request.url}")
 
 
