@@ -38,6 +38,13 @@ def test_figures_in_the_header_are_those_of_the_api(page: Page, server: ServerPr
     expect(page.locator(".heading")).to_contain_text("Done")
 
 
+def test_details_name_the_function_of_a_job(page: Page, server: ServerProcess, done: str) -> None:
+    open_work(page, server, done, "?tab=details")
+    facts = page.locator("main dl.facts")
+    expect(facts).to_contain_text("Functionprice")
+    expect(facts).not_to_contain_text("Model")
+
+
 def test_charts_share_a_cursor(page: Page, server: ServerProcess, done: str) -> None:
     open_work(page, server, done, "?tab=charts")
     expect(page.locator(".plot canvas")).to_have_count(4)
@@ -170,7 +177,7 @@ def test_an_operation_is_stopped(page: Page, server: ServerProcess) -> None:
     until_state(server, name, "DONE")
     open_work(page, server, name, "?tab=details")
     with server.frozen_workers():  # one row waits for them, and there is no room for another
-        page.get_by_role("button", name="Reprocess").click()
+        page.get_by_role("button", name="Run failures again").click()
         page.get_by_role("button", name="Run again").click()
         strip = page.get_by_role("status").filter(has_text="Putting rows back")
         expect(strip).to_contain_text("1 put back")
@@ -204,7 +211,7 @@ def test_a_job_is_paused_goes_on_and_is_cancelled(page: Page, server: ServerProc
     wait_until(lambda: work_of(server, name)["state"] == "CANCELLED", 60)
     expect(page.locator(".heading")).to_contain_text("Cancelled")
     # What was never run can be run now.
-    page.get_by_role("button", name="Reprocess").click()
+    page.get_by_role("button", name="Run failures again").click()
     page.get_by_role("button", name="Run again").click()
     until_state(server, name, "DONE")
     expect(page.locator(".heading")).to_contain_text("Done")

@@ -56,7 +56,7 @@ def test_rows_of_all_jobs_stay_where_they_are_and_are_run_again(
     expect(page.get_by_role("button", name="300 changes – refresh")).to_be_visible()
     expect(first).to_contain_text("Chair 1")
     expect(first).to_contain_text("Pending")
-    page.get_by_role("button", name="Reprocess selected").click()
+    page.get_by_role("button", name="Run selected again").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Run 2 rows again?")
     expect(dialog).to_contain_text("4 rows are done.")

@@ -112,3 +112,5 @@ def test_a_session_is_found_by_its_key(show: Callable[[str], Page], server: Serv
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="needle")).to_be_visible()
     expect(page.get_by_text("This session has no requests yet.")).to_be_visible()
+    page.get_by_role("main").get_by_role("link", name="Sessions").click()
+    expect(page.get_by_role("heading", name="Sessions", exact=True)).to_be_visible()

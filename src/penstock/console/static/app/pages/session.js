@@ -85,7 +85,8 @@ export function SessionPage({ name }) {
     go("#/sessions");
   };
   const refresh = () => Promise.all([now.reload(), requests.reload()]);
-  return html`<${Page} title=${visible(name)} intro="A session: one request at a time, in the order they came." actions=${session && html`<${Actions} session=${session} onDelete=${remove} onChange=${refresh} />`}>
+  const heading = html`<div class="line wrap heading"><a href="#/sessions" class="soft">Sessions</a><span class="faint" aria-hidden="true">/</span><h1 class="cut" title=${visible(name)}><bdi>${visible(name)}</bdi></h1></div>`;
+  return html`<${Page} title=${visible(name)} heading=${heading} intro="A session: one request at a time, in the order they came." actions=${session && html`<${Actions} session=${session} onDelete=${remove} onChange=${refresh} />`}>
     <${Loading} of=${now} lines=${3}>${() => html`<${Facts} session=${session} busy=${busy} />`}<//>
     ${session?.status === "blocked" && html`<${Blocked} root=${root} onChange=${refresh} />`}
     <div class="filters"><${Segments} label="Requests" now=${status} options=${FILTERS} onPick=${(/** @type {string} */ id) => setQuery({ status: id || null })} /></div>
@@ -120,7 +121,7 @@ function Facts({ session, busy }) {
     <div class="figures">
       <div><b>${count(session.queued)}</b><span class="soft">queued</span></div>
       <div><b>${count(session.in_flight)}</b><span class="soft">in flight</span></div>
-      <div><b><${Time} at=${session.created_at} /></b><span class="soft">begun</span></div>
+      <div><b><${Time} at=${session.created_at} /></b><span class="soft">created</span></div>
     </div>
     ${busy && html`<p class="in-flight">Request <a href="#/sessions/${encodeURIComponent(session.key)}?request=${busy.id}">${count(busy.sequence)}</a> is being answered, for <b class="strong"><${Elapsed} from=${busy.created_at} /></b>, attempt ${count(busy.attempts + 1)}.</p>`}
   </div>`;
@@ -149,7 +150,7 @@ function RequestTable({ rows, root, onChange }) {
       { id: "status", label: "Status", cell: (/** @type {SessionRequest} */ one) => html`<${RequestStatus} status=${one.status} />` },
       { id: "answer", label: "Answer", class: "wide-cell", narrow: "title", cell: (/** @type {SessionRequest} */ one) => html`<bdi class="cut one-line ${one.error ? "bad" : "soft"}">${summary(one)}</bdi>` },
       { id: "attempts", label: "Attempts", number: true, cell: (/** @type {SessionRequest} */ one) => count(one.attempts) },
-      { id: "made", label: "Accepted", cell: (/** @type {SessionRequest} */ one) => html`<${Time} at=${one.created_at} />` },
+      { id: "accepted", label: "Accepted", cell: (/** @type {SessionRequest} */ one) => html`<${Time} at=${one.created_at} />` },
       { id: "took", label: "Took", number: true, cell: (/** @type {SessionRequest} */ one) => took(one) },
       { id: "act", label: "", class: "act", cell: (/** @type {SessionRequest} */ one) => one.status === "pending" && html`<${Cancel} one=${one} root=${root} onChange=${onChange} />` },
     ]}

@@ -88,7 +88,7 @@ export function PendingList({ load, asked, moved, works, empty }) {
       <span class="soft" role="status">${plural(source.total, "row")}${source.ended ? "" : " so far"}, as they were when the list was opened</span>
       <${Button} small kind=${changes ? "primary" : "plain"} icon="refresh-cw" onClick=${refresh}>${changes ? `${plural(changes, "change")} – refresh` : "Refresh"}<//>
       <span class="grow"></span>
-      ${selected.value.size > 0 && html`<span>${plural(selected.value.size, "row")} selected</span>${retried && html`<${Button} small icon="rotate-ccw" onClick=${again}>Reprocess selected<//>`}<${Button} small kind="quiet" onClick=${() => (selected.value = new Map())}>Clear<//>`}
+      ${selected.value.size > 0 && html`<span>${plural(selected.value.size, "row")} selected</span>${retried && html`<${Button} small icon="rotate-ccw" onClick=${again}>Run selected again<//>`}<${Button} small kind="quiet" onClick=${() => (selected.value = new Map())}>Clear<//>`}
       ${works && active.value >= 0 && source.get(active.value) && html`<${Button} small icon="arrow-right" href=${link(`/work/${encodeURIComponent(source.get(active.value).jobId)}`)}>Go to job<//>`}
     </div>
     ${problem && html`<${Notice} tone="bad" action=${html`<${Button} small onClick=${() => source.load()}>Try again<//>`}>${problem}<//>`}

@@ -51,7 +51,7 @@ export function Actions({ work, onChange, onDeleted }) {
   return html`
     ${!ended && work.state !== "PAUSED" && html`<${Button} icon="pause" onClick=${act(() => steer(work, "pause"))}>Pause<//>`}
     ${work.state === "PAUSED" && html`<${Button} kind="primary" icon="play" onClick=${act(() => steer(work, "resume"))}>Resume<//>`}
-    ${canRunAgain(work, "ERROR") && html`<${Button} icon="rotate-ccw" disabled=${failures + unrun === 0} title=${failures + unrun ? undefined : "No row has failed"} onClick=${act(() => askReprocess(work, wish, what))}>Reprocess<//>`}
+    ${canRunAgain(work, "ERROR") && html`<${Button} icon="rotate-ccw" disabled=${failures + unrun === 0} title=${failures + unrun ? undefined : "No row has failed"} onClick=${act(() => askReprocess(work, wish, what))}>Run failures again<//>`}
     <${Export} work=${work} />
     ${!ended && html`<${Button} kind="danger" icon="ban" onClick=${act(() => askCancel(work))}>Cancel<//>`}
     ${ended && html`<${Button} kind="danger" icon="trash-2" onClick=${async () => (await askDelete(work)) && onDeleted()}>Delete<//>`}`;
