@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import WatchedPage, serious_issues
+from tests.support.browser import SET_HIDDEN, WatchedPage, serious_issues
 from tests.support.console import PRICE, start_requests, work_of
 from tests.support.jobs import start_job, table, until_state
 from tests.support.server import ServerProcess
@@ -73,15 +73,17 @@ def test_a_first_visit_says_what_to_do_next(watched: WatchedPage, server: Server
     assert serious_issues(page) == []
 
 
+def pages_of_two(page: Page) -> None:
+    page.route(
+        "**/api/work?*", lambda route: route.continue_(url=route.request.url.replace("pageSize=50", "pageSize=2"))
+    )
+
+
 def test_older_work_is_fetched_page_by_page(page: Page, server: ServerProcess) -> None:
     """With pages of two, three jobs need two of them."""
     with server.frozen_workers():
         names = [start_job(server, table(1), PRICE, filename=f"older-{number}.csv") for number in range(3)]
-
-        def smaller(route: Any) -> None:
-            route.continue_(url=route.request.url.replace("pageSize=50", "pageSize=2"))
-
-        page.route("**/api/work?*", smaller)
+        pages_of_two(page)
         page.goto(f"{server.url}/console/#/?q=older-")
         shown = page.get_by_role("table", name="Jobs and batches").locator("tbody tr a.name")
         expect(shown).to_have_text(["older-2.csv", "older-1.csv"])
@@ -89,6 +91,72 @@ def test_older_work_is_fetched_page_by_page(page: Page, server: ServerProcess) -
         expect(shown).to_have_text(["older-2.csv", "older-1.csv", "older-0.csv"])
     for name in names:
         until_state(server, name, "DONE")
+
+
+def test_a_refresh_keeps_the_pages_that_are_shown(page: Page, server: ServerProcess) -> None:
+    names = [start_job(server, table(1), PRICE, filename=f"kept-{number}.csv") for number in range(3)]
+    for name in names:
+        until_state(server, name, "DONE")
+    pages_of_two(page)
+    page.goto(f"{server.url}/console/#/?q=kept-")
+    shown = page.get_by_role("table", name="Jobs and batches").locator("tbody tr a.name")
+    expect(page.locator(".live")).to_have_text("Live")
+    page.get_by_role("button", name="Show older").click()
+    expect(shown).to_have_count(3)
+    late = start_job(server, table(1), PRICE, filename="kept-3.csv")
+    page.evaluate(SET_HIDDEN, True)
+    expect(page.locator(".live")).not_to_have_text("Live")
+    page.evaluate(SET_HIDDEN, False)
+    expect(shown).to_have_text(["kept-3.csv", "kept-2.csv", "kept-1.csv", "kept-0.csv"])
+    page.keyboard.press("r")
+    until_state(server, late, "DONE")
+    expect(shown).to_have_count(4)
+
+
+def test_work_that_begins_while_older_is_fetched_stays(page: Page, server: ServerProcess) -> None:
+    for number in range(4):
+        start_job(server, table(1), PRICE, filename=f"before-{number}.csv")
+    pages_of_two(page)
+    page.goto(f"{server.url}/console/")
+    shown = page.get_by_role("table", name="Jobs and batches").locator("tbody tr a.name")
+    expect(page.locator(".live")).to_have_text("Live")
+    expect(shown).to_have_text(["before-3.csv", "before-2.csv"])
+    held: list[Any] = []
+    page.route("**/api/work?*after=*", lambda route: held.append(route))
+    with page.expect_request("**/api/work?*after=*"):
+        page.get_by_role("button", name="Show older").click()
+    start_job(server, table(1), PRICE, filename="meanwhile.csv")
+    expect(shown).to_have_text(["meanwhile.csv", "before-3.csv", "before-2.csv"])
+    held[0].continue_(url=held[0].request.url.replace("pageSize=50", "pageSize=2"))
+    expect(shown).to_have_text(["meanwhile.csv", "before-3.csv", "before-2.csv", "before-1.csv", "before-0.csv"])
+
+
+def test_a_card_of_running_work_is_in_lines(watched: WatchedPage, server: ServerProcess) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    counts = {"done": 21_466, "failed": 223, "notFound": 0, "skipped": 0, "inFlight": 64, "retrying": 0, "pending": 0}
+    entry: dict[str, Any] = {
+        "id": "job_1",
+        "kind": "job",
+        "name": "products.csv",
+        "fileName": "products.csv",
+        "jobType": "categories",
+    }
+    entry |= {"state": "RUNNING", "owner": "ann", "createdAt": "2026-01-01T00:00:00Z", "endedAt": None, "changes": ""}
+    figures = {"total": 200_000, "counts": counts, "ratePerSecond": 251, "etaSeconds": 660, "etaRange": None}
+    page.route("**/api/work?*", lambda route: route.fulfill(json={"work": [{**entry, **figures}], "next": None}))
+    page.route("**/api/ticks?*", lambda route: route.fulfill(content_type="text/event-stream", body=": nothing\n\n"))
+    page.goto(f"{server.url}/console/")
+    expect(page.get_by_text("products.csv")).to_be_visible()
+
+    def place(name: str) -> tuple[float, float]:
+        """Its top and its right edge."""
+        found = page.locator(f"tbody .work-{name}").bounding_box()
+        assert found is not None
+        return found["y"], found["x"] + found["width"]
+
+    assert place("rate")[0] == place("eta")[0] > place("state")[0]
+    assert abs(place("created time")[1] - place("progress")[1]) <= 1
 
 
 def test_keys_move_through_the_list_and_open_work(page: Page, server: ServerProcess) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.browser import serious_issues
 from tests.support.jobs import start_job, until_state
@@ -16,13 +16,16 @@ from tests.support.thorough import thorough
 
 MARKUP = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 HOSTILE = f"{MARKUP}\u202egnp.exe\U0001f600"
+MODEL = "small\u202egnp"
+FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
+UNSEEN = "a\u200bb\u200cc\u200dd\u200ee\u200ff\u061cg\ufeffh"
 SPEC = {"processor": {"type": "chat", "provider": "default", "model": "small", "prompt": "{{ text }}"}}
 
 
 @pytest.fixture(scope="module")
 def job(server: ServerProcess) -> Iterator[str]:
     """A job with hostile names, cells, answers and errors, and one cell of a megabyte."""
-    cells = [HOSTILE, "javascript:alert(1)", "x" * 1_000_000, "\u2066\u2067 mirrored \u2069"]
+    cells = [HOSTILE, "javascript:alert(1)", "x" * 1_000_000, "\u2066\u2067 mirrored \u2069", UNSEEN + FAMILY]
     rows = "\n".join(json.dumps({"text": cell, MARKUP: cell[:50]}) for cell in cells).encode()
     name = start_job(server, rows, {**SPEC, "jobType": HOSTILE[:90]}, filename='a"><img src=x>.jsonl')
     until_state(server, name, "DONE")
@@ -61,3 +64,31 @@ def test_it_is_text_everywhere(show: Callable[[str], Page], job: str) -> None:
     expect(page.get_by_role("complementary")).to_contain_text("[RLO]gnp.exe")
     page = show("/webhooks")
     expect(page.get_by_role("row").filter(has_text=MARKUP)).to_be_visible()
+
+
+def test_marks_that_cannot_be_seen_are_shown(show: Callable[[str], Page], page: Page, job: str) -> None:
+    show(f"/work/{job}?row=5")
+    drawer = page.get_by_role("complementary")
+    expect(drawer).to_contain_text("a[ZWSP]b[ZWNJ]c[ZWJ]d[LRM]e[RLM]f[ALM]g[BOM]h" + FAMILY)
+
+    def answer_work(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "model": MODEL, "provider": MODEL})
+
+    page.route("**/api/ticks?*", lambda route: route.fulfill(content_type="text/event-stream", body=": nothing\n\n"))
+    page.route(f"**/api/work/{job}", answer_work)
+    page.goto("about:blank")
+    show(f"/work/{job}?tab=details")
+    expect(page.get_by_role("definition").filter(has_text="small[RLO]gnp")).to_have_count(2)
+    assert MODEL not in page.content()
+
+    def answer(route: Route) -> None:
+        told = route.fetch().json()
+        told["data"][0]["models"] = [MODEL]
+        told["unserved"] = [{"pool": MODEL, "models": [MODEL]}]
+        route.fulfill(json=told)
+
+    page.route("**/v1/providers", answer)
+    show("/providers")
+    expect(page.get_by_text("Work for small[RLO]gnp waits for small[RLO]gnp")).to_be_visible()
+    expect(page.get_by_label("Provider default").locator("header")).to_contain_text("small[RLO]gnp")
+    assert MODEL not in page.content()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from uuid import uuid4
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.batch_api import jsonl
 from tests.support.browser import WatchedPage, serious_issues
@@ -37,6 +38,13 @@ def test_figures_in_the_header_are_those_of_the_api(page: Page, server: ServerPr
     expect(page.locator(".heading")).to_contain_text("Done")
 
 
+def test_details_name_the_function_of_a_job(page: Page, server: ServerProcess, done: str) -> None:
+    open_work(page, server, done, "?tab=details")
+    facts = page.locator("main dl.facts")
+    expect(facts).to_contain_text("Functionprice")
+    expect(facts).not_to_contain_text("Model")
+
+
 def test_charts_share_a_cursor(page: Page, server: ServerProcess, done: str) -> None:
     open_work(page, server, done, "?tab=charts")
     expect(page.locator(".plot canvas")).to_have_count(4)
@@ -49,6 +57,48 @@ def test_charts_share_a_cursor(page: Page, server: ServerProcess, done: str) -> 
     page.keyboard.press("t")  # drawn anew in the other colours
     expect(page.locator(".plot canvas")).to_have_count(4)
     assert serious_issues(page) == []
+
+
+def test_charts_stand_still_while_updates_are_paused(page: Page, server: ServerProcess, done: str) -> None:
+    page.clock.install()
+    open_work(page, server, done, "?tab=charts")
+    expect(page.locator(".plot canvas")).to_have_count(4)
+    page.keyboard.press("p")
+    expect(page.locator(".live")).to_have_text("Paused")
+    read: list[str] = []
+    page.on("request", lambda request: read.append(request.url) if "/samples" in request.url else None)
+    page.clock.run_for(10_000)
+    page.keyboard.press("p")
+    expect(page.locator(".live")).to_have_text("Live")
+    assert read == []
+    with page.expect_request("**/samples*"):
+        page.clock.run_for(3_000)
+
+
+def a_limit(**changes: object) -> dict[str, object]:
+    found: dict[str, object] = {"calls": 40, "floor": 1, "ceiling": 256, "perSecond": None, "gate": None}
+    found |= {"gateUntil": None, "gateCode": None, "gateMessage": None, "movedAt": "2026-01-01T00:00:00Z"}
+    return found | changes
+
+
+def test_the_limit_is_told_with_its_last_large_move_until_the_end(page: Page, server: ServerProcess, done: str) -> None:
+    state = "RUNNING"
+
+    def answer(route: Route) -> None:
+        told = route.fetch().json()
+        told |= {"state": state, "limit": a_limit(why="32 → 45: headroom; 3/s → 2/s: 429 ×12")}
+        route.fulfill(json=told)
+
+    page.route("**/api/ticks?*", lambda route: route.fulfill(content_type="text/event-stream", body=": nothing\n\n"))
+    page.route(f"**/api/work/{done}", answer)
+    open_work(page, server, done)
+    tile = page.locator(".tiles > div").filter(has_text="Calls at a time")
+    expect(tile).to_contain_text("40 of 256")
+    expect(tile).to_contain_text("last large move: 32 → 45, headroom; 3/s → 2/s: 429 ×12, 1 Jan 2026")
+    state = "DONE"
+    page.keyboard.press("r")
+    expect(tile).not_to_contain_text("move")
+    expect(tile).not_to_contain_text("headroom")
 
 
 def test_charts_show_figures_that_come_after_the_end(page: Page, server: ServerProcess, done: str) -> None:
@@ -90,12 +140,44 @@ def test_a_group_of_errors_is_run_again(page: Page, server: ServerProcess) -> No
     assert work_of(server, name)["counts"]["failed"] == 4  # sold out, still
 
 
+def test_groups_of_errors_stay_when_they_are_read_again(page: Page, server: ServerProcess, done: str) -> None:
+    read: list[str] = []
+
+    def answer(route: Route) -> None:
+        older = "after=" in route.request.url
+        read.append("older" if older else "first")
+        group = {
+            "fingerprint": "ab" if older else "cd",
+            "code": "older" if older else f"read-{read.count('first')}-times",
+            "status": None,
+            "count": 20,
+            "firstSeen": "2026-01-01T00:00:00Z",
+            "lastSeen": "2026-01-01T00:00:00Z",
+            "sample": {"row": 1, "message": "no"},
+        }
+        route.fulfill(json={"errors": [group], "next": None if older else "20_cd"})
+
+    page.route("**/errors?*", answer)
+    open_work(page, server, done, "?tab=errors")
+    groups = page.get_by_role("table", name="Groups of errors").locator("tbody tr")
+    page.get_by_role("button", name="Show more").click()
+    expect(groups.nth(1)).to_contain_text("older")
+    # They are read again, as figures that move make them.
+    with server.frozen_workers():
+        before = read.count("first")
+        again = {"scope": "job", "statuses": ["ERROR"]}
+        assert server.ask("POST", f"/api/jobs/{done}/reprocess", again, key=uuid4().hex).status == 202
+        expect(groups.first).to_contain_text(re.compile(f"read-(?!{before}-)"))
+        expect(groups).to_have_count(2)
+    until_state(server, done, "DONE")
+
+
 def test_an_operation_is_stopped(page: Page, server: ServerProcess) -> None:
     name = start_job(server, table(40), {**PRICE, "maxConcurrency": 1}, filename="stopped.csv")
     until_state(server, name, "DONE")
     open_work(page, server, name, "?tab=details")
     with server.frozen_workers():  # one row waits for them, and there is no room for another
-        page.get_by_role("button", name="Reprocess").click()
+        page.get_by_role("button", name="Run failures again").click()
         page.get_by_role("button", name="Run again").click()
         strip = page.get_by_role("status").filter(has_text="Putting rows back")
         expect(strip).to_contain_text("1 put back")
@@ -129,7 +211,7 @@ def test_a_job_is_paused_goes_on_and_is_cancelled(page: Page, server: ServerProc
     wait_until(lambda: work_of(server, name)["state"] == "CANCELLED", 60)
     expect(page.locator(".heading")).to_contain_text("Cancelled")
     # What was never run can be run now.
-    page.get_by_role("button", name="Reprocess").click()
+    page.get_by_role("button", name="Run failures again").click()
     page.get_by_role("button", name="Run again").click()
     until_state(server, name, "DONE")
     expect(page.locator(".heading")).to_contain_text("Done")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openpyxl import Workbook
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.batch_api import jsonl
 from tests.support.browser import WatchedPage, serious_issues
@@ -16,8 +16,11 @@ ROWS = ["SKU;Product Title;Note", *(f"{number};Chair {number};" for number in ra
 DROP = """(zone, content) => {
   const data = new DataTransfer();
   data.items.add(new File([content], "chairs.csv", {type: "text/csv"}));
-  for (const type of ["dragover", "drop"]) zone.dispatchEvent(new DragEvent(type, {dataTransfer: data, bubbles: true}));
+  const untaken = ["dragover", "drop"].map((type) =>
+    zone.dispatchEvent(new DragEvent(type, {dataTransfer: data, bubbles: true, cancelable: true})));
+  return untaken.some((each) => each);
 }"""
+"""Answers whether the browser would have opened the file."""
 
 
 def choose(page: Page, name: str, content: bytes) -> None:
@@ -113,3 +116,67 @@ def test_a_refused_upload_is_explained(show: Callable[[str], Page], watched: Wat
     page.get_by_label("Priority").fill("999")
     page.get_by_role("button", name="Start the job").click()
     expect(page.get_by_label("Run", exact=True).get_by_role("alert")).to_contain_text("priority")
+
+
+def test_a_file_that_is_dropped_beside_the_zone_is_taken(show: Callable[[str], Page]) -> None:
+    page = show("/new")
+    assert page.get_by_role("heading", name="New job").evaluate(DROP, "\n".join(ROWS)) is False
+    expect(page.get_by_text("chairs.csv")).to_be_visible()
+    expect(page.get_by_role("region", name="First rows")).to_contain_text("Chair 10")
+    prompt = page.get_by_label("Prompt", exact=True)
+    prompt.fill("What is it?")
+    assert prompt.evaluate(DROP, "a\n1\n") is False
+    expect(page.get_by_role("region", name="First rows").get_by_role("row")).to_have_count(2)
+    expect(prompt).to_have_value("What is it?")
+
+
+def test_a_provider_comes_with_its_own_models(show: Callable[[str], Page], page: Page) -> None:
+    def with_providers(route: Route) -> None:
+        told = route.fetch().json()
+        told["providers"] = [
+            {"name": "first", "models": ["small", "large"]},
+            {"name": "second", "models": ["mini", "nano"]},
+            {"name": "third", "models": ["*"]},
+        ]
+        route.fulfill(json=told)
+
+    page.route("**/api/me", with_providers)
+    show("/new")
+    choose(page, "chairs.csv", "\n".join(ROWS).encode())
+    model = page.get_by_label("Model")
+    expect(model).to_have_value("small")
+    model.select_option("large")
+    page.get_by_label("Provider").select_option("second")
+    expect(model).to_have_value("mini")
+    page.get_by_label("Provider").select_option("third")
+    expect(model).to_have_value("")
+
+
+def sent_bytes(page: Page) -> int:
+    """What a trial of ten rows uploads; returns when it is done."""
+    with page.expect_request(lambda request: request.url.endswith("/api/jobs")) as asked:
+        page.get_by_role("button", name="Try 10 rows").click()
+    expect(page.locator("[data-trial=DONE]").get_by_role("row")).to_have_count(11)
+    return int(asked.value.all_headers()["content-length"])
+
+
+def test_a_trial_uploads_the_beginning_of_a_table(show: Callable[[str], Page], server: ServerProcess) -> None:
+    page = show("/new")
+    lines = [f'{number},"Chair\n{number}, ""oak"""' for number in range(1, 30_001)]
+    content = "\n".join(["sku,title", *lines, ""]).encode()
+    choose(page, "chairs.csv", content)
+    page.get_by_role("button", name="Processor").click()
+    assert sent_bytes(page) < 300_000 < len(content)
+    job = page.get_by_role("link", name="Open").get_attribute("href")
+    assert job is not None
+    item = server.ask("GET", f"/api/jobs/{job.rsplit('/', 1)[1]}/items?from=10").json["items"][0]
+    assert item["input"] == {"sku": 10, "title": 'Chair\n10, "oak"'}
+
+
+def test_a_trial_of_long_rows_uploads_them_all(show: Callable[[str], Page]) -> None:
+    page = show("/new")
+    lines = [f"{number},{'x' * 60_000}" for number in range(1, 13)]
+    content = "\n".join(["sku,title", *lines, ""]).encode()
+    choose(page, "long.csv", content)
+    page.get_by_role("button", name="Processor").click()
+    assert sent_bytes(page) > len(content)

@@ -65,6 +65,12 @@ def test_a_webhook_is_made_tried_changed_and_deleted(
         page.get_by_role("button", name="I have kept it").click()
 
         row = page.get_by_role("row").filter(has_text="pipeline")
+        page.set_viewport_size({"width": 390, "height": 844})
+        for cell in row.locator("[data-label=Events], [data-label=Created]").all():
+            box = cell.bounding_box()
+            assert box is not None
+            assert box["height"] < 30, "its label stands above it"
+        page.set_viewport_size({"width": 1280, "height": 800})
         row.get_by_role("button", name="Test").click()
         expect(page.get_by_text("pipeline answered 200.")).to_be_visible()
         assert len(receiver.messages) == 1

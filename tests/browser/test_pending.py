@@ -56,7 +56,7 @@ def test_rows_of_all_jobs_stay_where_they_are_and_are_run_again(
     expect(page.get_by_role("button", name="300 changes – refresh")).to_be_visible()
     expect(first).to_contain_text("Chair 1")
     expect(first).to_contain_text("Pending")
-    page.get_by_role("button", name="Reprocess selected").click()
+    page.get_by_role("button", name="Run selected again").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Run 2 rows again?")
     expect(dialog).to_contain_text("4 rows are done.")
@@ -94,6 +94,45 @@ def test_filters_are_in_the_address_and_lead_to_the_job(show: Callable[[str], Pa
 
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Pending").click()
     expect(page.get_by_role("grid").get_by_role("row").nth(1)).to_contain_text("Chair 1")
+    assert server.ask("DELETE", f"/api/jobs/{job}").status == 204
+
+
+def test_changes_are_those_of_the_rows_that_the_filters_show(
+    show: Callable[[str], Page], server: ServerProcess
+) -> None:
+    page = show("/pending?type=awaited")
+    expect(page.locator(".live")).to_have_text("Live")
+    expect(page.get_by_text("No row fits these filters now.")).to_be_visible()
+    done = start_job(server, TABLE, {"processor": "price", "jobType": "other"})
+    until_state(server, done, "DONE")
+    job = start_paused(server, "awaited")
+    expect(page.get_by_role("button", name="300 changes – refresh")).to_be_visible()
+    page.get_by_role("button", name="300 changes – refresh").click()
+    expect(page.get_by_text("100 rows so far")).to_be_visible()
+    expect(page.get_by_role("button", name="Refresh", exact=True)).to_be_visible()
+    assert server.ask("DELETE", f"/api/jobs/{job}").status == 204
+
+
+def test_ids_of_rows_and_jobs_are_shown_and_copied(
+    show: Callable[[str], Page], page: Page, server: ServerProcess
+) -> None:
+    job = start_paused(server, "named")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+    show("/pending?type=named")
+    row = page.get_by_role("grid").get_by_role("row").nth(1)
+    tail = job[-4:]
+    item = f"batch_req_{job.removeprefix('job_')}_1"
+    expect(row.get_by_role("gridcell", name=f"…{tail}_1")).to_be_visible()
+    expect(row.get_by_role("gridcell", name=f"{job[:8]}…{tail}")).to_be_visible()
+    row.hover()
+    for id_ in (item, job):
+        row.get_by_role("button", name=f"Copy {id_}").click()
+        expect(row.get_by_role("button", name=f"Copy {id_}").locator("svg use")).to_have_attribute(
+            "href", re.compile("#check$")
+        )
+        assert page.evaluate("() => navigator.clipboard.readText()") == id_
+    expect(page).to_have_url(re.compile("#/pending"))
+    assert serious_issues(page) == []
     assert server.ask("DELETE", f"/api/jobs/{job}").status == 204
 
 

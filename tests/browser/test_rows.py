@@ -48,7 +48,7 @@ def test_rows_have_input_result_and_status(page: Page, server: ServerProcess, do
     open_work(page, server, done)
     head = page.get_by_role("columnheader")
     fixed, given, made = ("Select", "Row", "Status"), ("sku", "product_title", "note"), ("price", "currency")
-    expect(head).to_have_text([*fixed, *given, *made, "Error", "Tries", "Updated"])
+    expect(head).to_have_text([*fixed, *given, *made, "Error", "Attempts", "Updated"])
     expect(row(page, 3)).to_contain_text(re.compile("3.*Done.*3.*Chair 3.*6.*EUR"))
     expect(row(page, 5)).to_contain_text(re.compile("Failed.*sold out"))
     expect(row(page, 10)).to_contain_text("Not found")

@@ -61,7 +61,11 @@ def test_requests_in_order_cancel_and_delete(
     expect(requests).to_have_count(1)
     page.get_by_role("button", name="All").click()
     page.get_by_role("button", name="Open request 1").click()
-    expect(page.get_by_label("Request", exact=True).first).to_contain_text('"echo: the first question')
+    drawer = page.get_by_label("Request", exact=True).first
+    expect(drawer).to_contain_text('"echo: the first question')
+    asked = drawer.get_by_role("region", name="Question")
+    expect(asked).to_contain_text("/v1/chat/completions")
+    expect(asked).to_contain_text('"content": "the first question"')
     assert serious_issues(page) == []
     page.keyboard.press("Escape")
 
@@ -84,6 +88,10 @@ def test_a_blocked_session_goes_on(show: Callable[[str], Page], server: ServerPr
     server.ask("PUT", "/v1/sessions/blocked", {"on_dead_head": "block"})
     fail(server, upstream, "blocked")
     page = show("/sessions/blocked")
+    # Whoever decides knows what was asked.
+    page.get_by_role("button", name="Open request 1").click()
+    expect(page.get_by_role("region", name="Question")).to_contain_text('"content": "refused"')
+    page.keyboard.press("Escape")
     blocked = page.get_by_text("stands still until someone decides")
     requests = page.get_by_role("table", name="Requests").locator("tbody tr")
     page.get_by_role("button", name="Run it again").click()
@@ -104,3 +112,5 @@ def test_a_session_is_found_by_its_key(show: Callable[[str], Page], server: Serv
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="needle")).to_be_visible()
     expect(page.get_by_text("This session has no requests yet.")).to_be_visible()
+    page.get_by_role("main").get_by_role("link", name="Sessions").click()
+    expect(page.get_by_role("heading", name="Sessions", exact=True)).to_be_visible()

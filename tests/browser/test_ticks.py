@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, Request, expect
 
+from tests.support.browser import SET_HIDDEN
 from tests.support.console import PRICE, open_work
 from tests.support.jobs import start_job, table, until_state
 from tests.support.server import ServerProcess
 from tests.support.wait import wait_until
-
-SET_HIDDEN = """hidden => {
-  Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
-  document.dispatchEvent(new Event("visibilitychange"));
-}"""
 
 
 def test_one_stream_that_ends_while_the_tab_is_hidden(page: Page, server: ServerProcess) -> None:

@@ -154,6 +154,12 @@ async def get_request(world: World, connection: Connection) -> None:
     assert await answers.get_request(connection, OWNER, "deep", world.ids[0]) is not None
 
 
+async def get_request_and_body(world: World, connection: Connection) -> None:
+    found = await answers.get_request_and_body(connection, OWNER, "deep", world.ids[0])
+    assert found is not None
+    assert found[1] == b"{}"
+
+
 async def get_session(_: World, connection: Connection) -> None:
     row = await sessions.get_session(connection, OWNER, "deep")
     assert row is not None
@@ -189,7 +195,7 @@ def _listing(
 _STATUSES = (None, "pending", "processing", "completed", "failed", "cancelled")
 _HOT = [claim, read_heads, settle_heads, accept, accept_and_begin, accept_keyed, answered]
 _OTHERS = [
-    *(get_request, get_session, list_sessions, list_old, cancel),
+    *(get_request, get_request_and_body, get_session, list_sessions, list_old, cancel),
     *(_listing(status, middle) for status in _STATUSES for middle in (False, True)),
     *(_listing(status, newest=True) for status in _STATUSES),
 ]

@@ -44,6 +44,12 @@ addEventListener("securitypolicyviolation", (event) =>
 _RUN_AXE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations.map(
   ({id, impact, help, nodes}) => ({id, impact, help, nodes: nodes.map((node) => node.html.slice(0, 200))}))"""
 
+SET_HIDDEN = """hidden => {
+  Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""To be evaluated: the tab is hidden or looked at from here on."""
+
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
@@ -88,7 +94,7 @@ class WatchedPage:
             self._problems.append(f"console error: {message.text} ({message.location.get('url')})")
 
     def _see(self, request: Request) -> None:
-        if not request.url.startswith(("data:", "blob:", f"{self._origin}/")):
+        if not request.url.startswith(("data:", f"{self._origin}/")):
             self._problems.append(f"request to another origin: {request.method} {request.url}")
 
 

@@ -39,6 +39,20 @@ class SessionRequest(msgspec.Struct, kw_only=True):
     completed_at: Seconds | None
 
 
+class Question(msgspec.Struct, kw_only=True):
+    """What a request asks, as it was accepted."""
+
+    endpoint: str
+    body: Any
+
+
+class AskedRequest(SessionRequest, kw_only=True):
+    """A request with what it asks."""
+
+    request: Question | None
+    """None once it is erased."""
+
+
 class SessionRequestList(Page[SessionRequest]): ...
 
 
@@ -91,6 +105,11 @@ def request_object(row: RequestRow) -> SessionRequest:
         created_at=seconds(row.accepted_at),
         completed_at=seconds_or_none(row.completed_at),
     )
+
+
+def asked_request_object(row: RequestRow, body: bytes | None) -> AskedRequest:
+    request = None if body is None else Question(endpoint=row.endpoint, body=msgspec.Raw(body))
+    return AskedRequest(**msgspec.structs.asdict(request_object(row)), request=request)
 
 
 def session_object(row: SessionRow) -> Session:

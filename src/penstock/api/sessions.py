@@ -10,6 +10,7 @@ import re
 from time import monotonic
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
+from uuid import UUID
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -21,6 +22,7 @@ from penstock.api.errors import OpenAIErrorDetail, check_priority, conflict, not
 from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.api.session_objects import (
+    AskedRequest,
     OnDeadHead,
     Session,
     SessionDeleted,
@@ -29,6 +31,7 @@ from penstock.api.session_objects import (
     SessionRequestList,
     Status,
     StillWaiting,
+    asked_request_object,
     request_object,
     session_object,
 )
@@ -37,7 +40,7 @@ from penstock.db.pool import borrowed
 from penstock.erase import erase
 from penstock.model import public_id
 from penstock.sessions import sessions
-from penstock.sessions.answers import RequestRow, get_request, list_requests
+from penstock.sessions.answers import RequestRow, get_request, get_request_and_body, list_requests
 from penstock.sessions.sessions import SessionRow, cancel_request, get_session
 from penstock.settle.write import pass_over
 
@@ -200,19 +203,18 @@ def _wait_s(preferences: dict[str, str]) -> float | None:
 # -- looking
 
 
-async def retrieve_session_request(call: Call[RequestQuery, None]) -> SessionRequest:
+async def retrieve_session_request(call: Call[RequestQuery, None]) -> AskedRequest:
     """With `wait`, answers as soon as the request has ended or the time is up."""
     text = call.path["request_id"]
-    row = await _find(call, text)
-    if call.query.wait > 0 and row.status in ("pending", "processing"):
+    if call.query.wait > 0 and (row := await _find(call, text)).status in ("pending", "processing"):
         waiters = call.server.waiters
         with (
             waiters.waiting(row.id, None) as waiter,
             AnswerWait(waiters, waiter, call.request.receive) as awaited,
         ):
             await awaited.wait_for_answer(monotonic() + call.query.wait)
-        row = await _find(call, text)
-    return request_object(row)
+    # What it asks is read at the end: callers may wait by the thousands.
+    return asked_request_object(*await _find_with_body(call, text))
 
 
 async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionRequestList:
@@ -242,15 +244,29 @@ async def list_session_requests(call: Call[RequestsQuery, None]) -> SessionReque
 
 
 async def _find(call: Call[Any, Any], text: str) -> RequestRow:
-    key = check_key(call.path["key"], "key")
-    request_id = cursor("session_request", text) if text.startswith("sreq_") and len(text) == 37 else None
-    row = None
-    if request_id is not None:
-        async with borrowed(call.database) as connection:
-            row = await get_request(connection, call.caller.owner, key, request_id)
+    key, request_id = _request_place(call, text)
+    async with borrowed(call.database) as connection:
+        row = await get_request(connection, call.caller.owner, key, request_id)
     if row is None:
         raise not_found("SessionRequest", text)
     return row
+
+
+async def _find_with_body(call: Call[Any, Any], text: str) -> tuple[RequestRow, bytes | None]:
+    key, request_id = _request_place(call, text)
+    async with borrowed(call.database) as connection:
+        found = await get_request_and_body(connection, call.caller.owner, key, request_id)
+    if found is None:
+        raise not_found("SessionRequest", text)
+    return found
+
+
+def _request_place(call: Call[Any, Any], text: str) -> tuple[str, UUID]:
+    key = check_key(call.path["key"], "key")
+    request_id = cursor("session_request", text) if text.startswith("sreq_") and len(text) == 37 else None
+    if request_id is None:
+        raise not_found("SessionRequest", text)
+    return key, request_id
 
 
 async def list_sessions(call: Call[SessionsQuery, None]) -> SessionList:

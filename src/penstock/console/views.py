@@ -13,9 +13,8 @@ from penstock.api.errors import ApiError
 from penstock.console.files import INDEX, StaticFile, StaticFiles, import_map_hash
 
 # Scripts and styles are files of this server, with one exception: the import map, which no browser loads from a file.
-# Pictures that a user is about to upload are shown from memory (blob:).
 _POLICY: Final = (
-    "default-src 'none'; script-src 'self'{import_map}; style-src 'self'; img-src 'self' blob:; font-src 'self'; "
+    "default-src 'none'; script-src 'self'{import_map}; style-src 'self'; img-src 'self'; font-src 'self'; "
     "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _NOTHING_POLICY: Final = "default-src 'none'; frame-ancestors 'none'; sandbox"

@@ -50,14 +50,30 @@ async def get_request(
     connection: Connection, owner: str | None, session_key: str, request_id: UUID
 ) -> RequestRow | None:
     """Read a request of a session; with no owner named, of any owner."""
+    one = await _find_owned(connection, owner, session_key, request_id)
+    rows = [] if one is None else await _read(connection, [one])
+    return rows[0] if rows else None
+
+
+async def get_request_and_body(
+    connection: Connection, owner: str, session_key: str, request_id: UUID
+) -> tuple[RequestRow, bytes | None] | None:
+    """Read a request of an owner's session with what it asks: None in its place if that was erased."""
+    one = await _find_owned(connection, owner, session_key, request_id)
+    if one is None:
+        return None
+    place = {"source": -one.lane_id, "ordinal": one.ordinal}
+    body = await (await connection.execute(_SQL["read_body"], place, binary=True)).fetchone()
+    rows = await _read(connection, [one])
+    return (rows[0], body[0] if body else None) if rows else None
+
+
+async def _find_owned(connection: Connection, owner: str | None, session_key: str, request_id: UUID) -> _Found | None:
     found = await _find(connection, [request_id])
     if not found or found[0].session_deleted_at is not None:
         return None
     (one,) = found
-    if one.session_key != session_key or (owner is not None and one.owner != owner):
-        return None
-    rows = await _read(connection, found)
-    return rows[0] if rows else None
+    return one if one.session_key == session_key and owner in (None, one.owner) else None
 
 
 async def list_requests(

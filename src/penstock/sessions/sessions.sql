@@ -353,6 +353,11 @@ SELECT 1, state::text, status_code, response, error_code, error_message, attempt
   FROM penstock.outcomes
  WHERE lane_id = %(lane)s AND ordinal = %(ordinal)s
 
+-- name: read_body
+-- Reads what a single request asks.
+SELECT body FROM penstock.templates
+ WHERE source_id = %(source)s AND source_lane = 0 AND ordinal = %(ordinal)s
+
 -- name: find_lane
 -- Finds a session's lane, its cursor and its total.
 SELECT l.id, l.next, l.total

@@ -54,3 +54,11 @@ def test_the_sprite_has_every_icon_once() -> None:
     (sprite,) = (package["sprite"] for package in packages(MANIFESTS[0]) if "sprite" in package)
     ids = re.findall(r'<symbol id="([^"]+)"', (SHIPPED / sprite["to"]).read_text("utf-8"))
     assert ids == sorted(set(sprite["names"]))
+
+
+def test_the_sprite_has_the_icons_that_pages_show_and_no_others() -> None:
+    (sprite,) = (package["sprite"] for package in packages(MANIFESTS[0]) if "sprite" in package)
+    text = "".join(path.read_text("utf-8") for path in (SHIPPED.parent / "app").rglob("*.js"))
+    shown = set(re.findall(r"""\bicon="([\w-]+)"|<\$\{Icon\} name="([\w-]+)""", text))
+    assert {name for pair in shown for name in pair if name} - set(sprite["names"]) == set()
+    assert [name for name in sprite["names"] if not re.search(rf"""["'`]{name}["'`]""", text)] == []

@@ -22,17 +22,19 @@
  * @property {string} priority
  */
 
+/** Models of a provider that are names, not patterns. @param {{models: string[]} | undefined} provider */
+export const namedModels = (provider) => (provider?.models ?? []).filter((model) => !/[*?[]/.test(model));
+
 /** @param {import("../store.js").Me} me @returns {Draft} */
 export function emptyDraft(me) {
   const provider = me.providers[0];
-  const named = provider?.models.find((model) => !/[*?[]/.test(model));
   return {
     files: [],
     columns: {},
     sheet: "",
     how: provider ? "prompt" : me.processors.length ? "processor" : "prompt",
     provider: provider?.name ?? "",
-    model: named ?? "",
+    model: namedModels(provider)[0] ?? "",
     system: "",
     prompt: "",
     schema: "",

@@ -1,4 +1,4 @@
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { bytes, plural } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "../parts/button.js";
@@ -8,7 +8,7 @@ import { notify } from "../store.js";
 const ACCEPTED = ".csv,.tsv,.txt,.xlsx,.jsonl,.ndjson,.json,.zip,.gz,.png,.jpg,.jpeg,.gif,.webp";
 
 /**
- * Where files are dropped or chosen.
+ * Where files are dropped or chosen. A file that falls beside it is taken too: the browser would leave the page for it.
  * @param {{files: File[], onFiles: (files: File[]) => void}} props
  */
 export function Drop({ files, onFiles }) {
@@ -19,22 +19,36 @@ export function Drop({ files, onFiles }) {
     if (taken.length) onFiles(taken);
     else notify("bad", "That is no file. Drop a table, images, or a zip of images; a folder can be zipped first.");
   };
-  const drop = (/** @type {DragEvent} */ event) => {
-    event.preventDefault();
-    setOver(false);
-    take(event.dataTransfer?.files ?? []);
-  };
+  const latest = useRef(take);
+  latest.current = take;
+  useEffect(() => {
+    const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files") ?? false;
+    const drag = (/** @type {DragEvent} */ event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      setOver(true);
+    };
+    const leave = (/** @type {DragEvent} */ event) => event.relatedTarget === null && setOver(false);
+    const drop = (/** @type {DragEvent} */ event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      setOver(false);
+      latest.current(event.dataTransfer?.files ?? []);
+    };
+    addEventListener("dragover", drag);
+    addEventListener("dragleave", leave);
+    addEventListener("drop", drop);
+    return () => {
+      removeEventListener("dragover", drag);
+      removeEventListener("dragleave", leave);
+      removeEventListener("drop", drop);
+    };
+  }, []);
   const chosen = files.length === 1 ? files[0].name : plural(files.length, "file");
   return html`<div
     class="drop"
     data-over=${over ? "" : undefined}
     data-chosen=${files.length ? "" : undefined}
-    onDragOver=${(/** @type {DragEvent} */ event) => {
-      event.preventDefault();
-      setOver(true);
-    }}
-    onDragLeave=${() => setOver(false)}
-    onDrop=${drop}
   >
     <input ref=${input} class="only-read" type="file" multiple accept=${ACCEPTED} tabindex="-1" aria-label="File" onChange=${() => {
       take(input.current?.files ?? []);

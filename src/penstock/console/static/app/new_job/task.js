@@ -4,7 +4,7 @@ import { SelectField, TextField } from "../parts/field.js";
 import { Notice } from "../parts/notice.js";
 import { Segments } from "../parts/tabs.js";
 import { me } from "../store.js";
-import { reference } from "./draft.js";
+import { namedModels, reference } from "./draft.js";
 
 /** @typedef {import("./draft.js").Draft} Draft */
 
@@ -40,8 +40,9 @@ function Prompt({ draft, columns, onChange }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const providers = me.value?.providers ?? [];
   if (!providers.length) return html`<${Notice} tone="warn">This server has no provider. Its operator names one with <code>--base-url</code> or in <code>penstock.toml</code>.<//>`;
-  const models = providers.find((provider) => provider.name === draft.provider)?.models ?? [];
-  const named = models.filter((model) => !/[*?[]/.test(model));
+  const find = (/** @type {string} */ name) => providers.find((provider) => provider.name === name);
+  const models = find(draft.provider)?.models ?? [];
+  const named = namedModels(find(draft.provider));
   const insert = (/** @type {string} */ column) => {
     const area = box.current?.querySelector("textarea[data-prompt]");
     const at = area instanceof HTMLTextAreaElement ? area.selectionEnd : draft.prompt.length;
@@ -50,7 +51,7 @@ function Prompt({ draft, columns, onChange }) {
   };
   return html`<div class="stack" ref=${box}>
     <div class="pair">
-      ${providers.length > 1 && html`<${SelectField} label="Provider" value=${draft.provider} onPick=${(/** @type {string} */ provider) => onChange({ provider })} options=${providers.map(({ name }) => ({ id: name, label: name }))} />`}
+      ${providers.length > 1 && html`<${SelectField} label="Provider" value=${draft.provider} onPick=${(/** @type {string} */ provider) => onChange({ provider, model: namedModels(find(provider))[0] ?? "" })} options=${providers.map(({ name }) => ({ id: name, label: name }))} />`}
       ${named.length && named.length === models.length
         ? html`<${SelectField} label="Model" value=${draft.model} onPick=${(/** @type {string} */ model) => onChange({ model })} options=${named.map((name) => ({ id: name, label: name }))} />`
         : html`<${TextField} label="Model" value=${draft.model} onInput=${(/** @type {string} */ model) => onChange({ model })} mono placeholder="name of a model" autocomplete="off" />`}

@@ -66,6 +66,20 @@ export function previewForm(files, kind, /** @type {Record<string, any>} */ spec
 }
 
 /**
+ * As much of the files as a trial needs. Of a long table that is its beginning, from which the preview has read as many
+ * rows already: the server reads the same bytes in the same way, and looks no further.
+ * @param {File[]} files
+ * @param {"images" | "text" | "whole" | "none"} kind
+ * @param {boolean} isEnough whether the preview has as many rows
+ */
+export async function trialFiles(files, kind, isEnough) {
+  const [first] = files;
+  if (kind !== "text" || !isEnough || files.length > 1 || first.size <= PREVIEW_TEXT_BYTES) return files;
+  const bytes = new Uint8Array(await first.slice(0, PREVIEW_TEXT_BYTES).arrayBuffer());
+  return [new File([bytes.slice(0, bytes.lastIndexOf(0x0a) + 1 || undefined)], first.name)];
+}
+
+/**
  * What the first line of a file says, if it is a request in the Batch API's shape.
  * @param {File} file
  * @returns {Promise<{url: string, model: string | null} | null>}

@@ -1,4 +1,4 @@
-import { useCallback, useEffect, useState } from "preact/hooks";
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { get } from "../api.js";
 import { count, duration, percent, rate } from "../format.js";
 import { html } from "../html.js";
@@ -40,10 +40,7 @@ const owners = (owner) => [{ id: "", label: "Mine" }, { id: "*", label: "Everyon
 export function Home() {
   const { kind = "", state = "", q = "", owner = "" } = query.value;
   const filtered = Boolean(kind || state || q || owner);
-  const list = useLoad(
-    (signal) => /** @type {Promise<WorkPage>} */ (get("api/work", { kind, state, q, owner, pageSize: PAGE_SIZE }, { signal })),
-    [kind, state, q, owner],
-  );
+  const { list, showOlder } = useWork({ kind, state, q, owner });
   const [arrived, setArrived] = useState(0);
   useLive(list, Boolean(kind || state || q), owner, setArrived);
   useKeys([{ key: "r", label: "Refresh", run: () => list.reload() }]);
@@ -63,9 +60,47 @@ export function Home() {
       ${arrived > 0 && html`<${Button} small icon="refresh-cw" onClick=${refresh}>${count(arrived)} new<//>`}
     </div>
     <${Loading} of=${list} lines=${10}>
-      ${(/** @type {WorkPage} */ page) => (page.work.length ? html`<${WorkTable} page=${page} onMore=${() => loadMore(list, { kind, state, q, owner })} />` : filtered ? html`<${NoMatch} />` : html`<${Welcome} />`)}
+      ${(/** @type {WorkPage} */ page) => (page.work.length ? html`<${WorkTable} page=${page} onMore=${showOlder} />` : filtered ? html`<${NoMatch} />` : html`<${Welcome} />`)}
     <//>
   <//>`;
+}
+
+/**
+ * The list, of which as many pages are read again as are shown. What begins while a page is read stays on top.
+ * @param {{kind: string, state: string, q: string, owner: string}} filters
+ */
+function useWork(filters) {
+  const depends = Object.values(filters);
+  const shown = useRef(1);
+  const data = useRef(/** @type {WorkPage | null} */ (null));
+  const read = (/** @type {string | undefined} */ after, /** @type {AbortSignal} */ signal) =>
+    /** @type {Promise<WorkPage>} */ (get("api/work", { ...filters, pageSize: PAGE_SIZE, after }, { signal }));
+  const list = useLoad(async (signal) => {
+    const before = new Set(data.current?.work.map((entry) => entry.id));
+    let page = await read(undefined, signal);
+    for (let pages = 1; page.next && pages < shown.current; pages++) page = join(page, await read(page.next, signal));
+    const begun = (data.current?.work ?? []).filter((entry) => !before.has(entry.id));
+    return join({ work: begun, next: null }, page);
+  }, depends);
+  data.current = list.data;
+  useEffect(() => {
+    shown.current = 1;
+  }, depends);
+  const showOlder = async () => {
+    const after = data.current?.next;
+    if (!after) return;
+    const older = await read(after, new AbortController().signal);
+    if (data.current?.next !== after) return; // another list, or one that was read again meanwhile
+    shown.current++;
+    list.set(join(data.current, older));
+  };
+  return { list, showOlder };
+}
+
+/** @param {WorkPage} first @param {WorkPage} second @returns {WorkPage} */
+function join(first, second) {
+  const known = new Set(first.work.map((entry) => entry.id));
+  return { work: [...first.work, ...second.work.filter((entry) => !known.has(entry.id))], next: second.next };
 }
 
 /**
@@ -82,21 +117,24 @@ function useLive(list, filtered, owner, setArrived) {
   const narrowed = useLatest(filtered);
   useEffect(() => {
     // The first tick has what there was before: what comes later is new.
-    let seen = /** @type {Set<string> | null} */ (null);
+    let seen = /** @type {Set<string> | undefined} */ (undefined);
+    let opened = false;
     return follow({
       query: { home: "true", ...(owner ? { owner } : {}) },
       onOpen: () => {
-        if (seen) reload();
+        if (opened) reload();
+        opened = true;
       },
       onTick: ({ work, gone }) => {
         const page = data.current;
+        seen ??= new Set(work.map((/** @type {WorkEntry} */ entry) => entry.id));
         if (!page) return;
         const changed = new Map(work.map((/** @type {WorkEntry} */ entry) => [entry.id, entry]));
         const left = new Set(gone);
-        const known = new Set([...(seen ?? changed.keys()), ...page.work.map((entry) => entry.id)]);
+        const known = new Set([...seen, ...page.work.map((entry) => entry.id)]);
         const fresh = work.filter((/** @type {WorkEntry} */ entry) => !known.has(entry.id));
         const merged = page.work.map((entry) => changed.get(entry.id) ?? entry).filter((entry) => !left.has(entry.id));
-        seen = new Set([...(seen ?? []), ...changed.keys()]);
+        seen = new Set([...seen, ...changed.keys()]);
         if (narrowed.current && fresh.length) setArrived((before) => before + fresh.length);
         set({ ...page, work: narrowed.current ? merged : [...fresh, ...merged] });
       },
@@ -109,15 +147,6 @@ function useLatest(value) {
   const [box] = useState({ current: value });
   box.current = value;
   return box;
-}
-
-/** @param {import("../parts/load.js").Loaded<WorkPage>} list @param {Record<string, string>} filters */
-async function loadMore(list, filters) {
-  const page = list.data;
-  if (!page?.next) return;
-  const more = await get("api/work", { ...filters, pageSize: PAGE_SIZE, after: page.next });
-  const known = new Set(page.work.map((entry) => entry.id));
-  list.set({ work: [...page.work, ...more.work.filter((/** @type {WorkEntry} */ entry) => !known.has(entry.id))], next: more.next });
 }
 
 /** @param {{page: WorkPage, onMore: () => Promise<void>}} props */

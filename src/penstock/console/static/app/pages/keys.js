@@ -82,7 +82,7 @@ function KeyTable({ rows, onChange }) {
       { id: "owner", label: "Owner", cell: (/** @type {Key} */ key) => html`<bdi>${visible(key.owner)}</bdi>` },
       { id: "role", label: "Role", cell: (/** @type {Key} */ key) => html`<${Chip} tone=${key.role === "admin" ? "retry" : "calm"} dot=${false}>${key.role}<//>` },
       { id: "prefix", label: "Begins with", cell: (/** @type {Key} */ key) => html`<code>${key.prefix}…</code>` },
-      { id: "made", label: "Made", cell: (/** @type {Key} */ key) => html`<${Time} at=${key.created_at} />` },
+      { id: "created", label: "Created", cell: (/** @type {Key} */ key) => html`<${Time} at=${key.created_at} />` },
       { id: "ends", label: "Expires", cell: (/** @type {Key} */ key) => (key.expires_at ? html`<${Time} at=${key.expires_at} />` : html`<span class="faint">never</span>`) },
       {
         id: "act",

@@ -9,7 +9,7 @@ import { usePreview } from "../new_job/preview.js";
 import { Requests } from "../new_job/requests.js";
 import { Options, Task } from "../new_job/task.js";
 import { Trial, TRIAL_ROWS } from "../new_job/trial.js";
-import { firstRequest, jobForm, upload } from "../new_job/upload.js";
+import { firstRequest, jobForm, trialFiles, upload } from "../new_job/upload.js";
 import { Button } from "../parts/button.js";
 import { Skeleton } from "../parts/empty.js";
 import { SelectField } from "../parts/field.js";
@@ -78,7 +78,7 @@ function Steps({ draft, change }) {
         ${wrong("processor").map((text) => html`<${Notice} key=${text} tone="warn">${text}<//>`)}
         <${FirstRequest} request=${preview?.request} how=${draft.how} />
       </section>
-      <${Run} draft=${draft} found=${found ?? []} ready=${isReady(draft) && !preview?.problems.length} />
+      <${Run} draft=${draft} found=${found ?? []} seen=${preview?.rows.length ?? 0} ready=${isReady(draft) && !preview?.problems.length} />
     </div>
   </div>`;
 }
@@ -108,8 +108,8 @@ function FirstRequest({ request, how }) {
   </div>`;
 }
 
-/** @param {{draft: Draft, found: import("../new_job/draft.js").FoundColumn[], ready: boolean}} props */
-function Run({ draft, found, ready }) {
+/** @param {{draft: Draft, found: import("../new_job/draft.js").FoundColumn[], seen: number, ready: boolean}} props `seen` rows are in the preview */
+function Run({ draft, found, seen, ready }) {
   const [share, setShare] = useState(/** @type {number | null} */ (null));
   const [problem, setProblem] = useState("");
   const [trial, setTrial] = useState("");
@@ -123,7 +123,8 @@ function Run({ draft, found, ready }) {
       const asked = `${JSON.stringify(spec)} ${draft.files.map((file) => `${file.name} ${file.size} ${file.lastModified}`).join("|")}`;
       if (!limit && !keys.current.has(asked)) keys.current.set(asked, newKey());
       setShare(0);
-      const answer = await upload("api/jobs", jobForm(draft.files, spec), { onProgress: setShare, key: limit ? undefined : keys.current.get(asked) });
+      const files = limit ? await trialFiles(draft.files, kindOf(draft.files), seen >= limit) : draft.files;
+      const answer = await upload("api/jobs", jobForm(files, spec), { onProgress: setShare, key: limit ? undefined : keys.current.get(asked) });
       if (limit) setTrial(answer.jobId);
       else go(`#/work/${answer.jobId}`);
     } catch (error) {

@@ -1,4 +1,4 @@
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "../api.js";
 import { html } from "../html.js";
 import { Button } from "../parts/button.js";
@@ -27,7 +27,7 @@ const FILTERS = ["status", "type", "job", "from", "to"];
 /** What waits and what workers have claimed, over all jobs. */
 export function PendingPage() {
   const { status = "", type = "", job = "", from = "", to = "", owner = "" } = query.value;
-  const { works, moved } = useJobs(owner);
+  const { works, moved } = useJobs(owner, (work) => work.kind === "job" && (!type || work.jobType === type) && (!job || work.id === job));
   const asked = { statuses: status, jobType: type, jobId: job, userId: owner || "me", from: asMoment(from), to: asMoment(to), pageSize: 100 };
   const load = (/** @type {string | undefined} */ after, /** @type {AbortSignal} */ signal) => get("api/pending", { ...asked, after }, { signal });
   const filtered = FILTERS.some((name) => query.value[name]);
@@ -62,27 +62,38 @@ function Moment({ label, value, onPick }) {
   return html`<label class="moment"><span class="soft small">${label}</span><input type="datetime-local" ...${useDraft(value)} onChange=${(/** @type {any} */ event) => onPick(event.currentTarget.value)} /></label>`;
 }
 
-/** Jobs by id, kept current, and how often a row of one has moved since. @param {string} owner */
-function useJobs(owner) {
+/**
+ * Jobs by id, kept current, and how often a row of those that are `shown` has moved since.
+ * @param {string} owner @param {(work: WorkEntry) => boolean} shown
+ */
+function useJobs(owner, shown) {
   const [jobs, setJobs] = useState({ works: /** @type {Map<string, WorkEntry>} */ (new Map()), moved: 0 });
-  useEffect(
-    () =>
-      follow({
-        query: { home: "true", ...(owner ? { owner: "*" } : {}) },
-        onTick: ({ work }) =>
-          setJobs(({ works, moved }) => {
-            let changes = 0;
-            for (const entry of /** @type {WorkEntry[]} */ (work)) {
-              const before = works.get(entry.id);
-              if (before) changes += Math.max(0, progress(entry) - progress(before));
-            }
-            return { works: new Map([...works, ...work.map((/** @type {WorkEntry} */ entry) => /** @type {const} */ ([entry.id, entry]))]), moved: moved + changes };
-          }),
-      }),
-    [owner],
-  );
+  const latest = useRef(shown);
+  latest.current = shown;
+  useEffect(() => {
+    // The first tick has what there was before.
+    let first = true;
+    return follow({
+      query: { home: "true", ...(owner ? { owner: "*" } : {}) },
+      onTick: (/** @type {{work: WorkEntry[]}} */ { work }) => {
+        const isFirst = first;
+        first = false;
+        setJobs(({ works, moved }) => {
+          for (const entry of work.filter(latest.current)) {
+            const before = works.get(entry.id);
+            if (before) moved += Math.max(0, progress(entry) - progress(before));
+            else if (!isFirst) moved += open(entry);
+          }
+          return { works: new Map([...works, ...work.map((entry) => /** @type {const} */ ([entry.id, entry]))]), moved };
+        });
+      },
+    });
+  }, [owner]);
   return jobs;
 }
 
 /** A figure that grows whenever rows of the work come or are decided. @param {WorkEntry} work */
 const progress = (work) => work.total + settled(work.counts);
+
+/** Rows that wait or are claimed. @param {WorkEntry} work */
+const open = ({ counts }) => counts.pending + counts.retrying + counts.inFlight;

@@ -28,7 +28,7 @@ export function Providers() {
   return html`<${Page} title="Providers" intro="The upstreams, how many calls each gets at a time, and why. Limits are found out while calling, and hold over all processes.">
     <${Loading} of=${loaded}>
       ${(/** @type {{data: Provider[], unserved: {pool: string, models: string[]}[]}} */ { data, unserved }) => html`
-        ${unserved.map((left) => html`<${Notice} key=${left.pool} tone="warn">Work for ${left.models.join(", ")} waits for <b>${left.pool}</b>, which is not configured here and has no live worker. Configure a provider for it, or cancel the work.<//>`)}
+        ${unserved.map((left) => html`<${Notice} key=${left.pool} tone="warn">Work for <bdi>${visible(left.models.join(", "))}</bdi> waits for <b><bdi>${visible(left.pool)}</bdi></b>, which is not configured here and has no live worker. Configure a provider for it, or cancel the work.<//>`)}
         ${data.length ? data.map((provider) => html`<${ProviderCard} key=${provider.name} provider=${provider} onChange=${loaded.reload} />`) : html`<${Empty} icon="plug" title="No provider is configured">Start the server with <code>--base-url</code>, or name providers in <code>penstock.toml</code>.<//>`}
       `}
     <//>
@@ -54,7 +54,7 @@ function ProviderCard({ provider, onChange }) {
     <header class="line wrap">
       <h2>${provider.name}</h2>
       ${halted.length ? html`<${Chip} tone="bad">Halted<//>` : waiting.length ? html`<${Chip} tone="warn">Waiting<//>` : html`<${Chip} tone="good">Open<//>`}
-      <span class="soft grow cut" title=${provider.models.join(", ")}>${provider.models.includes("*") ? "every model" : provider.models.join(", ")}</span>
+      <span class="soft grow cut" title=${visible(provider.models.join(", "))}>${provider.models.includes("*") ? "every model" : html`<bdi>${visible(provider.models.join(", "))}</bdi>`}</span>
       <span class="soft small">${ceilings(provider)}</span>
       ${provider.gates.length > 0 && html`<${Button} small kind=${halted.length ? "primary" : "plain"} icon="play" onClick=${() => void resume()}>Call again<//>`}
     </header>
@@ -84,7 +84,7 @@ function LimitTable({ limits }) {
       { id: "use", label: "In flight", class: "meter-cell", cell: (/** @type {Limit} */ limit) => html`<${Meter} limit=${limit} />` },
       { id: "span", label: "Between", number: true, cell: (/** @type {Limit} */ limit) => html`<span class="soft">${count(limit.floor)} and ${count(limit.ceiling)}</span>` },
       { id: "pace", label: "Calls a second", number: true, cell: (/** @type {Limit} */ limit) => (limit.max_per_second === null ? html`<span class="faint">not paced</span>` : rate(limit.max_per_second)) },
-      { id: "why", label: "Why it last moved", cell: (/** @type {Limit} */ limit) => html`<span class="why">${visible(limit.reason) || "as it began"}</span>` },
+      { id: "why", label: "Last large move", cell: (/** @type {Limit} */ limit) => html`<span class="why">${visible(limit.reason) || "as it began"}</span>` },
       { id: "when", label: "When", cell: (/** @type {Limit} */ limit) => html`<${Time} at=${limit.moved_at} />` },
     ]}
   />`;

@@ -4,7 +4,7 @@ import { count, plural } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "../parts/button.js";
 import { Chip } from "../parts/chip.js";
-import { Id } from "../parts/copy.js";
+import { Copy, Id } from "../parts/copy.js";
 import { confirm } from "../parts/dialog.js";
 import { Drawer } from "../parts/drawer.js";
 import { Empty } from "../parts/empty.js";
@@ -16,7 +16,7 @@ import { useEvery } from "../parts/poll.js";
 import { Table } from "../parts/table.js";
 import { Segments } from "../parts/tabs.js";
 import { Elapsed, Time } from "../parts/time.js";
-import { cellText, fullText, visible } from "../parts/value.js";
+import { cellText, fullText, stringify, visible } from "../parts/value.js";
 import { go, query, setQuery } from "../route.js";
 import { notify } from "../store.js";
 import { answeredText } from "../work/row_columns.js";
@@ -25,6 +25,7 @@ import { SessionState } from "./sessions.js";
 /**
  * @typedef {{id: string, sequence: number, status: string, attempts: number, created_at: number, completed_at: number | null,
  *   response: {status_code: number | null, body: any} | null, error: {code: string, message: string} | null}} SessionRequest
+ * @typedef {SessionRequest & {request: {endpoint: string, body: any} | null}} AskedRequest
  * @typedef {import("./sessions.js").Session} Session
  */
 
@@ -84,7 +85,8 @@ export function SessionPage({ name }) {
     go("#/sessions");
   };
   const refresh = () => Promise.all([now.reload(), requests.reload()]);
-  return html`<${Page} title=${visible(name)} intro="A session: one request at a time, in the order they came." actions=${session && html`<${Actions} session=${session} onDelete=${remove} onChange=${refresh} />`}>
+  const heading = html`<div class="line wrap heading"><a href="#/sessions" class="soft">Sessions</a><span class="faint" aria-hidden="true">/</span><h1 class="cut" title=${visible(name)}><bdi>${visible(name)}</bdi></h1></div>`;
+  return html`<${Page} title=${visible(name)} heading=${heading} intro="A session: one request at a time, in the order they came." actions=${session && html`<${Actions} session=${session} onDelete=${remove} onChange=${refresh} />`}>
     <${Loading} of=${now} lines=${3}>${() => html`<${Facts} session=${session} busy=${busy} />`}<//>
     ${session?.status === "blocked" && html`<${Blocked} root=${root} onChange=${refresh} />`}
     <div class="filters"><${Segments} label="Requests" now=${status} options=${FILTERS} onPick=${(/** @type {string} */ id) => setQuery({ status: id || null })} /></div>
@@ -119,7 +121,7 @@ function Facts({ session, busy }) {
     <div class="figures">
       <div><b>${count(session.queued)}</b><span class="soft">queued</span></div>
       <div><b>${count(session.in_flight)}</b><span class="soft">in flight</span></div>
-      <div><b><${Time} at=${session.created_at} /></b><span class="soft">begun</span></div>
+      <div><b><${Time} at=${session.created_at} /></b><span class="soft">created</span></div>
     </div>
     ${busy && html`<p class="in-flight">Request <a href="#/sessions/${encodeURIComponent(session.key)}?request=${busy.id}">${count(busy.sequence)}</a> is being answered, for <b class="strong"><${Elapsed} from=${busy.created_at} /></b>, attempt ${count(busy.attempts + 1)}.</p>`}
   </div>`;
@@ -148,7 +150,7 @@ function RequestTable({ rows, root, onChange }) {
       { id: "status", label: "Status", cell: (/** @type {SessionRequest} */ one) => html`<${RequestStatus} status=${one.status} />` },
       { id: "answer", label: "Answer", class: "wide-cell", narrow: "title", cell: (/** @type {SessionRequest} */ one) => html`<bdi class="cut one-line ${one.error ? "bad" : "soft"}">${summary(one)}</bdi>` },
       { id: "attempts", label: "Attempts", number: true, cell: (/** @type {SessionRequest} */ one) => count(one.attempts) },
-      { id: "made", label: "Accepted", cell: (/** @type {SessionRequest} */ one) => html`<${Time} at=${one.created_at} />` },
+      { id: "accepted", label: "Accepted", cell: (/** @type {SessionRequest} */ one) => html`<${Time} at=${one.created_at} />` },
       { id: "took", label: "Took", number: true, cell: (/** @type {SessionRequest} */ one) => took(one) },
       { id: "act", label: "", class: "act", cell: (/** @type {SessionRequest} */ one) => one.status === "pending" && html`<${Cancel} one=${one} root=${root} onChange=${onChange} />` },
     ]}
@@ -183,7 +185,7 @@ function RequestDrawer({ root, id, onChange }) {
   const one = loaded.data;
   return html`<${Drawer} title=${one ? `Request ${one.sequence}` : "Request"} label="Request" onClose=${() => setQuery({ request: null })}>
     <${Loading} of=${loaded}>
-      ${(/** @type {SessionRequest} */ found) => html`
+      ${(/** @type {AskedRequest} */ found) => html`
         <dl class="facts">
           <dt>Status</dt><dd class="line"><${RequestStatus} status=${found.status} />${found.status === "pending" && html`<${Cancel} one=${found} root=${root} onChange=${() => {
             loaded.reload();
@@ -196,18 +198,20 @@ function RequestDrawer({ root, id, onChange }) {
           ${found.response && html`<dt>Answered</dt><dd>${found.response.status_code ?? "–"}</dd>`}
         </dl>
         ${found.error && html`<${Notice} tone="bad"><b>${found.error.code}</b> <bdi>${visible(found.error.message)}</bdi><//>`}
-        ${found.response && html`<${Body} value=${found.response.body} />`}
+        ${found.request ? html`<${Body} title="Question" value=${found.request.body}><code class="soft">${found.request.endpoint}</code><//>` : html`<p class="soft">What it asked is erased.</p>`}
+        ${found.response && html`<${Body} title="Answer" value=${found.response.body} />`}
       `}
     <//>
   <//>`;
 }
 
-/** @param {{value: any}} props */
-function Body({ value }) {
+/** @param {{title: string, value: any, children?: any}} props */
+function Body({ title, value, children }) {
   const [all, setAll] = useState(false);
   const text = fullText(value);
   const long = text.length > MAX_SHOWN_CHARS && !all;
-  return html`<section class="stack"><h3>Answer</h3>
+  return html`<section class="stack" aria-label=${title}>
+    <div class="line"><h3>${title}</h3><span class="grow">${children}</span><${Copy} text=${() => (typeof value === "string" ? value : (stringify(value, 2) ?? ""))} label="Copy the ${title.toLowerCase()}" /></div>
     <pre class="code" tabindex="0">${long ? text.slice(0, MAX_SHOWN_CHARS) : text}</pre>
     ${long && html`<${Button} small onClick=${() => setAll(true)}>Show all ${count(text.length)} characters<//>`}
   </section>`;

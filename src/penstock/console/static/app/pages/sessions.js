@@ -75,7 +75,7 @@ function SessionTable({ rows }) {
       { id: "flight", label: "In flight", number: true, cell: (/** @type {Session} */ session) => count(session.in_flight) },
       { id: "dead", label: "When one fails", cell: (/** @type {Session} */ session) => html`<span class="soft">${session.on_dead_head === "block" ? "stands still" : "goes on"}</span>` },
       { id: "priority", label: "Priority", number: true, narrow: "hide", cell: (/** @type {Session} */ session) => count(session.priority) },
-      { id: "made", label: "Begun", cell: (/** @type {Session} */ session) => html`<${Time} at=${session.created_at} />` },
+      { id: "created", label: "Created", cell: (/** @type {Session} */ session) => html`<${Time} at=${session.created_at} />` },
     ]}
   />`;
 }

@@ -86,7 +86,7 @@ function HookTable({ rows, onEdit, onSecret, onChange }) {
       { id: "name", label: "Name", narrow: "title", cell: (/** @type {Webhook} */ hook) => html`<b class="strong"><bdi>${visible(hook.name)}</bdi></b>` },
       { id: "url", label: "Address", narrow: "title", class: "address", cell: (/** @type {Webhook} */ hook) => html`<code class="soft"><bdi>${visible(hook.url)}</bdi></code>` },
       { id: "events", label: "Events", cell: (/** @type {Webhook} */ hook) => html`<span class="line wrap">${hook.event_types.map((type) => html`<${Chip} key=${type} dot=${false}>${type.replace("batch.", "")}<//>`)}</span>` },
-      { id: "made", label: "Made", cell: (/** @type {Webhook} */ hook) => html`<${Time} at=${hook.created_at} />` },
+      { id: "created", label: "Created", cell: (/** @type {Webhook} */ hook) => html`<${Time} at=${hook.created_at} />` },
       {
         id: "act",
         label: "",

@@ -44,8 +44,8 @@ export function Copy({ text, label = "Copy", children, small = true }) {
   return html`<${Button} kind="quiet" small=${small} icon=${done ? "check" : "copy"} label=${label} onClick=${run}>${children}<//>`;
 }
 
-/** An id that can be copied. @param {{id: string, short?: boolean}} props */
+/** An id that can be copied. @param {{id: string, short?: boolean | string}} props `short` is what is shown of it, if its ends do not tell it from others */
 export function Id({ id, short = false }) {
-  const text = short && id.length > 16 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id;
+  const text = typeof short === "string" ? short : short && id.length > 16 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id;
   return html`<span class="id"><code title=${id}>${text}</code><${Copy} text=${id} label="Copy ${id}" /></span>`;
 }

@@ -6,11 +6,14 @@ import { Button } from "./button.js";
 import { Notice } from "./notice.js";
 
 /**
- * A modal dialog; Escape and the ground behind it close it.
- * @param {{title: string, onClose: () => void, wide?: boolean, children?: any, actions?: any}} props
+ * A modal dialog. Escape, its cross and a click on the ground behind it close it, unless it is busy; without `onClose`
+ * only its actions do.
+ * @param {{title: string, onClose?: () => void, busy?: boolean, children?: any, actions?: any}} props
  */
-export function Dialog({ title, onClose, wide = false, children, actions }) {
+export function Dialog({ title, onClose, busy = false, children, actions }) {
   const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const pressedOnGround = useRef(false);
+  const close = busy ? undefined : onClose;
   useEffect(() => {
     const dialog = ref.current;
     const before = document.activeElement;
@@ -21,15 +24,23 @@ export function Dialog({ title, onClose, wide = false, children, actions }) {
   }, []);
   return html`<dialog
     ref=${ref}
-    class="dialog ${wide ? "wide" : ""}"
+    class="dialog"
     aria-labelledby="dialog-title"
-    onClose=${onClose}
-    onClick=${(/** @type {MouseEvent} */ event) => event.target === ref.current && onClose()}
+    onCancel=${(/** @type {Event} */ event) => !close && event.preventDefault()}
+    onClose=${() => {
+      if (close) close();
+      else ref.current?.showModal(); // browsers close at the second Escape, whatever the page says to it
+    }}
+    onPointerDown=${(/** @type {PointerEvent} */ event) => (pressedOnGround.current = event.target === ref.current)}
+    onClick=${(/** @type {MouseEvent} */ event) => {
+      // Text that is selected beyond the edge of the dialog ends in a click on the ground too.
+      if (event.target === ref.current && pressedOnGround.current) close?.();
+    }}
   >
     <div class="dialog-inside">
       <header class="line">
         <h2 id="dialog-title" class="grow">${title}</h2>
-        <${Button} kind="quiet" icon="x" label="Close" onClick=${onClose} />
+        ${onClose && html`<${Button} kind="quiet" icon="x" label="Close" disabled=${busy} onClick=${onClose} />`}
       </header>
       <div class="dialog-body">${children}</div>
       ${actions && html`<footer class="line wrap">${actions}</footer>`}
@@ -43,6 +54,7 @@ export function Dialog({ title, onClose, wide = false, children, actions }) {
 
 const question = signal(/** @type {Question | null} */ (null));
 const problem = signal("");
+const running = signal(false);
 
 /**
  * Ask before something that cannot be taken back, then do it. The dialog stays until it is done; if it fails, it says so.
@@ -67,19 +79,22 @@ export function Confirmation() {
   const asked = question.value;
   if (!asked) return null;
   const actions = html`
-    <${Button} onClick=${() => asked.done(false)}>Back<//>
+    <${Button} disabled=${running.value} onClick=${() => asked.done(false)}>Back<//>
     <${Button}
       kind=${asked.danger ? "danger" : "primary"}
       data-confirm
       onClick=${async () => {
         problem.value = "";
+        running.value = true;
         try {
           await asked.run();
           asked.done(true);
         } catch (error) {
           problem.value = explain(error);
+        } finally {
+          running.value = false;
         }
       }}
     >${asked.action}<//>`;
-  return html`<${Dialog} title=${asked.title} onClose=${() => asked.done(false)} actions=${actions}>${asked.text}${problem.value && html`<${Notice} tone="bad">${problem.value}<//>`}<//>`;
+  return html`<${Dialog} title=${asked.title} onClose=${() => asked.done(false)} busy=${running.value} actions=${actions}>${asked.text}${problem.value && html`<${Notice} tone="bad">${problem.value}<//>`}<//>`;
 }

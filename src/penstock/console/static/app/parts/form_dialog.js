@@ -7,9 +7,9 @@ import { Notice } from "./notice.js";
 
 /**
  * A dialog with fields. It stays until what it asks for is done; if that fails, it says why.
- * @param {{title: string, action: string, onSubmit: () => Promise<unknown>, onClose: () => void, wide?: boolean, children?: any}} props
+ * @param {{title: string, action: string, onSubmit: () => Promise<unknown>, onClose: () => void, children?: any}} props
  */
-export function FormDialog({ title, action, onSubmit, onClose, wide, children }) {
+export function FormDialog({ title, action, onSubmit, onClose, children }) {
   const id = useId();
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
@@ -26,9 +26,9 @@ export function FormDialog({ title, action, onSubmit, onClose, wide, children })
     }
   };
   const actions = html`
-    <${Button} onClick=${onClose}>Back<//>
+    <${Button} disabled=${busy} onClick=${onClose}>Back<//>
     <${Button} kind="primary" type="submit" form=${id} disabled=${busy} data-submit>${action}<//>`;
-  return html`<${Dialog} title=${title} onClose=${onClose} wide=${wide} actions=${actions}>
+  return html`<${Dialog} title=${title} onClose=${onClose} busy=${busy} actions=${actions}>
     <form id=${id} class="stack" onSubmit=${submit}>
       ${children} ${problem && html`<${Notice} tone="bad">${problem}<//>`}
     </form>

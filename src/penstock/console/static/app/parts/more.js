@@ -31,12 +31,15 @@ export function usePages(load, depends = []) {
   }, depends);
   const pages = loaded.data ? [loaded.data, ...more] : [];
   const last = pages.at(-1);
+  const latest = useRef(last);
+  latest.current = last;
   const next = async () => {
     if (!last?.last_id) return;
     try {
       const page = await load(last.last_id);
+      if (latest.current?.last_id !== last.last_id) return; // other pages, or those that were read again meanwhile
       shown.current = pages.length + 1;
-      setMore([...more, page]);
+      setMore((before) => [...before, page]);
     } catch (error) {
       notify("bad", explain(error));
     }

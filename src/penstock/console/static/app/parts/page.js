@@ -1,10 +1,9 @@
-import { effect } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { html } from "../html.js";
 
 /**
  * A page below the bar: title, what can be done, content. Its title is the tab's.
- * @param {{title: string, heading?: any, intro?: any, actions?: any, wide?: boolean, full?: boolean, children?: any}} props
+ * @param {{title: string, heading?: any, intro?: any, actions?: any, full?: boolean, children?: any}} props
  *   `heading` replaces the title on the page; `full` fills the window, so that a grid in it has the scrollbar
  */
 export function Page({ title, heading, intro, actions, full = false, children }) {
@@ -18,9 +17,4 @@ export function Page({ title, heading, intro, actions, full = false, children })
     </header>
     ${children}
   </main>`;
-}
-
-/** Run something when signals that it reads change, while a component is shown. @param {() => void} run @param {any[]} [also] */
-export function useWatch(run, also = []) {
-  useEffect(() => effect(run), also);
 }

@@ -5,6 +5,7 @@ import { html } from "../html.js";
 import { useKeys } from "../keys.js";
 import { Button } from "../parts/button.js";
 import { Chip, StatusChip } from "../parts/chip.js";
+import { Id } from "../parts/copy.js";
 import { Empty, Skeleton } from "../parts/empty.js";
 import { fixedPx, Grid, GridCheck } from "../parts/grid.js";
 import { Notice } from "../parts/notice.js";
@@ -87,7 +88,7 @@ export function PendingList({ load, asked, moved, works, empty }) {
       <span class="soft" role="status">${plural(source.total, "row")}${source.ended ? "" : " so far"}, as they were when the list was opened</span>
       <${Button} small kind=${changes ? "primary" : "plain"} icon="refresh-cw" onClick=${refresh}>${changes ? `${plural(changes, "change")} – refresh` : "Refresh"}<//>
       <span class="grow"></span>
-      ${selected.value.size > 0 && html`<span>${plural(selected.value.size, "row")} selected</span>${retried && html`<${Button} small icon="rotate-ccw" onClick=${again}>Reprocess selected<//>`}<${Button} small kind="quiet" onClick=${() => (selected.value = new Map())}>Clear<//>`}
+      ${selected.value.size > 0 && html`<span>${plural(selected.value.size, "row")} selected</span>${retried && html`<${Button} small icon="rotate-ccw" onClick=${again}>Run selected again<//>`}<${Button} small kind="quiet" onClick=${() => (selected.value = new Map())}>Clear<//>`}
       ${works && active.value >= 0 && source.get(active.value) && html`<${Button} small icon="arrow-right" href=${link(`/work/${encodeURIComponent(source.get(active.value).jobId)}`)}>Go to job<//>`}
     </div>
     ${problem && html`<${Notice} tone="bad" action=${html`<${Button} small onClick=${() => source.load()}>Try again<//>`}>${problem}<//>`}
@@ -119,23 +120,31 @@ function columns(isSelected, works) {
   /** @type {GridColumn[]} */
   const first = [
     { id: "check", label: "", width: fixedPx(34), pinned: true, cell: (_item, index) => html`<${GridCheck} index=${index} selected=${isSelected(index)} />` },
-    { id: "item", label: works ? "Item" : "Row", width: fixedPx(100), pinned: true, number: true, cell: (/** @type {PendingRow} */ item) => item && html`<a href=${rowLink(item)} title=${item.id}>${count(item.row)}</a>` },
+    { id: "item", label: "Row", width: fixedPx(92), pinned: true, number: true, cell: (/** @type {PendingRow} */ item) => item && html`<a href=${rowLink(item)} title=${item.id}>${count(item.row)}</a>` },
     { id: "status", label: "Status", width: fixedPx(108), pinned: true, cell: (/** @type {PendingRow} */ item) => item && html`<${StatusChip} status=${item.status} />` },
   ];
   /** @type {GridColumn[]} */
   const last = [
-    { id: "summary", label: "Title", width: { minPx: 220, maxPx: 2000 }, cell: (/** @type {PendingRow} */ item) => html`<bdi title=${item.summary ?? ""}>${visible(item.summary ?? "")}</bdi>` },
-    { id: "attempts", label: "Tries", width: fixedPx(62), number: true, cell: (/** @type {PendingRow} */ item) => count(item.attempts) },
+    { id: "summary", label: "Title", width: { minPx: 200, maxPx: 2000 }, cell: (/** @type {PendingRow} */ item) => html`<bdi title=${item.summary ?? ""}>${visible(item.summary ?? "")}</bdi>` },
+    { id: "attempts", label: "Attempts", width: fixedPx(76), number: true, cell: (/** @type {PendingRow} */ item) => count(item.attempts) },
     { id: "locked", label: "Locked by", width: fixedPx(104), cell: (/** @type {PendingRow} */ item) => (item.lockedBy ? html`<code title=${item.lockedBy}>${item.lockedBy.slice(0, 8)}</code>` : html`<span class="faint">–</span>`) },
     { id: "updated", label: "Updated", width: fixedPx(104), number: true, cell: (/** @type {PendingRow} */ item) => html`<span class="soft"><${Time} at=${item.updatedAt} /></span>` },
   ];
   if (!works) return [...first, ...last];
   /** @type {GridColumn[]} */
   const ofJob = [
-    { id: "type", label: "Type", width: fixedPx(120), cell: (/** @type {PendingRow} */ item) => html`<${Chip} dot=${false}><bdi class="cut">${visible(item.jobType ?? "")}</bdi><//>` },
-    { id: "job", label: "Job", width: fixedPx(230), cell: (/** @type {PendingRow} */ item) => html`<${JobCell} item=${item} work=${works.get(item.jobId)} />` },
+    { id: "itemId", label: "Item id", width: fixedPx(134), cell: (/** @type {PendingRow} */ item) => html`<${IdCell} id=${item.id} short=${`…${item.id.split("_")[2].slice(-4)}_${item.row}`} />` },
+    { id: "jobId", label: "Job id", width: fixedPx(142), cell: (/** @type {PendingRow} */ item) => html`<${IdCell} id=${item.jobId} short />` },
+    { id: "type", label: "Type", width: fixedPx(110), cell: (/** @type {PendingRow} */ item) => html`<${Chip} dot=${false}><bdi class="cut">${visible(item.jobType ?? "")}</bdi><//>` },
+    { id: "job", label: "Job", width: fixedPx(210), cell: (/** @type {PendingRow} */ item) => html`<${JobCell} item=${item} work=${works.get(item.jobId)} />` },
   ];
   return [...first, last[0], ...ofJob, ...last.slice(1)];
+}
+
+/** An id whose copying does not open the row. @param {{id: string, short: boolean | string}} props */
+function IdCell({ id, short }) {
+  const keep = (/** @type {Event} */ event) => event.stopPropagation();
+  return html`<span class="id-cell" onClick=${keep} onKeyDown=${(/** @type {KeyboardEvent} */ event) => (event.key === "Enter" || event.key === " ") && keep(event)}><${Id} id=${id} short=${short} /></span>`;
 }
 
 /** @param {{item: PendingRow, work: WorkEntry | undefined}} props */

@@ -9,7 +9,7 @@ import { Empty } from "../parts/empty.js";
 import { Loading, useLoad } from "../parts/load.js";
 import { Segments } from "../parts/tabs.js";
 import { link, query, setQuery } from "../route.js";
-import { painted } from "../store.js";
+import { painted, paused } from "../store.js";
 import { hasEnded } from "./actions.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
@@ -82,7 +82,7 @@ export function Charts({ work }) {
   useEffect(() => {
     let left = hasEnded(work) ? REFRESHES_AFTER_END : Infinity;
     const timer = setInterval(() => {
-      if (document.hidden) return;
+      if (document.hidden || paused.peek()) return;
       loaded.reload();
       left -= 1;
       if (left === 0) clearInterval(timer);

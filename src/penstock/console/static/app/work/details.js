@@ -29,8 +29,8 @@ export function Details({ work }) {
     ["Ended", work.endedAt && html`<${Time} at=${work.endedAt} plain />, after <${Elapsed} from=${work.createdAt} to=${work.endedAt} />`],
     ["Rows read", work.ingest && `${count(work.ingest.rows)}${work.ingest.done ? ", all of them" : " so far"}`],
     ["Result columns", work.columns?.length ? html`<bdi>${visible(work.columns.join(", "))}</bdi>` : null],
-    ["Provider", work.provider],
-    ["Model", work.model],
+    ["Provider", work.provider && html`<bdi>${visible(work.provider)}</bdi>`],
+    [work.kind === "job" && !work.provider ? "Function" : "Model", work.model && html`<bdi>${visible(work.model)}</bdi>`],
     ["Last error", work.lastError && html`<bdi class="failed">${visible(work.lastError)}</bdi>`],
   ];
   return html`
@@ -53,7 +53,7 @@ function Operations({ work }) {
     { id: "what", label: "Operation", narrow: "title", cell: () => "Rows run again" },
     { id: "state", label: "State", narrow: "bare", cell: (/** @type {Operation} */ one) => html`<${Chip} tone=${TONES[one.state]}>${one.state.toLowerCase()}<//>` },
     { id: "requeued", label: "Put back", number: true, cell: (/** @type {Operation} */ one) => count(one.requeued) },
-    { id: "worn", label: "Without tries left", number: true, cell: (/** @type {Operation} */ one) => count(one.wornOut) },
+    { id: "worn", label: "Without attempts left", number: true, cell: (/** @type {Operation} */ one) => count(one.wornOut) },
     { id: "at", label: "Started", number: true, cell: (/** @type {Operation} */ one) => html`<${Time} at=${one.createdAt} />` },
     { id: "took", label: "Took", number: true, cell: (/** @type {Operation} */ one) => html`<${Elapsed} from=${one.createdAt} to=${one.endedAt} />` },
     { id: "stop", label: "Action", unlabelled: true, narrow: "bare", cell: (/** @type {Operation} */ one) => one.state === "RUNNING" && html`<${Button} small icon="circle-x" onClick=${() => stop(one)}>Stop<//>` },
@@ -64,6 +64,6 @@ function Operations({ work }) {
       ${(/** @type {{operations: Operation[]}} */ page) =>
         page.operations.length
           ? html`<${Table} label="Operations" columns=${columns} rows=${page.operations} rowKey=${(/** @type {Operation} */ one) => one.id} />`
-          : html`<div class="card"><${Empty} icon="history" title="Nothing was run again so far">${plural(work.counts.failed ?? 0, "row")} failed. “Reprocess” runs failures again; select rows in the grid to run those alone.<//></div>`}
+          : html`<div class="card"><${Empty} icon="history" title="Nothing was run again so far">${plural(work.counts.failed ?? 0, "row")} failed. “Run failures again” does so; select rows in the grid to run those alone.<//></div>`}
     <//>`;
 }

@@ -5,7 +5,8 @@ import { html } from "../html.js";
 import { Button } from "../parts/button.js";
 import { Chip } from "../parts/chip.js";
 import { Empty } from "../parts/empty.js";
-import { Loading, useLoad } from "../parts/load.js";
+import { Loading } from "../parts/load.js";
+import { More, usePages } from "../parts/more.js";
 import { Table } from "../parts/table.js";
 import { Time } from "../parts/time.js";
 import { visible } from "../parts/value.js";
@@ -19,26 +20,23 @@ const REFRESH_MS = 2000;
 
 /** Failures in groups. @param {{work: WorkDetail, onChange: () => void}} props */
 export function Errors({ work, onChange }) {
-  const loaded = useLoad((signal) => /** @type {Promise<{errors: Group[], next: string | null}>} */ (get(workPath(work.id, "/errors"), { pageSize: 200 }, { signal })), [work.id]);
+  const groups = usePages(async (after, signal) => {
+    const { errors, next } = await get(workPath(work.id, "/errors"), { pageSize: 200, after }, { signal });
+    return { data: errors, has_more: next !== null, last_id: next };
+  }, [work.id]);
   const last = useRef(Date.now());
   const failures = work.counts.failed + work.counts.notFound;
   useEffect(() => {
     const timer = setTimeout(() => {
       last.current = Date.now();
-      loaded.reload();
+      groups.reload();
     }, Math.max(0, last.current + REFRESH_MS - Date.now()));
     return () => clearTimeout(timer);
   }, [failures]);
-  const more = async () => {
-    const before = loaded.data;
-    if (!before?.next) return;
-    const page = await get(workPath(work.id, "/errors"), { pageSize: 200, after: before.next });
-    loaded.set({ errors: [...before.errors, ...page.errors], next: page.next });
-  };
   const rows = (/** @type {Group} */ group) => link(`/work/${encodeURIComponent(work.id)}`, { fingerprint: group.fingerprint });
   const again = (/** @type {Group} */ group) => askReprocess(work, { scope: "job", fingerprint: group.fingerprint }, plural(group.count, "row"), onChange);
   // Imported ones, and those of an earlier version. While rows fail, figures and groups are not of one moment.
-  const ungrouped = (/** @type {{errors: Group[], next: string | null}} */ page) => (page.next || !hasEnded(work) ? 0 : failures - page.errors.reduce((sum, group) => sum + group.count, 0));
+  const ungrouped = groups.hasMore || !hasEnded(work) ? 0 : failures - groups.rows.reduce((sum, /** @type {Group} */ group) => sum + group.count, 0);
   const failed = link(`/work/${encodeURIComponent(work.id)}`, { status: "ERROR" });
   const columns = [
     { id: "count", label: "Rows", number: true, class: "error-count", narrow: "bare", cell: (/** @type {Group} */ group) => html`<b>${count(group.count)}</b>` },
@@ -48,13 +46,13 @@ export function Errors({ work, onChange }) {
     { id: "last", label: "Last", number: true, class: "error-time", cell: (/** @type {Group} */ group) => html`<${Time} at=${group.lastSeen} />` },
     { id: "act", label: "Action", unlabelled: true, class: "error-act", narrow: "bare", cell: (/** @type {Group} */ group) => canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => again(group)}>Run this group again<//>` },
   ];
-  return html`<${Loading} of=${loaded} lines=${5}>
-    ${(/** @type {{errors: Group[], next: string | null}} */ page) =>
-      page.errors.length
-        ? html`<${Table} label="Groups of errors" columns=${columns} rows=${page.errors} rowKey=${(/** @type {Group} */ group) => group.fingerprint} fixed />
-            ${page.next && html`<div class="more"><${Button} onClick=${more}>Show more groups<//></div>`}
-            ${ungrouped(page) > 0 && html`<p class="soft">${plural(ungrouped(page), "failure")} more ${ungrouped(page) === 1 ? "is" : "are"} in no group. <a href=${failed}>Show the failed rows</a></p>`}`
-        : ungrouped(page) > 0
+  return html`<${Loading} of=${groups.loaded} lines=${5}>
+    ${() =>
+      groups.rows.length
+        ? html`<${Table} label="Groups of errors" columns=${columns} rows=${groups.rows} rowKey=${(/** @type {Group} */ group) => group.fingerprint} fixed />
+            <${More} of=${groups} />
+            ${ungrouped > 0 && html`<p class="soft">${plural(ungrouped, "failure")} more ${ungrouped === 1 ? "is" : "are"} in no group. <a href=${failed}>Show the failed rows</a></p>`}`
+        : ungrouped > 0
           ? html`<div class="card"><${Empty} icon="circle-alert" title="${plural(failures, "failure")}, in no group" action=${html`<${Button} href=${failed}>Show the failed rows<//>`}>Failures that were imported, or written by an earlier version, are not grouped.<//></div>`
           : html`<div class="card"><${Empty} icon="circle-check" title="No row has failed" action=${html`<${Button} href=${link(`/work/${encodeURIComponent(work.id)}`)}>Show the rows<//>`}>Failures are grouped here by code, HTTP status and message.<//></div>`}
   <//>`;

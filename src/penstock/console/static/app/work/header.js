@@ -51,7 +51,7 @@ export function Actions({ work, onChange, onDeleted }) {
   return html`
     ${!ended && work.state !== "PAUSED" && html`<${Button} icon="pause" onClick=${act(() => steer(work, "pause"))}>Pause<//>`}
     ${work.state === "PAUSED" && html`<${Button} kind="primary" icon="play" onClick=${act(() => steer(work, "resume"))}>Resume<//>`}
-    ${canRunAgain(work, "ERROR") && html`<${Button} icon="rotate-ccw" disabled=${failures + unrun === 0} title=${failures + unrun ? undefined : "No row has failed"} onClick=${act(() => askReprocess(work, wish, what))}>Reprocess<//>`}
+    ${canRunAgain(work, "ERROR") && html`<${Button} icon="rotate-ccw" disabled=${failures + unrun === 0} title=${failures + unrun ? undefined : "No row has failed"} onClick=${act(() => askReprocess(work, wish, what))}>Run failures again<//>`}
     <${Export} work=${work} />
     ${!ended && html`<${Button} kind="danger" icon="ban" onClick=${act(() => askCancel(work))}>Cancel<//>`}
     ${ended && html`<${Button} kind="danger" icon="trash-2" onClick=${async () => (await askDelete(work)) && onDeleted()}>Delete<//>`}`;
@@ -125,16 +125,21 @@ function Tile({ label, value, more, title }) {
   return html`<div title=${title}><dt>${label}</dt><dd class="tile-value">${value}</dd><dd class="tile-more">${more}</dd></div>`;
 }
 
-/** How many calls at a time, and why: "96 → 67: 429 ×12, 2 min ago". @param {{work: WorkDetail}} props */
+/** A limit moves a little at every look, and a reason is kept for large moves alone: it may tell of other figures than those of now. @param {string} why */
+const lastMove = (why) => why.replace(/^(\S+ → \S+): /, "last large move: $1, ");
+
+/** How many calls at a time, and why: "last large move: 96 → 67, 429 ×12, 2 min ago". @param {{work: WorkDetail}} props */
 function LimitTile({ work }) {
   const limit = work.limit;
   if (!limit) return html`<${Tile} label="Calls at a time" value="–" more="no limit so far" />`;
   const gate = limit.gate === "halted" ? "stopped" : limit.gate === "waiting" && limit.gateUntil ? `waits, goes on ${ago(moment(limit.gateUntil), now.value)}` : null;
-  const why = [gate, limit.gate && (limit.gateMessage ?? limit.gateCode), limit.why, limit.movedAt && ago(moment(limit.movedAt), now.value)].filter(Boolean).join(", ");
+  const why = [gate, limit.gate && (limit.gateMessage ?? limit.gateCode), limit.why && lastMove(limit.why), limit.movedAt && ago(moment(limit.movedAt), now.value)].filter(Boolean).join(", ");
+  const ended = hasEnded(work);
+  const told = ended ? "as it is now" : visible(why) || "as configured";
   const pace = limit.perSecond === null ? null : `${rate(limit.perSecond)}/s`;
   const calls = limit.calls === null ? pace ?? "–" : count(Math.floor(limit.calls));
   const value = html`${calls}${limit.ceiling ? html` <span class="soft small">of ${count(limit.ceiling)}</span>` : null}${pace && limit.calls !== null ? html` <span class="soft small">· ${pace}</span>` : null}`;
-  return html`<${Tile} label="Calls at a time" value=${value} more=${visible(why) || "as configured"} title=${[work.provider, work.model, why].filter(Boolean).join(" · ")} />`;
+  return html`<${Tile} label="Calls at a time" value=${value} more=${told} title=${visible([work.provider, work.model, ended ? "" : why].filter(Boolean).join(" · "))} />`;
 }
 
 /** @param {{work: WorkDetail}} props */

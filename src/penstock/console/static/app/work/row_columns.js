@@ -70,7 +70,7 @@ export function rowColumns(sample, { kind, total, inputColumns, columns, isSelec
     { id: "#status", label: "Status", width: fixedPx(108), pinned: true, cell: (/** @type {Item | undefined} */ item) => item && html`<${StatusChip} status=${item.status} />` },
   ];
   const ends = [
-    { id: "#attempts", label: "Tries", width: fixedPx(58), number: true, cell: (/** @type {Item} */ item) => (typeof item.attempts === "number" ? count(item.attempts) : "") },
+    { id: "#attempts", label: "Attempts", width: fixedPx(76), number: true, cell: (/** @type {Item} */ item) => (typeof item.attempts === "number" ? count(item.attempts) : "") },
     { id: "#updated", label: "Updated", width: fixedPx(96), number: true, cell: (/** @type {Item} */ item) => html`<span class="soft"><${Time} at=${item.updatedAt} /></span>` },
   ];
   return [...fixed, ...(kind === "batch" ? requestColumns(sample) : tableColumns(sample, inputColumns, columns)), ...errorColumn(sample), ...ends];
