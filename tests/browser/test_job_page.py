@@ -129,7 +129,7 @@ def test_a_group_of_errors_is_run_again(page: Page, server: ServerProcess) -> No
     sold_out.get_by_role("button", name="Run this group again").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Run 4 rows again?")
-    dialog.get_by_label("Give them all their tries again").check()
+    dialog.get_by_label("Give them all their attempts again").check()
     dialog.get_by_role("button", name="Run again").click()
     expect(page.get_by_text("4 rows put back to run again.")).to_be_visible()
     page.get_by_role("link", name="Details").click()

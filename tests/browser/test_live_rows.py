@@ -71,7 +71,7 @@ def test_a_row_run_again_is_shown_with_its_new_outcome(
     page.get_by_role("complementary").get_by_role("button", name="Run again").click()
     dialog = page.get_by_role("dialog")
     if kind == "job":
-        dialog.get_by_label("Give them all their tries again").check()
+        dialog.get_by_label("Give them all their attempts again").check()
     dialog.get_by_role("button", name="Run again").click()
     expect(status(page, 1)).to_have_text("Done")
     expect(drawer_status(page, 1)).to_have_text("Done")

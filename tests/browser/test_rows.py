@@ -182,7 +182,7 @@ def test_selected_rows_are_run_again(page: Page, server: ServerProcess) -> None:
     expect(page.locator(".grid-row[aria-selected=true]")).to_have_count(4)
     page.get_by_role("button", name="Run again").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Give them all their tries again").check()
+    dialog.get_by_label("Give them all their attempts again").check()
     dialog.get_by_role("button", name="Run again").click()
     expect(page.get_by_text("4 rows put back to run again.")).to_be_visible()
     expect(page.locator(".grid-row[aria-selected=true]")).to_have_count(0)

@@ -56,9 +56,9 @@ def installed(wheel: ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = tmp_path_factory.mktemp("installed")
     uv = str(Path(sys.executable).with_name("uv"))
     subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, environment], check=True)
-    locked = ["--constraint", ROOT / "requirements.lock"]
-    to = ["--system-certs", "--python", environment / "bin" / "python"]
-    subprocess.run([uv, "pip", "install", "--quiet", *to, *locked, str(wheel.filename)], check=True)
+    locked = ("--constraint", ROOT / "requirements.lock")
+    to = ("--system-certs", "--python", environment / "bin" / "python")
+    subprocess.run((uv, "pip", "install", "--quiet", *to, *locked, str(wheel.filename)), check=True)
     return environment
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.api.errors import OpenAIErrorDetail
 from penstock.api.objects import Page, Seconds, seconds, seconds_or_none
@@ -26,6 +27,13 @@ class RequestError(msgspec.Struct, kw_only=True):
     message: str
 
 
+class Question(msgspec.Struct, kw_only=True):
+    """What a request asks, as it was accepted."""
+
+    endpoint: str
+    body: Any
+
+
 class SessionRequest(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["session.request"] = "session.request"
@@ -37,20 +45,8 @@ class SessionRequest(msgspec.Struct, kw_only=True):
     attempts: int
     created_at: Seconds
     completed_at: Seconds | None
-
-
-class Question(msgspec.Struct, kw_only=True):
-    """What a request asks, as it was accepted."""
-
-    endpoint: str
-    body: Any
-
-
-class AskedRequest(SessionRequest, kw_only=True):
-    """A request with what it asks."""
-
-    request: Question | None
-    """None once it is erased."""
+    request: Question | UnsetType | None = UNSET
+    """With `include=request`; None once it is erased."""
 
 
 class SessionRequestList(Page[SessionRequest]): ...
@@ -107,9 +103,10 @@ def request_object(row: RequestRow) -> SessionRequest:
     )
 
 
-def asked_request_object(row: RequestRow, body: bytes | None) -> AskedRequest:
-    request = None if body is None else Question(endpoint=row.endpoint, body=msgspec.Raw(body))
-    return AskedRequest(**msgspec.structs.asdict(request_object(row)), request=request)
+def asked_request_object(row: RequestRow, body: bytes | None) -> SessionRequest:
+    found = request_object(row)
+    found.request = None if body is None else Question(endpoint=row.endpoint, body=msgspec.Raw(body))
+    return found
 
 
 def session_object(row: SessionRow) -> Session:

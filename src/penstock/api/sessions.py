@@ -22,7 +22,6 @@ from penstock.api.errors import OpenAIErrorDetail, check_priority, conflict, not
 from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
 from penstock.api.session_objects import (
-    AskedRequest,
     OnDeadHead,
     Session,
     SessionDeleted,
@@ -78,6 +77,7 @@ class SubmitQuery(msgspec.Struct):
 
 class RequestQuery(msgspec.Struct):
     wait: WaitS = 0
+    include: Annotated[Literal["request"] | None, msgspec.Meta(description="`request`: also what it asks.")] = None
 
 
 class RequestsQuery(msgspec.Struct):
@@ -203,16 +203,20 @@ def _wait_s(preferences: dict[str, str]) -> float | None:
 # -- looking
 
 
-async def retrieve_session_request(call: Call[RequestQuery, None]) -> AskedRequest:
+async def retrieve_session_request(call: Call[RequestQuery, None]) -> SessionRequest:
     """With `wait`, answers as soon as the request has ended or the time is up."""
     text = call.path["request_id"]
-    if call.query.wait > 0 and (row := await _find(call, text)).status in ("pending", "processing"):
+    row = await _find(call, text)
+    if call.query.wait > 0 and row.status in ("pending", "processing"):
         waiters = call.server.waiters
         with (
             waiters.waiting(row.id, None) as waiter,
             AnswerWait(waiters, waiter, call.request.receive) as awaited,
         ):
             await awaited.wait_for_answer(monotonic() + call.query.wait)
+        row = await _find(call, text)
+    if call.query.include is None:
+        return request_object(row)
     # What it asks is read at the end: callers may wait by the thousands.
     return asked_request_object(*await _find_with_body(call, text))
 

@@ -49,7 +49,8 @@ def test_a_call_blocks_until_its_answer(place: Place, key: str) -> None:
     assert told["response"]["status_code"] == 200
     assert told["response"]["body"]["choices"][0]["message"]["content"] == "echo hello"
     assert told["created_at"] <= told["completed_at"]
-    assert place.get(f"/{key}/requests/{told['id']}") == {**told, "request": asking("hello")}
+    assert place.get(f"/{key}/requests/{told['id']}") == told
+    assert place.get(f"/{key}/requests/{told['id']}?include=request") == {**told, "request": asking("hello")}
 
 
 def test_what_a_request_asks_is_read_with_it_until_it_is_erased(place: Place, key: str) -> None:
@@ -58,14 +59,14 @@ def test_what_a_request_asks_is_read_with_it_until_it_is_erased(place: Place, ke
     headers = {"content-type": "application/json"}
     told = place.server.ask("POST", f"/v1/sessions/{key}/requests", body, headers=headers).json
     path = f"/v1/sessions/{key}/requests/{told['id']}"
-    for query in ("", "?wait=1"):
+    for query in ("?include=request", "?wait=1&include=request"):
         asked = place.server.ask("GET", path + query)
         assert asked.status == 200
         assert b'"request":{"endpoint":"/v1/chat/completions","body":' + asks in asked.content
     assert "request" not in place.get(f"/{key}/requests")["data"][0]
     with psycopg.connect(place.database) as connection:
         connection.execute("DELETE FROM penstock.templates WHERE body = %s", [asks])
-    assert place.get(f"/{key}/requests/{told['id']}") == {**told, "request": None}
+    assert place.get(f"/{key}/requests/{told['id']}?include=request") == {**told, "request": None}
 
 
 def test_the_body_goes_out_byte_by_byte(place: Place, key: str) -> None:

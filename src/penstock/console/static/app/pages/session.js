@@ -181,7 +181,7 @@ function Cancel({ one, root, onChange }) {
 
 /** @param {{root: string, id: string, onChange: () => void}} props */
 function RequestDrawer({ root, id, onChange }) {
-  const loaded = useLoad((signal) => get(`${root}/requests/${id}`, {}, { signal, exact: true }), [id]);
+  const loaded = useLoad((signal) => get(`${root}/requests/${id}`, { include: "request" }, { signal, exact: true }), [id]);
   const one = loaded.data;
   return html`<${Drawer} title=${one ? `Request ${one.sequence}` : "Request"} label="Request" onClose=${() => setQuery({ request: null })}>
     <${Loading} of=${loaded}>

@@ -79,8 +79,8 @@ export function askReprocess(work, wish, what, onStart) {
   return confirm({
     title: `Run ${what} again?`,
     text: html`
-      <p>Each row keeps its result until it has a new one. Rows that have had all their tries are left as they are.</p>
-      ${isJob && html`<label class="line"><input type="checkbox" onChange=${(/** @type {any} */ event) => (resetAttempts = event.currentTarget.checked)} />Give them all their tries again</label>`}`,
+      <p>Each row keeps its result until it has a new one. Rows that have had all their attempts are left as they are.</p>
+      ${isJob && html`<label class="line"><input type="checkbox" onChange=${(/** @type {any} */ event) => (resetAttempts = event.currentTarget.checked)} />Give them all their attempts again</label>`}`,
     action: "Run again",
     run: async () => {
       if (isJob) {
@@ -143,7 +143,7 @@ async function watchOperation(work, id) {
     }
     if (operation.state === "RUNNING") continue;
     if (stopped.has(id)) return;
-    const worn = operation.wornOut ? ` ${count(operation.wornOut)} have no tries left.` : "";
+    const worn = operation.wornOut ? ` ${count(operation.wornOut)} have no attempts left.` : "";
     if (operation.state === "DONE") notify("good", `${plural(operation.requeued, "row")} put back to run again.${worn}`);
     else notify("bad", operation.error ?? `The operation was ${operation.state.toLowerCase()}.`);
     return;
