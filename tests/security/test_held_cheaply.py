@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
+from pathlib import Path
 
 import psutil
 import psycopg
@@ -145,17 +146,40 @@ def test_a_connection_that_has_shown_a_key_is_kept(ground: TenantGround) -> None
                 stack.enter_context(connect(ground))
 
 
-def test_when_all_have_shown_a_key_one_more_is_told_so(ground: TenantGround) -> None:
+def test_connections_of_one_owner_leave_room_for_those_of_others(ground: TenantGround) -> None:
     request = f"GET /v1/files HTTP/1.1\r\nhost: a\r\nx-api-key: {ground.keys['alice']}\r\n\r\n".encode()
     with ExitStack() as stack:
 
-        def told() -> int:
+        def told() -> tuple[int, bytes]:
             connection = stack.enter_context(connect(ground))
-            with suppress(OSError):
-                connection.sendall(request)
-            return read_answer(connection)[0]
+            connection.sendall(request)
+            return read_answer(connection)
 
         answers = [told() for _ in range(CLIENTS + 5)]
-    assert answers[0] == 200
-    assert answers[-1] == 503
+        statuses = [status for status, _ in answers]
+        assert statuses == sorted(statuses)
+        assert 0.7 * CLIENTS < statuses.count(200) < 0.9 * CLIENTS, "alone, one may have most of them"
+        assert (answers[-1][0], b"too_many_connections" in answers[-1][1]) == (503, True)
+        for _ in range(3):
+            assert ground.ask("bob", "GET", "/v1/files").status == 200
     wait_until(lambda: ground.ask("alice", "GET", "/v1/files").status == 200, DEADLINE_S)
+
+
+UNFINISHED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\nx"
+
+
+def test_strangers_that_are_being_answered_leave_room_for_those_with_a_key(tmp_path: Path, server_18: str) -> None:
+    """What is refused is answered once its body has come, or after `linger_s`."""
+    options = ("--set", f"max_connections={CLIENTS}", "--set", "linger_s=300")
+    with ExitStack() as stack:
+        ground = stack.enter_context(tenant_ground(tmp_path, server_18, *options, mock=(), workers=0))
+        for _ in range(2 * CLIENTS):
+            connection = stack.enter_context(connect(ground))
+            with suppress(OSError):
+                connection.sendall(UNFINISHED)
+        for _ in range(10):
+            assert ground.ask("alice", "GET", "/v1/files").status == 200
+        # Where strangers crowd, they are answered at once.
+        connection = stack.enter_context(connect(ground))
+        connection.sendall(UNFINISHED)
+        assert read_answer(connection)[0] == 401

@@ -63,7 +63,17 @@ from penstock.api import (
 from penstock.api.access import SHOWN_PATH_CHARS, count_request, log_access
 from penstock.api.auth import Auth, key_ended
 from penstock.api.endpoint import Call, Caller, Encoded, Endpoint, Server
-from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, out_of_memory, over_quota, refusal
+from penstock.api.errors import (
+    ApiError,
+    Dialect,
+    busy,
+    conflict,
+    disk_full,
+    out_of_memory,
+    over_quota,
+    refusal,
+    too_many_connections,
+)
 from penstock.api.guard import DropPace, Guard, SlowReaderError, read_body
 from penstock.api.key_watch import KeyWatch
 from penstock.api.openapi import document
@@ -90,7 +100,7 @@ from penstock.quotas.quotas import QuotaExceeded
 from penstock.server.acceptor import Acceptor, TooManyWaitingError
 from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties
-from penstock.server.connections import trust_connection
+from penstock.server.connections import TooManyConnectionsError, is_crowded, trust_connection
 from penstock.server.halts import Halts
 from penstock.server.kickoff import Kickoffs
 from penstock.server.memory import Hold, MemoryBudget, MemoryUsedUpError
@@ -204,11 +214,11 @@ class Api:
                 request = Request(scope, guard.receive)
                 route, who = await self._admit(request, path)
                 if who is not _UNKNOWN:
-                    memory.belong_to(who.owner)
+                    memory.owner = who.owner
                     upload_threads().note_call(who.owner)
-                    trust_connection(scope)
-                if who.key_id is not None:
-                    self._server.key_watch.begin(who.key_id, guard)
+                    if who.key_id is not None:
+                        self._server.key_watch.begin(who.key_id, guard)
+                    trust_connection(scope, who.owner)
                 response = await self._answer(route, who, request, request_id, memory)
                 guard.cover(b"" if isinstance(response, StreamingResponse) else response.body)
             except (ClientDisconnect, SlowReaderError):
@@ -219,7 +229,8 @@ class Api:
                 # Every failure is answered in the shape of the client's dialect.
                 response = refusal(_to_api_error(error, request_id), dialect, request_id)
                 refused = True
-            if refused:  # not where it was caught: with the exception goes what was read of the request
+            # Not where it was caught: with the exception goes what was read of the request.
+            if refused and not (who is _UNKNOWN and is_crowded(scope)):
                 await guard.linger(self._dropped, who.owner)
             # A stream is begun all the same, and broken off: it holds what only it can let go.
             if guard.shut_out and not isinstance(response, StreamingResponse):
@@ -352,6 +363,8 @@ def _to_api_error(error: Exception, request_id: str) -> ApiError:
             return over_quota(error)
         case MemoryUsedUpError():
             return out_of_memory()
+        case TooManyConnectionsError():
+            return too_many_connections()
         case IntakeGivenUp() | TooManyWaitingError():
             return busy(error.message)
         case psycopg.errors.DiskFull():

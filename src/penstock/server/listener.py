@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from penstock.config import Config
 from penstock.errors import PenstockError, UsageError
-from penstock.server.connections import TRUST, Connections
+from penstock.server.connections import CONNECTION, Connections
 from penstock.server.head_counter import HeadCounter
 from penstock.server.memory import Hold, MemoryBudget, MemoryUsedUpError
 
@@ -179,7 +179,7 @@ class Protocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_stranger = True
         self._held = Hold(self.memory)
-        self._extensions = {TRUST: self._trust}
+        self._extensions = {CONNECTION: self}
 
     @property
     def answering(self) -> bool:
@@ -201,12 +201,16 @@ class Protocol(HttpToolsProtocol):
         self._held.release()
         super().connection_lost(exc)
 
-    def _trust(self) -> None:
-        """A request has shown a key: from now on the application counts what it holds."""
+    def trust(self, owner: str) -> None:
+        """A request has shown a key of that owner: from now on the application counts what it holds. Raises
+        TooManyConnectionsError, or MemoryUsedUpError for what is queued behind it."""
         if self._is_stranger:
+            self.clients.trust(self, owner)
             self._is_stranger = False
-            self.clients.trust(self)
+            queued_bytes = self._held.held_bytes if self.pipeline else 0
             self._held.release()
+            self._held.owner = owner
+            self._held.resize(queued_bytes)
 
     def data_received(self, data: bytes) -> None:
         heads = self._heads
