@@ -334,13 +334,14 @@ def make_server(
     callers of all sessions wait for."""
     sessions_database = sessions_database or database
     limits = ProviderLimits(config, database)
+    memory = MemoryBudget(config.serve.request_memory_bytes)
     return Server(
         config,
         conninfo,
         database,
         known,
         worker_id,
-        follow.Hub(database),
+        follow.Hub(database, memory),
         background,
         Acceptor(sessions_database, config.sessions),
         Waiters(sessions_database, conninfo),
@@ -351,7 +352,7 @@ def make_server(
         OwnerQuotas(database, config.quotas, config.serve.key_cache_s),
         QueueFigures(config, database),
         ProcessMetrics(),
-        MemoryBudget(config.serve.request_memory_bytes),
+        memory,
         KeyWatch(database, config.serve.key_cache_s),
         ticks.Ticks(database),
     )
