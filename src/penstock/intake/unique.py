@@ -17,6 +17,7 @@ from itertools import accumulate, chain, compress, product
 from typing import IO, NamedTuple
 
 from penstock.errors import PenstockError
+from penstock.intake.pace import keep_pace
 
 _PARTITIONS = 64
 _RUN_IDS = 65_536
@@ -114,6 +115,7 @@ class UniqueIds:
 
     def _segments(self, spill: IO[bytes], partition: int) -> Iterator[_Segment]:
         for starts in self._runs:
+            keep_pace()
             with _disk_errors():
                 spill.seek(starts[partition])
                 segment = spill.read(starts[partition + 1] - starts[partition])
