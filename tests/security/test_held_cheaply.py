@@ -4,6 +4,7 @@ a key are served beside them."""
 from __future__ import annotations
 
 import json
+import resource
 import select
 import socket
 from collections.abc import Iterator
@@ -203,3 +204,37 @@ def test_strangers_that_are_being_answered_leave_room_for_those_with_a_key(tmp_p
         connection = stack.enter_context(connect(ground))
         connection.sendall(UNFINISHED)
         assert read_answer(connection)[0] == 401
+
+
+DESCRIPTORS = 1_024
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * DESCRIPTORS)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_more_strangers_than_descriptors_leave_some_to_the_server(tmp_path: Path, server_18: str) -> None:
+    """Whoever has a key is served, with calls to the upstream, and the server lives on."""
+    beats = "SELECT max(heartbeat_at) FROM penstock.workers"
+    chat = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
+    quick = ("--set", "heartbeat_interval_s=0.2")
+    with ExitStack() as stack:
+        ground = stack.enter_context(tenant_ground(tmp_path, server_18, *quick, mock=(), descriptors=DESCRIPTORS))
+        wait_until(lambda: "raise the limit (ulimit -n)" in ground.server.log, DEADLINE_S)
+        for number in range(DESCRIPTORS + 100):
+            connection = stack.enter_context(connect(ground))
+            with suppress(OSError):
+                connection.sendall((b"", UNFINISHED)[number % 2])
+        for _ in range(10):
+            assert ground.ask("alice", "POST", "/v1/chat/completions", chat).status == 200
+        ground.until("alice", f"/v1/batches/{ground.start('alice', jsonl(20))}", "status", "completed")
+        looking = stack.enter_context(psycopg.connect(ground.database, autocommit=True))
+        before = looking.execute(beats).fetchall()
+        wait_until(lambda: looking.execute(beats).fetchall() > before, DEADLINE_S)
+        assert psutil.Process(ground.server.process.pid).num_fds() < DESCRIPTORS
+    assert "Too many open files" not in ground.server.log

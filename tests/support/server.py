@@ -21,6 +21,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
+from tests.support.cli import PENSTOCK
 from tests.support.processes import Process, Processes
 from tests.support.wait import wait_until
 
@@ -188,13 +189,23 @@ def served(
     workers: int = 1,
     env: Mapping[str, str] | None = None,
     name: str = "serve",
+    descriptors: int | None = None,
 ) -> Iterator[ServerProcess]:
     """A ready server. At the end of the block it is killed, if it still runs."""
     # A server of that name may have written to the same file before.
     log = directory / f"{name}.log"
     log_from = log.stat().st_size if log.exists() else 0
     with Processes(directory) as processes:
-        process = start_server(processes, directory, *args, database=database, workers=workers, env=env, name=name)
+        process = start_server(
+            processes,
+            directory,
+            *args,
+            database=database,
+            workers=workers,
+            env=env,
+            name=name,
+            descriptors=descriptors,
+        )
         server = ServerProcess(process, log_from)
         server.wait_ready()
         try:
@@ -211,13 +222,17 @@ def start_server(
     workers: int = 1,
     env: Mapping[str, str] | None = None,
     name: str = "serve",
+    descriptors: int | None = None,
 ) -> Process:
-    """`penstock serve` under way: not ready yet, and perhaps never."""
+    """`penstock serve` under way: not ready yet, and perhaps never. `descriptors` limits its open files."""
     where: tuple[str | Path, ...] = ("--data-dir", directory / "data")
     if database is not None:
         where += ("--database-url", database)
     fixed = ("serve", "--host", "127.0.0.1", "--port", "0", "--workers", str(workers))
-    return processes.penstock(name, *fixed, *where, *args, env={"PYTHONUNBUFFERED": "1", **(env or {})})
+    command = [*PENSTOCK, *map(str, (*fixed, *where, *args))]
+    if descriptors is not None:
+        command = ["/bin/sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
+    return processes.start(name, command, env={"PYTHONUNBUFFERED": "1", **(env or {})})
 
 
 def _lower(headers: Any) -> dict[str, str]:

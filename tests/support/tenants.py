@@ -95,6 +95,7 @@ def tenant_ground(
     tenants: Mapping[str, Role] = TENANTS,
     env: Mapping[str, str] | None = None,
     workers: int = 1,
+    descriptors: int | None = None,
 ) -> Iterator[TenantGround]:
     name = f"tenants_{uuid4().hex}"
     with psycopg.connect(server, autocommit=True) as connection:
@@ -110,6 +111,7 @@ def tenant_ground(
                 *options,
                 database=database,
                 workers=workers,
+                descriptors=descriptors,
                 env={"PENSTOCK_WEBHOOK_ALLOW": "127.0.0.1", **(env or {})},
             )
         )
