@@ -1,4 +1,4 @@
-"""Places shared between owners: an owner may have as many as it leaves free.
+"""Places shared between owners: an owner may have as many as it leaves free, or a multiple of that.
 
 Alone that is half of them, beside another who takes all it can get a third. So a newcomer finds one, whatever the
 others do, and no share has to be stated. Whoever finds none waits, and places that come back go round the owners.
@@ -13,8 +13,10 @@ from collections import Counter, deque
 class Shares:
     """So many places. Not thread-safe: for the event loop alone; other threads may read `parts`."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, *, per_free: int = 1) -> None:
+        """An owner may have so many places for each that is free. With four it has four fifths of them alone."""
         self._free = places
+        self._per_free = per_free
         self._taken: Counter[str] = Counter()
         """Places by owner."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -55,7 +57,7 @@ class Shares:
         return max(1, len(self._taken)) * max(1, self._taken[owner])
 
     def _may_take(self, owner: str) -> bool:
-        return self._taken[owner] < self._free
+        return self._taken[owner] < self._per_free * self._free
 
     def _hand_out(self) -> None:
         """Give free places to those who wait, one owner after the other."""

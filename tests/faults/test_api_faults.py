@@ -248,6 +248,49 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
         assert "Traceback" not in server.log
 
 
+FULL = """
+    CREATE FUNCTION penstock.find_no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF (pg_stat_file('{reserve}', true)).size IS NOT NULL THEN
+            RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full';
+        END IF;
+        RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+    END $$;
+"""
+FULL_TABLE = (
+    "CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE OR DELETE ON penstock.{} FOR EACH ROW EXECUTE FUNCTION"
+    " penstock.find_no_room()"
+)
+
+
+def test_what_frees_room_or_protects_has_the_room_kept_for_it(tmp_path: Path, database_18: str) -> None:
+    """The disk is full for the tables below, until the room is given."""
+    reserve = tmp_path / "data" / RESERVE
+    content, kind = form({"data": b"abc"})
+    asked = {"bytes": 3, "filename": "f", "mime_type": "text/plain", "purpose": "user_data"}
+    with (
+        served(tmp_path, *NOWHERE, *QUICK_LIVENESS, database=database_18, workers=0) as server,
+        psycopg.connect(database_18, autocommit=True) as connection,
+    ):
+        key = server.ask("POST", "/v1/keys", {"owner": "local", "role": "admin"}).json["key"]
+        other = server.ask("POST", "/v1/keys", {"owner": "other"}, key=key).json["id"]
+        upload = f"/v1/uploads/{server.ask('POST', '/v1/uploads', asked, key=key).json['id']}"
+        part = server.ask("POST", f"{upload}/parts", content, headers={"content-type": kind}, key=key)
+        assert part.status == 200, part.content
+        connection.execute(FULL.format(reserve=reserve).encode())
+        for table in ("uploads", "api_keys", "file_chunks"):
+            connection.execute(FULL_TABLE.format(table).encode())
+        reserve.parent.mkdir(exist_ok=True)
+        reserve.touch()
+        assert server.ask("POST", "/v1/uploads", asked, key=key).status == 507
+        assert reserve.exists()
+        for way in (f"/v1/keys/{other}/revoke", f"{upload}/cancel"):
+            reserve.touch()
+            assert server.ask("POST", way, key=key).status == 200, way
+            assert not reserve.exists()
+        reserve.touch()  # the parts are deleted by a duty, which finds no room either
+        wait_until(lambda: not count(database_18, "file_chunks"), DEADLINE_S)
+
+
 # -- R22
 
 CANARY = "CANARY-of-the-erased"

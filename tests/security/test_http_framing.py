@@ -3,6 +3,7 @@ UTF-8, and the pages of other sites. Nothing of it is a server error, and nothin
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -191,6 +192,34 @@ def test_chunked_is_chunked_in_any_case(ground: TenantGround) -> None:
     for coding in (b"chunked", b"Chunked", b"CHUNKED "):
         request = head(ground, b"POST", b"/v1/chat/completions", b"transfer-encoding: " + coding)
         assert status(exchange(ground.server, request + chunked(msgspec.json.encode(CHAT)))) == 200
+
+
+# -- requests that are sent before the last one is answered
+
+
+@pytest.mark.parametrize("with_key", [False, True], ids=["no-key", "key"])
+def test_requests_without_end_take_no_memory(ground: TenantGround, with_key: bool) -> None:
+    process = psutil.Process(ground.server.process.pid)
+    before = process.memory_info().rss
+    key = b"x-api-key: " + ground.keys["bob"].encode() + b"\r\n" if with_key else b""
+    block = (b"GET /healthz HTTP/1.1\r\nhost: a\r\n" + key + b"content-length: 1\r\n\r\nx") * 10_000
+    sent = 0
+    with connected(ground.server) as connection, suppress(OSError):
+        while sent < 6 * MIB:
+            connection.sendall(block)
+            sent += len(block)
+    assert process.memory_info().rss - before < 24 * MIB
+    assert sent < 6 * MIB, "the server took all of them"
+
+
+def test_requests_sent_at_once_are_answered_in_turn(ground: TenantGround) -> None:
+    """Also where they are larger together than one head may be."""
+    large = [head(ground, b"GET", b"/v1/nowhere%d" % number, b"x-a: " + b"a" * 5_000) for number in range(20)]
+    with_body = head(ground, b"POST", b"/v1/chat/completions", b"content-length: 1") + b"x"
+    first = b"".join((*large, with_body, with_body, *large[1:])).replace(b"connection: close\r\n", b"")
+    answer = exchange(ground.server, first + large[0])
+    statuses = [int(found) for found in re.findall(rb"HTTP/1.1 (\d+)", answer)]
+    assert statuses == 20 * [404] + 2 * [400] + 20 * [404]
 
 
 # -- text that is not UTF-8

@@ -191,7 +191,8 @@ def served(
     name: str = "serve",
     program: Sequence[str] = PENSTOCK,
 ) -> Iterator[ServerProcess]:
-    """A ready server. At the end of the block it is killed, if it still runs."""
+    """A ready server. At the end of the block it is killed, if it still runs. `program` is what to call instead of the
+    tree's own penstock."""
     # A server of that name may have written to the same file before.
     log = directory / f"{name}.log"
     log_from = log.stat().st_size if log.exists() else 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from psycopg.conninfo import make_conninfo
 from penstock.api import keys
 from penstock.api.endpoint import Role
 from tests.support.batch_api import ENDPOINT, jsonl
+from tests.support.cli import PENSTOCK
 from tests.support.db import connected, with_connection
 from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.server import Answered, ServerProcess, served
@@ -95,6 +96,7 @@ def tenant_ground(
     tenants: Mapping[str, Role] = TENANTS,
     env: Mapping[str, str] | None = None,
     workers: int = 1,
+    program: Sequence[str] = PENSTOCK,
 ) -> Iterator[TenantGround]:
     name = f"tenants_{uuid4().hex}"
     with psycopg.connect(server, autocommit=True) as connection:
@@ -110,6 +112,7 @@ def tenant_ground(
                 *options,
                 database=database,
                 workers=workers,
+                program=program,
                 env={"PENSTOCK_WEBHOOK_ALLOW": "127.0.0.1", **(env or {})},
             )
         )

@@ -68,7 +68,7 @@ def test_the_wheel_that_the_readme_names_is_the_one_that_is_built(wheel: ZipFile
 
 
 def test_the_library_is_imported_from_the_installed_wheel(installed: Path) -> None:
-    command = [installed / "bin" / "python", "-c", "import penstock; print(penstock.map.__module__, penstock.__file__)"]
+    command = (installed / "bin" / "python", "-c", "import penstock; print(penstock.map.__module__, penstock.__file__)")
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=installed)
     module, path = said.stdout.split()
     assert module == "penstock.library.map"

@@ -6,9 +6,7 @@ log. Nothing of a query, a body, a key or an exception's text is ever logged or 
 
 from __future__ import annotations
 
-import logging
 import re
-import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,8 +18,6 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import msgspec
-import psycopg
-from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -63,7 +59,8 @@ from penstock.api import (
 from penstock.api.access import SHOWN_PATH_CHARS, count_request, log_access
 from penstock.api.auth import Auth, key_ended
 from penstock.api.endpoint import Call, Caller, Encoded, Endpoint, Server
-from penstock.api.errors import ApiError, Dialect, busy, conflict, disk_full, out_of_memory, over_quota, refusal
+from penstock.api.errors import ApiError, Dialect, refusal
+from penstock.api.failures import log_error, to_api_error
 from penstock.api.guard import DropPace, Guard, SlowReaderError, read_body
 from penstock.api.key_watch import KeyWatch
 from penstock.api.openapi import document
@@ -71,34 +68,26 @@ from penstock.api.reading import check_url
 from penstock.api.routes import Reader, Routes
 from penstock.api.sign_in import check_origin
 from penstock.api.upload_threads import upload_threads
-from penstock.batches.run_again import NotRetryable
 from penstock.config import Config
 from penstock.console import views
-from penstock.db.embedded.reserve import delete_with_reserve
+from penstock.db.embedded.reserve import do_with_reserve
 from penstock.db.pool import Pool, open_pool
 from penstock.dispatch.providers import Providers
-from penstock.erase.erase import NotErasable
-from penstock.intake.parts import UploadMissing, UploadNotPending
-from penstock.intake.refusal import IntakeGivenUp, IntakeRefused
-from penstock.intake.writer import IdempotencyConflict
 from penstock.limits.sharing import ProviderLimits
 from penstock.observe.metrics import ProcessMetrics
 from penstock.observe.queue_figures import QueueFigures
 from penstock.observe.traces import span
 from penstock.pools import POOL
-from penstock.quotas.quotas import QuotaExceeded
-from penstock.server.acceptor import Acceptor, TooManyWaitingError
+from penstock.server.acceptor import Acceptor
 from penstock.server.adapter_scan import AdapterScans
 from penstock.server.background import BackgroundDuties
-from penstock.server.connections import trust_connection
+from penstock.server.connections import is_crowded, trust_connection
 from penstock.server.halts import Halts
 from penstock.server.kickoff import Kickoffs
 from penstock.server.memory import Hold, MemoryBudget, MemoryUsedUpError
 from penstock.server.quotas import OwnerQuotas
 from penstock.server.waiters import Waiters
 from penstock.worker.identity import LastingIdentity
-
-_log = logging.getLogger("penstock.api")
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _CLOSED_REQUEST = 499
@@ -204,11 +193,11 @@ class Api:
                 request = Request(scope, guard.receive)
                 route, who = await self._admit(request, path)
                 if who is not _UNKNOWN:
-                    memory.belong_to(who.owner)
+                    memory.owner = who.owner
                     upload_threads().note_call(who.owner)
-                    trust_connection(scope)
-                if who.key_id is not None:
-                    self._server.key_watch.begin(who.key_id, guard)
+                    if who.key_id is not None:
+                        self._server.key_watch.begin(who.key_id, guard)
+                    trust_connection(scope, who.owner)
                 response = await self._answer(route, who, request, request_id, memory)
                 guard.cover(b"" if isinstance(response, StreamingResponse) else response.body)
             except (ClientDisconnect, SlowReaderError):
@@ -217,9 +206,10 @@ class Api:
                 response = Response()
             except Exception as error:
                 # Every failure is answered in the shape of the client's dialect.
-                response = refusal(_to_api_error(error, request_id), dialect, request_id)
+                response = refusal(to_api_error(error, request_id), dialect, request_id)
                 refused = True
-            if refused:  # not where it was caught: with the exception goes what was read of the request
+            # Not where it was caught: with the exception goes what was read of the request.
+            if refused and not (who is _UNKNOWN and is_crowded(scope)):
                 await guard.linger(self._dropped, who.owner)
             # A stream is begun all the same, and broken off: it holds what only it can let go.
             if guard.shut_out and not isinstance(response, StreamingResponse):
@@ -230,7 +220,7 @@ class Api:
             pass  # nobody is left to be answered, or no memory for it; without an end, the connection is closed
         except Exception as error:
             # Too late for another answer: the connection is cut.
-            _log_error(error, request_id)
+            log_error(error, request_id)
         finally:
             if who.key_id is not None:
                 self._server.key_watch.end(who.key_id, guard)
@@ -301,8 +291,8 @@ class Api:
             body = reader.body.read(content, request.headers.get("content-type"))
         with span(f"{endpoint.method} {endpoint.path}", "SERVER", caller=request.headers):
             handle = partial(endpoint.handle, Call(self._server, who, request, request_id, memory, query, body))
-            deletes, data_dir = endpoint.method == "DELETE", self._server.config.data_dir
-            answer = await (delete_with_reserve(data_dir, handle) if deletes else handle())
+            frees, data_dir = endpoint.frees or endpoint.method == "DELETE", self._server.config.data_dir
+            answer = await (do_with_reserve(data_dir, handle) if frees else handle())
         if isinstance(answer, Response):
             return answer
         return Encoded(msgspec.json.encode(answer), endpoint.status, endpoint.media)
@@ -331,53 +321,6 @@ async def _send(response: Response, scope: Scope, guard: Guard) -> None:
     await response(scope, guard.receive, guard.send)
 
 
-# -- errors and the access log
-
-
-def _to_api_error(error: Exception, request_id: str) -> ApiError:
-    """The answer to a client for any exception."""
-    match error:
-        case ApiError():
-            return error
-        case NotErasable() | NotRetryable() | UploadNotPending():
-            return conflict(error.advice)
-        case IdempotencyConflict():
-            return conflict(error.message, param="Idempotency-Key", code="idempotency_conflict")
-        case UploadMissing():
-            return ApiError(404, error.message, param="id")
-        case IntakeRefused():
-            status = 413 if error.code in ("file_too_large", "too_many_tasks") else 400
-            return ApiError(status, error.advice, param=error.param, code=error.code)
-        case QuotaExceeded():
-            return over_quota(error)
-        case MemoryUsedUpError():
-            return out_of_memory()
-        case IntakeGivenUp() | TooManyWaitingError():
-            return busy(error.message)
-        case psycopg.errors.DiskFull():
-            _log.error("%s: the database's disk is full", request_id)
-            return disk_full()
-        case psycopg.errors.QueryCanceled():
-            _log.warning("%s: a statement took longer than statement_timeout_s", request_id)
-            return busy("The database is too slow at the moment.")
-        case psycopg.OperationalError() | psycopg.InterfaceError() | PoolTimeout() | PoolClosed() | TooManyRequests():
-            _log.warning("%s: the database is away: %s", request_id, type(error).__name__)
-            return busy()
-        case psycopg.DataError():
-            # A NUL in a text, or a number past its column.
-            return ApiError(400, "The request contains a value that cannot be stored.", code="invalid_value")
-    _log_error(error, request_id)
-    return ApiError(500, f"Something went wrong here. Quote {request_id} to find it in the log.", type="server_error")
-
-
-def _log_error(error: Exception, request_id: str) -> None:
-    """Log where an exception was raised; not its text, which may quote a request."""
-    frames = traceback.extract_tb(error.__traceback__)
-    way = " < ".join(f"{frame.filename.rsplit('penstock/', 1)[-1]}:{frame.lineno}" for frame in reversed(frames))
-    state = f" {error.sqlstate}" if isinstance(error, psycopg.Error) and error.sqlstate else ""
-    _log.error("%s: %s%s at %s", request_id, type(error).__name__, state, way)
-
-
 def make_server(
     config: Config,
     conninfo: str,
@@ -391,13 +334,14 @@ def make_server(
     callers of all sessions wait for."""
     sessions_database = sessions_database or database
     limits = ProviderLimits(config, database)
+    memory = MemoryBudget(config.serve.request_memory_bytes)
     return Server(
         config,
         conninfo,
         database,
         known,
         worker_id,
-        follow.Hub(database),
+        follow.Hub(database, memory),
         background,
         Acceptor(sessions_database, config.sessions),
         Waiters(sessions_database, conninfo),
@@ -408,7 +352,7 @@ def make_server(
         OwnerQuotas(database, config.quotas, config.serve.key_cache_s),
         QueueFigures(config, database),
         ProcessMetrics(),
-        MemoryBudget(config.serve.request_memory_bytes),
+        memory,
         KeyWatch(database, config.serve.key_cache_s),
         ticks.Ticks(database),
     )

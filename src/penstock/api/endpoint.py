@@ -268,6 +268,8 @@ class Endpoint:
     """`operationId`; the handler's name if empty."""
     counted: bool = True
     """Whether its requests count against the owner's requests per minute."""
+    frees: bool = False
+    """Whether it frees room, or protects, so that it has the room kept for that on a full disk. Each DELETE has."""
     query: type[Any] | None = field(init=False)
     body: Any = field(init=False)
 

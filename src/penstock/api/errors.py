@@ -106,6 +106,17 @@ def out_of_memory() -> ApiError:
     )
 
 
+def too_many_connections() -> ApiError:
+    """503: the owner has as many connections as it leaves room for, and this one is closed."""
+    return ApiError(
+        503,
+        "You have as many connections as you may beside others (max_connections). Use those again, or close some.",
+        type="server_error",
+        code="too_many_connections",
+        headers={"retry-after": "1", "connection": "close"},
+    )
+
+
 def over_quota(error: QuotaExceeded) -> ApiError:
     """429, with the time to come again; 413 for what can never fit. A file is not to be sent again at once: a header
     tells the official clients so."""

@@ -2,7 +2,8 @@
 
 However many readers follow a batch, it is read once and each event is encoded once; readers share the bytes. The
 results last read are kept for readers that keep up. For a reader that lags behind, or starts far back, they are read
-again at its own pace, so that a slow reader costs neither memory nor a database connection.
+again at its own pace, so that a slow reader costs a block of memory at the most, and no database connection. Both are
+the batch's owner's.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from typing import Self
 from uuid import UUID
 
@@ -28,12 +27,12 @@ from penstock.api import objects
 from penstock.api.batches import find_batch
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.multipart import invalid
+from penstock.api.result_blocks import ResultBlocks
 from penstock.backoff import Backoff
 from penstock.batches.read import Batch, get_batch
 from penstock.db.pool import Pool, borrowed
-from penstock.export.follow import Page, read_journal_page
 from penstock.model import public_id
-from penstock.tasks import ignore_result
+from penstock.server.memory import MemoryBudget, MemoryUsedUpError
 
 _log = logging.getLogger("penstock.follow")
 
@@ -43,81 +42,12 @@ _POLLS_PER_S = 100
 _SENDS_PER_S = 1_000
 _PROGRESS_S = 1.0
 _KEEPALIVE_S = 15.0
-_PAGE_BYTES = 512 * 1024
-_KEPT_BYTES = 2 * 1024 * 1024
 # Bytes that wait in memory for a reader that does not read.
 _SEND_BYTES = 64 * 1024
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 5.0
 
-_FAULTS = (psycopg.OperationalError, PoolTimeout, PoolClosed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Results in a row, as they are sent."""
-
-    events: bytes
-    after: int
-    """The number of the line after the last of them."""
-
-
-class _Results:
-    """Results of one batch as blocks, by the number of their first line. The last blocks used are kept: readers that
-    are near each other are served from one read, also when they all come at once."""
-
-    def __init__(self, database: Pool, batch_id: UUID) -> None:
-        self._database = database
-        self._batch_id = batch_id
-        self._kept: OrderedDict[int, _Block] = OrderedDict()
-        self._kept_bytes = 0
-        self._reads: dict[int, asyncio.Task[_Block | None]] = {}
-        self.edge: int | None = None
-        """The highest number that a reader has come to."""
-
-    async def after(self, offset: int) -> _Block | None:
-        """The block that begins with the line of a number, None if nothing is there yet."""
-        block = self._kept.get(offset)
-        if block is not None:
-            self._kept.move_to_end(offset)
-            return block
-        reading = self._reads.get(offset)
-        if reading is None:
-            reading = self._reads[offset] = asyncio.create_task(self._read(offset))
-            reading.add_done_callback(ignore_result)
-        # A reader that leaves does not cancel the read for the others.
-        return await asyncio.shield(reading)
-
-    async def _read(self, offset: int) -> _Block | None:
-        try:
-            page = await read_journal_page(self._database, self._batch_id, "output", offset, _PAGE_BYTES)
-        finally:
-            del self._reads[offset]
-        if not page.lines:
-            return None
-        block = _Block(_result_events(page), page.after)
-        self._kept[offset] = block
-        self._kept_bytes += len(block.events)
-        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= len(self._kept.popitem(last=False)[1].events)
-        return block
-
-    def reached(self, offset: int) -> None:
-        if self.edge is None or offset > self.edge:
-            self.edge = offset
-
-    async def advance(self) -> bool:
-        """Read on from the edge, for all readers that wait there. Returns whether there was anything."""
-        moved = False
-        while self.edge is not None and (block := await self.after(self.edge)) is not None:
-            self.reached(block.after)
-            moved = True
-        return moved
-
-    def forget(self) -> None:
-        self._kept.clear()
-        self._kept_bytes = 0
-        self.edge = None
+_FAULTS = (psycopg.OperationalError, PoolTimeout, PoolClosed, MemoryUsedUpError)
 
 
 class Watch:
@@ -135,7 +65,8 @@ class Watch:
         """Event that is set at the next news and then replaced. Take it before looking, then wait for it."""
         self.readers = 0
         self.result_readers = 0
-        self.results = _Results(hub.database, batch.id)
+        self._database = hub.database.of(batch.owner)
+        self.results = ResultBlocks(self._database, hub.memory, batch.id, batch.owner)
         self._hub = hub
         self._told_at = 0.0
         self._idle = asyncio.Event()
@@ -190,6 +121,7 @@ class Watch:
                 _log.error("following batch %s failed, trying again: %s", self.batch_id, type(error).__name__)
         # Nothing is awaited between the last check of `readers` and this: the next reader finds a new watch.
         self._hub.watches.pop(self.batch_id, None)
+        self.results.close()
         self.wake()
 
     async def _rest(self, seconds: float) -> None:
@@ -200,7 +132,7 @@ class Watch:
 
     async def _poll(self) -> None:
         # The batch before its results: once it is seen to have ended, the results read after are all of them.
-        async with borrowed(self._hub.database) as connection:
+        async with borrowed(self._database) as connection:
             batch = await get_batch(connection, self.batch_id, None)
         if not self.result_readers:
             self.results.forget()
@@ -249,8 +181,9 @@ def _is_older(batch: Batch, known: Batch) -> bool:
 class Hub:
     """Hub of the followed batches of one process."""
 
-    def __init__(self, database: Pool) -> None:
+    def __init__(self, database: Pool, memory: MemoryBudget) -> None:
         self.database = database
+        self.memory = memory
         self.watches: dict[UUID, Watch] = {}
         self.stopping = False
 
@@ -373,23 +306,19 @@ class _Reader:
                 return
             try:
                 block = await results.after(self._offset)
+                if block is None:
+                    results.reached(self._offset)
+                    self.complete = ended
+                    return
+                block.take()
             except _FAULTS:
                 return
-            if block is None:
-                results.reached(self._offset)
-                self.complete = ended
-                return
             self._offset = block.after
-            for at in range(0, len(block.events), _SEND_BYTES):
-                yield block.events[at : at + _SEND_BYTES]
-
-
-def _result_events(page: Page) -> bytes:
-    """Lines as events; each event's id is the number of the line after it."""
-    return b"".join(
-        b"id: %d\nevent: result\ndata: %b\n\n" % (after, line.rstrip(b"\n"))
-        for line, after in zip(page.lines, page.offsets, strict=True)
-    )
+            try:
+                for at in range(0, len(block.events), _SEND_BYTES):
+                    yield block.events[at : at + _SEND_BYTES]
+            finally:
+                block.let_go()
 
 
 def _event(name: bytes, data: bytes) -> bytes:

@@ -45,7 +45,7 @@ async def kick_off_job(call: Call[KickoffQuery, Nothing | None]) -> Kickoff:
     async with borrowed(call.database) as connection:
         await record(call, connection, "kickoff", before)
     try:
-        work = await call.server.kickoffs.work(before.id, call.query.duration_ms / 1000)
+        work = await call.server.kickoffs.work(before.id, before.owner, call.query.duration_ms / 1000)
     except NotServed as error:
         raise conflict(error.advice) from None
     if work is not None and work.over:

@@ -239,5 +239,6 @@ ENDPOINTS = (
         role="admin",
         errors=(404,),
         name="revoke_key",
+        frees=True,
     ),
 )

@@ -19,7 +19,7 @@ from penstock.intake.preview import Preview, read_preview
 from penstock.intake.tables.table import ColumnType, TableSpec
 from penstock.server.job_spec import JobSpec, place_job
 
-_MAX_BYTES: Final = 32 * 1024 * 1024
+_MAX_PREVIEW_BYTES: Final = 32 * 1024 * 1024
 _SPEC_BYTES: Final = 1024 * 1024
 _FORM: Final = {
     "type": "object",
@@ -76,8 +76,8 @@ async def preview_job(call: Call[None, None]) -> JobPreview:
         for piece in form.write(data):
             content += piece
         call.memory.resize(len(content))
-        if len(content) > _MAX_BYTES:
-            raise ApiError(413, f"A preview is of at most {_MAX_BYTES:,} bytes.", code="file_too_large")
+        if len(content) > _MAX_PREVIEW_BYTES:
+            raise ApiError(413, f"A preview is of at most {_MAX_PREVIEW_BYTES:,} bytes.", code="file_too_large")
     form.finish()
     if form.filename is None:
         raise missing("file")

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 # Each thread may hold a database connection of its own: few enough for the server, enough to keep it busy.
 _MAX_THREADS = 12
 _MAX_REST_S = 0.25
-"""Longest rest of a reader between two pieces."""
+"""Longest rest of a reader between two pieces; what it owes beyond that, it rests after the next ones."""
 _PARTS_BESIDE_CALLS = 5
 """One part of the interpreter is for all readers together while owners call who are not the reader's."""
 _LATELY_S = 1.0
@@ -76,14 +76,17 @@ class UploadThreads:
             self._shares.give_back(owner)
 
     def _paced(self, owner: str, work: Callable[[], _T], stop: threading.Event) -> _T:
-        used_before = thread_time()
+        used_before, owed_s = thread_time(), 0.0
 
         def pace() -> None:
-            nonlocal used_before
+            nonlocal used_before, owed_s
             # Owners have equal shares of a core, and an owner's threads equal parts of its share.
-            rest_s = min((thread_time() - used_before) * (self._parts(owner) - 1), _MAX_REST_S)
+            others = self._parts(owner) - 1
+            owed_s = owed_s + (thread_time() - used_before) * others if others else 0.0
+            rest_s = min(owed_s, _MAX_REST_S)
             if stop.is_set() or (rest_s > 0 and stop.wait(rest_s)):
                 raise _Stopped
+            owed_s -= rest_s
             used_before = thread_time()
 
         with paced(pace):

@@ -150,5 +150,7 @@ ENDPOINTS = (
     Endpoint(
         "POST", "/v1/uploads/{upload_id}/complete", complete_upload, "Make a file of the parts.", errors=(404, 409)
     ),
-    Endpoint("POST", "/v1/uploads/{upload_id}/cancel", cancel_upload, "Give an upload up.", errors=(404, 409)),
+    Endpoint(
+        "POST", "/v1/uploads/{upload_id}/cancel", cancel_upload, "Give an upload up.", errors=(404, 409), frees=True
+    ),
 )

@@ -130,7 +130,7 @@ class Coalescer(Generic[Entry]):
         self._on_written = on_written
         self._entries: dict[Hashable, Entry] = {}
         self._writing: Sequence[Entry] = ()
-        self._bytes = 0
+        self._waiting_bytes = 0
         self._backpressure = False
         self._alerted = False
         self._some = asyncio.Event()
@@ -153,23 +153,23 @@ class Coalescer(Generic[Entry]):
     def fill(self) -> float:
         """Share of the buffer's capacity in use; 1 is full."""
         limits = self._limits
-        return max(len(self._entries) / limits.capacity_rows, self._bytes / limits.capacity_bytes)
+        return max(len(self._entries) / limits.capacity_rows, self._waiting_bytes / limits.capacity_bytes)
 
     def put(self, entry: Entry) -> None:
         kind = self._kind
         key = kind.key(entry)
         earlier = self._entries.get(key)
         if earlier is not None:
-            self._bytes -= kind.weight(earlier)
+            self._waiting_bytes -= kind.weight(earlier)
             entry = kind.merge(earlier, entry)
         self._entries[key] = entry
-        self._bytes += kind.weight(entry)
+        self._waiting_bytes += kind.weight(entry)
         self._wake()
 
     def _wake(self) -> None:
         self._some.set()
         limits = self._limits
-        if len(self._entries) < limits.max_rows and self._bytes < limits.max_bytes:
+        if len(self._entries) < limits.max_rows and self._waiting_bytes < limits.max_bytes:
             return
         self._full.set()
         fill = self.fill
@@ -219,7 +219,7 @@ class Coalescer(Generic[Entry]):
         """Drop the entry that waits under this key."""
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._bytes -= self._kind.weight(entry)
+            self._waiting_bytes -= self._kind.weight(entry)
 
     def close(self) -> None:
         """Let `run` end once everything is written."""
@@ -240,8 +240,8 @@ class Coalescer(Generic[Entry]):
             entries.append(entry)
         for key in keys:
             del self._entries[key]
-        self._bytes -= taken_bytes
-        if len(self._entries) < self._limits.max_rows and self._bytes < self._limits.max_bytes:
+        self._waiting_bytes -= taken_bytes
+        if len(self._entries) < self._limits.max_rows and self._waiting_bytes < self._limits.max_bytes:
             self._full.clear()
         return entries
 

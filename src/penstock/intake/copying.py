@@ -170,8 +170,8 @@ class CopyQueue:
         # What the two threads share, under the lock of `_changed`.
         self._changed = threading.Condition()
         self._blocks: deque[_Block] = deque()
-        self._bytes = 0
-        self._rows = 0
+        self._queued_bytes = 0
+        self._queued_rows = 0
         self._copying = False
         """A thread copies, or is about to."""
         self._hurried = False
@@ -181,11 +181,11 @@ class CopyQueue:
     def put(self, size: int, rows: int, pack: Callable[[], bytes]) -> None:
         """Queue so many rows of that size, which are packed for COPY when their turn comes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._bytes < _QUEUE_BYTES or not self._copying)
+            self._changed.wait_for(lambda: self._queued_bytes < _QUEUE_BYTES or not self._copying)
             self._raise_failure()
             self._blocks.append(_Block(size, rows, pack))
-            self._bytes += size
-            self._rows += rows
+            self._queued_bytes += size
+            self._queued_rows += rows
             if not self._copying and self._is_worth_copying():
                 self._start_copying()
             self._changed.notify_all()
@@ -193,7 +193,7 @@ class CopyQueue:
     @property
     def held_bytes(self) -> int:
         """Bytes that wait to be copied."""
-        return self._bytes
+        return self._queued_bytes
 
     def hurry(self) -> None:
         """Copy all that is queued, however little it is."""
@@ -218,7 +218,7 @@ class CopyQueue:
         """Copy nothing more. When this returns, no thread is at it."""
         with self._changed:
             self._blocks.clear()
-            self._bytes = self._rows = 0
+            self._queued_bytes = self._queued_rows = 0
         self.hurry()
         self._wait_for_thread()
 
@@ -296,8 +296,8 @@ class CopyQueue:
             if rows < block.rows:
                 self._blocks.appendleft(_packed_block(data[cut:], block.rows - rows))
                 block = _packed_block(data[:cut], rows)
-        self._bytes -= block.size
-        self._rows -= block.rows
+        self._queued_bytes -= block.size
+        self._queued_rows -= block.rows
         return block
 
     def _wait_for_more(self) -> bool:
@@ -310,4 +310,4 @@ class CopyQueue:
     def _is_worth_copying(self) -> bool:
         if self._hurried:
             return bool(self._blocks)
-        return self._bytes >= _COPY_FROM_BYTES or self._rows >= self._limits.intake_max_rows
+        return self._queued_bytes >= _COPY_FROM_BYTES or self._queued_rows >= self._limits.intake_max_rows

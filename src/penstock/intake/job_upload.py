@@ -20,7 +20,7 @@ from penstock.intake.refusal import IntakeRefused
 from penstock.intake.stored_bytes import StoredBytes
 from penstock.intake.tables.formats import open_table
 from penstock.intake.tables.image_table import ImageTable
-from penstock.intake.tables.table import Table, TableSpec, Through, pass_rows
+from penstock.intake.tables.table import Table, TableSpec, Through, paced_rows, pass_rows
 from penstock.intake.writer import Alongside, FileWriter, StoredFile
 
 JOB: Final = "job"
@@ -131,7 +131,7 @@ class JobUpload:
             self._writer.flush()
             upload = (self._writer.kept, self._writer.bytes, self.filename, parts)
             with open_upload(*upload, spec, self._table_limits, self._limits) as table:
-                for _ in through(table.rows()):
+                for _ in through(paced_rows(table.rows())):
                     pass
             stored = self._writer.seal([], purpose=JOB, idempotency_key=self._key, alongside=alongside)
         self._sealed = not stored.existed

@@ -65,7 +65,7 @@ class Splitter:
         self._expect: Callable[[], bool] = self._opening
         self._ids: dict[str, int] = {}
         self._served: set[str] = set()
-        self._bytes = 0
+        self._read_bytes = 0
 
     @property
     def requests(self) -> int:
@@ -77,8 +77,8 @@ class Splitter:
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes; returns the lines of the requests that became whole."""
-        self._bytes += len(data)
-        if self._bytes > self._limits.max_message_batch_bytes:
+        self._read_bytes += len(data)
+        if self._read_bytes > self._limits.max_message_batch_bytes:
             limit = self._limits.max_message_batch_bytes
             raise IntakeRefused(f"The body is larger than {limit:,} bytes.", code=_TOO_LARGE)
         self._held += data

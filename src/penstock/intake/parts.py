@@ -24,6 +24,7 @@ from penstock.errors import UsageError
 from penstock.intake import sweep
 from penstock.intake.files import FileRow
 from penstock.intake.intake import FileIntake
+from penstock.intake.pace import keep_pace
 from penstock.intake.pieces import unpack_piece
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.writer import FileWriter, IdempotencyConflict, given_up
@@ -377,6 +378,7 @@ def _in_order(connection: psycopg.Connection, upload: UploadRow, part_ids: Seque
 def _pieces(connection: psycopg.Connection, parts: Sequence[_Part]) -> Iterator[bytes]:
     for source_id, chunks in parts:
         for chunk in range(chunks):
+            keep_pace()
             place = {"source_id": source_id, "chunk": chunk}
             row = connection.execute(_SQL["read_chunk"], place, binary=True).fetchone()
             if row is None:

@@ -17,6 +17,7 @@ from itertools import accumulate, chain, compress, product
 from typing import IO, NamedTuple
 
 from penstock.errors import PenstockError
+from penstock.intake.pace import keep_pace
 
 _PARTITIONS = 64
 _RUN_IDS = 65_536
@@ -46,7 +47,7 @@ class UniqueIds:
         self._lines: list[range] = []
         """The lines of the ids waiting."""
         self._next_line = 1
-        self._bytes = 0
+        self._waiting_bytes = 0
         self._written = 0
         """Ids in runs."""
         self._spill: IO[bytes] | None = None
@@ -59,8 +60,8 @@ class UniqueIds:
         self._ids += ids
         self._lines.append(range(self._next_line, self._next_line + len(ids)))
         self._next_line += len(ids)
-        self._bytes += sum(map(len, ids))
-        if len(self._ids) >= self._run_ids or self._bytes >= _RUN_BYTES:
+        self._waiting_bytes += sum(map(len, ids))
+        if len(self._ids) >= self._run_ids or self._waiting_bytes >= _RUN_BYTES:
             self._write_run()
 
     def skip(self, lines: int) -> None:
@@ -99,7 +100,7 @@ class UniqueIds:
                 ids[partition].append(custom_id)
                 lines[partition].append(line)
         self._written += len(self._ids)
-        self._ids, self._lines, self._bytes = [], [], 0
+        self._ids, self._lines, self._waiting_bytes = [], [], 0
         segments = [
             b"".join((len(part).to_bytes(4, "little"), array("i", numbers).tobytes(), b"\0".join(part)))
             for part, numbers in zip(ids, lines, strict=True)
@@ -114,6 +115,7 @@ class UniqueIds:
 
     def _segments(self, spill: IO[bytes], partition: int) -> Iterator[_Segment]:
         for starts in self._runs:
+            keep_pace()
             with _disk_errors():
                 spill.seek(starts[partition])
                 segment = spill.read(starts[partition + 1] - starts[partition])

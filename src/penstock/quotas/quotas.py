@@ -169,11 +169,11 @@ class Reservation:
         }
         self._owner = owner
         self._most = max_stored_bytes
-        self._bytes = 0
+        self._reserved_bytes = 0
 
     def covers(self, need: int) -> bool:
         """Whether so many bytes of the file are reserved already; always, where there is no limit."""
-        return not self._most or need <= self._bytes
+        return not self._most or need <= self._reserved_bytes
 
     def extend(self, connection: psycopg.Connection, need: int) -> None:
         """Reserve so many bytes in all, and some ahead. Raises QuotaExceeded."""
@@ -183,8 +183,8 @@ class Reservation:
             row = connection.execute(_SQL["reserve_if_room"], wish).fetchone()
             if row is None:
                 ((stored,),) = connection.execute(_SQL["read_stored_bytes"], self._about).fetchall()
-                raise self._exceeded(stored - self._bytes, need)
-        (self._bytes,) = row
+                raise self._exceeded(stored - self._reserved_bytes, need)
+        (self._reserved_bytes,) = row
 
     def _exceeded(self, stored: int, need: int) -> QuotaExceeded:
         if need > self._most:

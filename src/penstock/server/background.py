@@ -30,7 +30,7 @@ from penstock.batches.unserved import MOVED_AT_ONCE, list_unserved, move_lanes
 from penstock.batches.validate import list_unvalidated, validate_batch
 from penstock.config import Config
 from penstock.db.duties import take_turn
-from penstock.db.embedded.reserve import keep_reserve
+from penstock.db.embedded.reserve import do_with_reserve, keep_reserve
 from penstock.db.notify import WORK, notify
 from penstock.db.pool import Pool, borrowed
 from penstock.deliver import sinks, webhooks
@@ -77,6 +77,8 @@ class _Duty:
     turn: str | None = None
     """Turn that a server must take to do the duty, where one does it for all. A server that is woken does it without:
     it has a reason."""
+    frees: bool = False
+    """It deletes, so that it has the room kept for deletions."""
     unfinished: bool = False
     """The last round left something to do."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,17 +113,21 @@ class BackgroundDuties:
                 _Duty("operate", self._operate, _OPERATE_EVERY_S),
                 _Duty("reroute", self._reroute, _REROUTE_EVERY_S),
                 _Duty("end", self._end, _END_EVERY_S, turn="round"),
-                _Duty("expire", self._expire, _EXPIRE_EVERY_S, turn="expire"),
-                _Duty("retire", self._retire, _RETIRE_EVERY_S, _RETIRE_REST_S, turn="retire"),
-                _Duty("sweep", self._sweep, config.liveness.heartbeat_grace_s, turn="sweep"),
-                _Duty("purge", self._purge, erasing.purge_interval_ms / 1000, erasing.purge_throttle_ms / 1000),
+                _Duty("expire", self._expire, _EXPIRE_EVERY_S, turn="expire", frees=True),
+                _Duty("retire", self._retire, _RETIRE_EVERY_S, _RETIRE_REST_S, turn="retire", frees=True),
+                _Duty("sweep", self._sweep, config.liveness.heartbeat_grace_s, turn="sweep", frees=True),
+                _Duty(
+                    "purge", self._purge, erasing.purge_interval_ms / 1000, erasing.purge_throttle_ms / 1000, frees=True
+                ),
                 _Duty("webhooks", self._deliver, _DELIVER_EVERY_S),
                 _Duty("forget", self._forget, _FORGET_EVERY_S, turn="forget"),
             )
         }
         if erasing.keep_s:
             name = "expire_batches"
-            self._duties[name] = _Duty(name, self._expire_batches, _RETIRE_EVERY_S, _RETIRE_REST_S, turn=name)
+            self._duties[name] = _Duty(
+                name, self._expire_batches, _RETIRE_EVERY_S, _RETIRE_REST_S, turn=name, frees=True
+            )
         if config.sinks and describe is not None:
             self._duties["announce"] = _Duty("announce", self._announce, _DELIVER_EVERY_S, turn="announce")
             self._duties["sinks"] = _Duty("sinks", self._deliver_to_sinks, _DELIVER_EVERY_S)
@@ -187,7 +193,8 @@ class BackgroundDuties:
             async with borrowed(self._database) as connection:
                 if not await take_turn(connection, duty.turn, duty.every_s):
                     return False
-        duty.unfinished = await duty.step()
+        # Not the turn: it is taken also where there is nothing to delete, and would use the room up.
+        duty.unfinished = await (do_with_reserve(self._config.data_dir, duty.step) if duty.frees else duty.step())
         return duty.unfinished
 
     @staticmethod

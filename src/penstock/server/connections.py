@@ -1,9 +1,10 @@
 """Connections of clients: how many there may be, and who has to go when there are too many.
 
 A connection is a stranger's until a request on it has shown a key. Strangers have half of the connections: beyond that
-the oldest of them that is not being answered is closed. So whoever has a key gets in, however many connections without
-one are open. Descriptors are shared the same way: clients get half of what the server does not need for itself,
-because each of their calls may need a connection to a provider.
+the oldest of them is closed, one that is not being answered if there is any. Owners of keys share the connections: each
+has at most four for every one that it leaves free. So whoever has a key gets in, however many connections without one
+are open, and however many another owner has. Descriptors are shared too: clients get half of what the server does not
+need for itself, because each of their calls may need a connection to a provider.
 """
 
 from __future__ import annotations
@@ -15,16 +16,30 @@ from starlette.types import Scope
 
 from penstock.config import Config
 from penstock.errors import PenstockError
+from penstock.shares import Shares
 
-TRUST = "penstock.trust"
-"""Extension of a request's scope: called when the request has shown a key."""
+CONNECTION = "penstock.connection"
+"""Extension of a request's scope: the connection that it came by, where there is one."""
+_PER_FREE = 4
+"""Connections that an owner may have for each that is free: four fifths of all, alone."""
 
 
-def trust_connection(scope: Scope) -> None:
-    """The request has shown a key, so its connection is no stranger's any more."""
-    trust = scope.get("extensions", {}).get(TRUST)
-    if trust is not None:
-        trust()
+def trust_connection(scope: Scope, owner: str) -> None:
+    """The request has shown a key of that owner, so its connection is no stranger's any more. Raises
+    TooManyConnectionsError."""
+    connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+    if connection is not None:
+        connection.trust(owner)
+
+
+def is_crowded(scope: Scope) -> bool:
+    """Whether strangers have as many connections as they may."""
+    connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+    return connection is not None and connection.clients.crowded
+
+
+class TooManyConnectionsError(Exception):
+    """The owner has as many connections as it may."""
 
 
 _OWN_DESCRIPTORS = 160
@@ -33,39 +48,60 @@ _FEWEST_CLIENTS = 16
 
 
 class Connection(Protocol):
+    clients: Connections
+
     @property
     def answering(self) -> bool:
         """Whether a request of it is being answered."""
+
+    def trust(self, owner: str) -> None:
+        """A key of that owner was shown on it. Raises TooManyConnectionsError if it is one too many."""
 
     def cut(self) -> None:
         """Close it at once."""
 
 
 class Connections:
-    """The connections of a server that are a stranger's."""
+    """The connections of a server: a stranger's, or an owner's."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._strangers: dict[Connection, None] = {}
+        self._owners: dict[Connection, str] = {}
+        self._shares = Shares(most, per_free=_PER_FREE)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether strangers have as many connections as they may."""
+        return len(self._strangers) >= max(1, self.most // 2)
 
     def begin(self, connection: Connection, count: int) -> bool:
         """Take a new connection, of so many that are open now with it; False if there is no room."""
-        full, crowded = count > self.most, len(self._strangers) >= max(1, self.most // 2)
-        if (full or crowded) and not self._cut_oldest() and full:
+        full = count > self.most
+        if (full or self.crowded) and not self._cut_oldest() and full:
             return False
         self._strangers[connection] = None
         return True
 
-    def trust(self, connection: Connection) -> None:
-        """A key was shown on it."""
-        self._strangers.pop(connection, None)
+    def trust(self, connection: Connection, owner: str) -> None:
+        """A key of that owner was shown on a stranger's. Raises TooManyConnectionsError."""
+        if connection not in self._strangers:
+            return  # it ended while the key was looked up
+        if not self._shares.take_now(owner):
+            raise TooManyConnectionsError
+        del self._strangers[connection]
+        self._owners[connection] = owner
 
     def end(self, connection: Connection) -> None:
         self._strangers.pop(connection, None)
+        owner = self._owners.pop(connection, None)
+        if owner is not None:
+            self._shares.give_back(owner)
 
     def _cut_oldest(self) -> bool:
-        """Close the oldest that is not being answered; of strangers there may be none."""
-        oldest = next((each for each in self._strangers if not each.answering), None)
+        """Close a stranger's, if there is one."""
+        idle = (each for each in self._strangers if not each.answering)
+        oldest = next(idle, None) or next(iter(self._strangers), None)
         if oldest is None:
             return False
         self._strangers.pop(oldest)

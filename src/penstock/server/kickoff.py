@@ -2,7 +2,8 @@
 
 A server without worker processes works itself: with one worker in each pool, whatever the number of requests. Those for
 the same job share it; one for another job of the pool waits for its turn. Rows are claimed as by any worker, so that a
-job's own limit holds over all of them. Where there are worker processes, they are woken, and do the work.
+job's own limit holds over all of them. Where there are worker processes, they are woken, and do the work. Whether there
+is anything left to do is looked up once for all who wait for a job, over its owner's connections.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.claim.claim_job import JobWork, read_work
 from penstock.claim.liveness import is_any_registered
 from penstock.config import Config
 from penstock.db.notify import WORK, notify
-from penstock.db.pool import Pool, borrowed, open_pool
+from penstock.db.pool import Lender, Pool, borrowed, open_pool
 from penstock.dispatch.processors import ProcessorConfig
 from penstock.dispatch.providers import Provider, Providers, longest_attempt_s, with_longest_timeout
 from penstock.dispatch.rows.call import provider_dispatcher
@@ -30,6 +31,8 @@ from penstock.worker.processes import InProcessWorker, LastingWorkers, Processor
 from penstock.worker.worker import CONNECTIONS_PER_WORKER
 
 _LOOK_EVERY_S = 0.05
+_LOOKS_PER_S = 200
+"""Of all jobs that are waited for: with more of them, each is looked at less often."""
 # A process that runs Python functions has to start before its slice begins.
 _START_S = 20.0
 
@@ -52,29 +55,33 @@ class Kickoffs:
         self._processors = {processor.pool: processor for processor in config.processors}
         self._slices: dict[str, asyncio.Task[None]] = {}
         """By their pools: one at a time in each."""
+        self._looks: dict[UUID, asyncio.Task[JobWork | None]] = {}
+        """The next look at each job that is waited for."""
         self._stopping = asyncio.Event()
         self.has_worker_processes = False
         """They work the jobs off, and need only be woken."""
 
-    async def work(self, batch_id: UUID, seconds: float) -> JobWork | None:
-        """Work a job off for so many seconds, or until there is nothing left to do; returns what there is to do then.
+    async def work(self, batch_id: UUID, owner: str, seconds: float) -> JobWork | None:
+        """Work an owner's job off for so many seconds, or until nothing is left to do; returns what is to do then.
 
         Calls that have begun by then are waited for: a call's time at most.
         """
-        until = monotonic() + seconds
+        until, database = monotonic() + seconds, self._database.of(owner)
+        work = await _read(database, batch_id)
         while (left_s := until - monotonic()) > 0 and not self._stopping.is_set():
-            work = await self._look(batch_id)
             if work is not None and work.over:
-                break
+                return work
             if work is None or not work.has_rows:  # none yet, or none put back yet
-                await self._pause(min(left_s, _LOOK_EVERY_S))
-            elif self.has_worker_processes:
-                async with borrowed(self._database) as connection:
+                work = await self._look(database, batch_id, left_s)
+                continue
+            if self.has_worker_processes:
+                async with borrowed(database) as connection:
                     await notify(connection, WORK, work.pool)
-                await self._wait(batch_id, left_s)
+                await self._wait(database, batch_id, left_s)
             else:
-                await self._share(work.pool, batch_id, left_s)
-        return await self._look(batch_id)
+                await self._share(work.pool, database, batch_id, left_s)
+            work = await _read(database, batch_id)
+        return await _read(database, batch_id)
 
     def stop(self) -> None:
         """End every slice: calls in flight end, nothing more is begun."""
@@ -82,26 +89,26 @@ class Kickoffs:
 
     async def close(self) -> None:
         self.stop()
-        if self._slices:
-            await asyncio.wait(self._slices.values())
+        if running := [*self._slices.values(), *self._looks.values()]:
+            await asyncio.wait(running)
 
-    async def _share(self, pool: str, batch_id: UUID, seconds: float) -> None:
+    async def _share(self, pool: str, database: Lender, batch_id: UUID, seconds: float) -> None:
         """Begin the pool's next slice, or wait for the end of the one there is: it may be this job's."""
         running = self._slices.get(pool)
         if running is not None:
             await asyncio.wait([running], timeout=seconds)
             return
-        working = self._slices[pool] = asyncio.create_task(self._run(pool, batch_id, seconds), name="kickoff")
+        working = self._slices[pool] = asyncio.create_task(self._run(pool, database, batch_id, seconds), name="kickoff")
         working.add_done_callback(ignore_result)
         # It goes on when its caller leaves: others may share it.
         await asyncio.shield(working)
 
-    async def _run(self, pool: str, batch_id: UUID, seconds: float) -> None:
+    async def _run(self, pool: str, database: Lender, batch_id: UUID, seconds: float) -> None:
         try:
             async with self._workers(pool, batch_id) as workers:
                 if isinstance(workers, LastingWorkers):
                     await self._until_started(workers)
-                await self._wait(batch_id, seconds)
+                await self._wait(database, batch_id, seconds)
         finally:
             del self._slices[pool]
 
@@ -156,20 +163,36 @@ class Kickoffs:
                 raise NotServed("the processor's process does not start", hint="The server's log says why.")
             await self._pause(_LOOK_EVERY_S)
 
-    async def _wait(self, batch_id: UUID, seconds: float) -> None:
+    async def _wait(self, database: Lender, batch_id: UUID, seconds: float) -> None:
         """Wait so long, or until there is nothing left to do for the job."""
         until = monotonic() + seconds
         while (left_s := until - monotonic()) > 0 and not self._stopping.is_set():
-            await self._pause(min(left_s, _LOOK_EVERY_S))
-            work = await self._look(batch_id)
+            work = await self._look(database, batch_id, left_s)
             if work is None or work.over:
                 return
 
-    async def _look(self, batch_id: UUID) -> JobWork | None:
-        async with borrowed(self._database) as connection:
-            return await read_work(connection, batch_id)
+    async def _look(self, database: Lender, batch_id: UUID, seconds: float) -> JobWork | None:
+        """What the next look at a job finds, for all who wait for it; None also when the time is up before."""
+        look = self._looks.get(batch_id)
+        if look is None:
+            look = self._looks[batch_id] = asyncio.create_task(self._look_soon(database, batch_id), name="kickoff look")
+            look.add_done_callback(ignore_result)
+        await asyncio.wait([look], timeout=seconds)
+        return look.result() if look.done() else None
+
+    async def _look_soon(self, database: Lender, batch_id: UUID) -> JobWork | None:
+        try:
+            await self._pause(max(_LOOK_EVERY_S, len(self._looks) / _LOOKS_PER_S))
+            return await _read(database, batch_id)
+        finally:
+            del self._looks[batch_id]
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
+
+
+async def _read(database: Lender, batch_id: UUID) -> JobWork | None:
+    async with borrowed(database) as connection:
+        return await read_work(connection, batch_id)

@@ -6,30 +6,38 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+from collections import deque
 from collections.abc import Generator
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, NoReturn
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.config import Config
 from penstock.errors import PenstockError, UsageError
-from penstock.server.connections import TRUST, Connections
+from penstock.server.connections import CONNECTION, Connections
+from penstock.server.head_counter import HeadCounter
 from penstock.server.memory import Hold, MemoryBudget, MemoryUsedUpError
 
 _BACKLOG = 2048
 _HEADER_BYTES = len(": \r\n")
 _FREE_BYTES = 8 * 1024
-"""What a stranger may hold uncounted: most requests are smaller, and need no arithmetic."""
+"""What a connection may hold uncounted: most requests are smaller, and need no arithmetic."""
+_MOST_QUEUED = 64
+"""Requests that a connection may have waiting behind the one that is being answered."""
+_QUEUED_BYTES = 4 * 1024
+"""What such a request takes beside its bytes."""
 
 _TOO_LARGE = "The request's line, headers and trailers are larger than max_head_bytes."
 _VERSION = "Send this as HTTP/1.1."
 _CODING = "The only 'Transfer-Encoding' is 'chunked', of HTTP/1.1."
 _HOST = "A request has one 'Host'."
 _TOO_MANY = "As many clients as may be are connected (max_connections). Try again."
-_TOO_MUCH = "Requests without a key hold as much memory as they may (request_memory_bytes). Try again."
+_TOO_MANY_QUEUED = "Too many requests at once on one connection."
+_TOO_MUCH = "Requests hold as much memory as they may (request_memory_bytes). Try again."
 _REFUSALS = {
     _TOO_LARGE: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     _VERSION: HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
@@ -140,10 +148,22 @@ class Listener(uvicorn.Server):
         yield
 
 
+class _Flow(FlowControl):
+    """Flow of a connection that is not read from while requests wait behind the one that is being answered."""
+
+    def __init__(self, transport: asyncio.Transport, queued: deque[Any]) -> None:
+        super().__init__(transport)
+        self._queued = queued
+
+    def resume_reading(self) -> None:
+        if not self._queued:
+            super().resume_reading()
+
+
 class Protocol(HttpToolsProtocol):
-    """HTTP protocol with bounds on request heads, on their size and the time until they are whole. Trailers count as
-    part of the head, and are dropped. Requests that can be read in two ways are refused. Bodies are bounded by the
-    application."""
+    """HTTP protocol with bounds on request heads, on their size and the time until they are whole, and on requests that
+    are sent before the last one is answered. Trailers count as part of the head, and are dropped. Requests that can be
+    read in two ways are refused. Bodies are bounded by the application."""
 
     head_timeout_s = 20.0
     max_head_bytes = 65_536
@@ -153,18 +173,13 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_is_open = True
-        self._head_bytes = 0
-        """Bytes of the request's line, headers and trailers that were read so far."""
-        self._waiting_bytes = 0
-        """Bytes that came since the last piece of a body: of a head, or of trailers, that are not whole yet."""
-        self._body_came = False
+        self._heads = HeadCounter(self.max_head_bytes)
         self._refusal = ""
         """Why the request is refused, if not by the parser."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_stranger = True
         self._held = Hold(self.memory)
-        self._extensions = {TRUST: self._trust}
+        self._extensions = {CONNECTION: self}
 
     @property
     def answering(self) -> bool:
@@ -175,42 +190,52 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self._expect_head()
         if not self.clients.begin(self, len(self.connections)):
             self.refuse_unread(_TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_here()
+        self._cancel_head_timer()
         self.clients.end(self)
         self._held.release()
         super().connection_lost(exc)
 
-    def _trust(self) -> None:
-        """A request has shown a key: from now on the application counts what it holds."""
+    def trust(self, owner: str) -> None:
+        """A request has shown a key of that owner: from now on the application counts what it holds. Raises
+        TooManyConnectionsError, or MemoryUsedUpError for what is queued behind it."""
         if self._is_stranger:
+            self.clients.trust(self, owner)
             self._is_stranger = False
-            self.clients.trust(self)
+            queued_bytes = self._held.held_bytes if self.pipeline else 0
             self._held.release()
+            self._held.owner = owner
+            self._held.resize(queued_bytes)
 
     def data_received(self, data: bytes) -> None:
-        self._body_came = False
+        heads = self._heads
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if not self._head_is_open and self.timeout_keep_alive_task is None and not self._busy:
-            self._head_is_open = True  # line ends before a request: its timer runs already
-        if self._head_is_open:
+        heads.piece(len(data))
+        if not heads.is_open and self.timeout_keep_alive_task is None and not self._busy:
+            heads.is_open = True  # line ends before a request: its timer runs already
+        if heads.is_open:
             # Most heads come in one piece: for those no timer is set.
             self._expect_head()
-        # A head that began behind a body is counted from the next piece on; its size is known when it is whole.
-        self._waiting_bytes = 0 if self._body_came else self._waiting_bytes + len(data)
-        if self._waiting_bytes > self.max_head_bytes:
+        if heads.too_large:
             self.refuse_unread(_TOO_LARGE)
-        elif self._is_stranger:
-            self._count_strangers_bytes()
+        elif self._is_stranger or self.pipeline or self._held.held_bytes or heads.untold_bytes > _FREE_BYTES:
+            self._count(len(data))
 
-    def _count_strangers_bytes(self) -> None:
-        held = self._waiting_bytes + (len(self.cycle.body) if self._busy else 0)
+    def _count(self, size: int) -> None:
+        """Count what is held after a piece of that size, beside what the application counts of those with a key."""
+        if self.pipeline:  # nothing more is read until they are answered
+            held = self._held.held_bytes + size + len(self.pipeline) * _QUEUED_BYTES
+        else:
+            held = self._heads.untold_bytes
+            if self._is_stranger and self._busy:
+                held += self._heads.head_bytes + len(self.cycle.body)
         try:
             self._held.resize(held if held > _FREE_BYTES else 0)
         except MemoryUsedUpError:
@@ -225,6 +250,8 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_unread()
+        elif self._held.held_bytes and not self._busy:
+            self._held.resize(min(self._held.held_bytes, self._heads.untold_bytes))
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -237,7 +264,7 @@ class Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be read: with the reason, unless another answer is under way or still to come."""
-        answer_is_under_way = self._busy and (self._head_is_open or self.cycle.response_started)
+        answer_is_under_way = self._busy and (self._heads.is_open or self.cycle.response_started)
         if answer_is_under_way or self.pipeline:
             self.transport.close()
             return
@@ -252,8 +279,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
-        self._head_is_open = True
-        self._head_bytes = self._waiting_bytes = 0
+        self._heads.begin()
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
@@ -261,25 +287,28 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + _HEADER_BYTES)
-        if self._head_is_open:  # otherwise it is a trailer, which must not pass for a header
+        if self._heads.is_open:  # otherwise it is a trailer, which must not pass for a header
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        self._body_came = True
+        self._heads.body(len(body))
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._refuse_ambiguous()
-        self._head_is_here()
+        if len(self.pipeline) >= _MOST_QUEUED:
+            self._refuse(_TOO_MANY_QUEUED)
+        self._heads.end()
+        self._cancel_head_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._waiting_bytes = 0
+        self._heads.end()
         super().on_message_complete()
 
     def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self.max_head_bytes:
+        self._heads.line(size)
+        if self._heads.too_large:
             self._refuse(_TOO_LARGE)
 
     def _refuse_ambiguous(self) -> None:
@@ -306,8 +335,7 @@ class Protocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_timeout_s, self._too_slow)
 
-    def _head_is_here(self) -> None:
-        self._head_is_open = False
+    def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -44,17 +44,18 @@ class MemoryBudget:
 class Hold:
     """Part of the budget that one request, or one connection, holds."""
 
-    __slots__ = ("_budget", "_owner", "held_bytes")
+    __slots__ = ("_budget", "held_bytes", "owner")
 
     def __init__(self, budget: MemoryBudget, owner: str = STRANGER) -> None:
         self._budget = budget
-        self._owner = owner
+        self.owner = owner
+        """Whose it is. It may change while nothing is held."""
         self.held_bytes = 0
 
     def resize(self, size: int) -> None:
         """Hold this many bytes from now on. Raises MemoryUsedUpError if they are too many; then nothing changes."""
         if size != self.held_bytes:
-            self._budget.change(self._owner, size - self.held_bytes)
+            self._budget.change(self.owner, size - self.held_bytes)
             self.held_bytes = size
 
     def grow(self, by_bytes: int) -> None:
@@ -62,10 +63,3 @@ class Hold:
 
     def release(self) -> None:
         self.resize(0)
-
-    def belong_to(self, owner: str) -> None:
-        """Let the owner have what was a stranger's."""
-        held_bytes = self.held_bytes
-        self.release()
-        self._owner = owner
-        self.resize(held_bytes)

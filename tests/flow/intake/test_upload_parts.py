@@ -22,6 +22,7 @@ from penstock.intake import files as stored
 from penstock.intake import parts as uploads
 from penstock.intake.files import FileRow
 from penstock.intake.message_batch import MessageBatchIntake
+from penstock.intake.pace import paced
 from penstock.intake.parts import CompletedUpload, PartRow, PartWriter, UploadMissing, UploadNotPending, UploadRow
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.sweep import purge_failed, sweep_abandoned
@@ -141,6 +142,23 @@ def test_parts_sent_at_once_become_one_file_in_the_order_given(database: str, co
         add(database, upload.id, b"late")
     with pytest.raises(UploadNotPending):
         cancel(database, upload.id)
+
+
+def test_completing_keeps_the_pace_and_stops(database: str) -> None:
+    """Also where the lines of the file are not read."""
+
+    class Gone(Exception):  # noqa: N818 - not an error
+        pass
+
+    def stop() -> None:
+        raise Gone
+
+    upload = create(database, purpose="user_data")
+    part = add(database, upload.id, LINES)
+    with paced(stop), pytest.raises(Gone):
+        complete(database, upload.id, [part.id])
+    assert get(database, upload.id) == upload
+    assert complete(database, upload.id, [part.id]).upload.status == "completed"
 
 
 def test_completing_at_once_makes_one_file(database: str, connection: psycopg.Connection) -> None:

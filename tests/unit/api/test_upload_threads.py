@@ -113,6 +113,24 @@ def test_beside_calls_of_others_a_reader_rests_four_times_as_long_as_it_computes
     assert asyncio.run(run()) == pytest.approx(rests * 0.02, rel=0.3)
 
 
+def test_a_reader_rests_for_a_long_piece_after_the_ones_that_follow() -> None:
+    async def run() -> float:
+        threads, stop = UploadThreads(12), Unrested()
+        threads.note_call("b")
+
+        def work() -> None:
+            began = thread_time()
+            while thread_time() - began < 0.15:
+                sum(range(10_000))
+            for _ in range(10):
+                keep_pace()
+
+        await threads.run("a", work, stop)
+        return stop.rested_s
+
+    assert asyncio.run(run()) == pytest.approx(4 * 0.15, rel=0.3)
+
+
 def test_work_stops_with_its_client() -> None:
     async def run() -> None:
         hang_up = asyncio.Event()

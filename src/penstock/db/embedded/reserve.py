@@ -1,4 +1,4 @@
-"""Room on the disk of the data directory that is kept for deletions.
+"""Room on the disk of the data directory that is kept for deletions, and for revoking keys.
 
 PostgreSQL writes also when it deletes: on a disk that is full to the last page, nothing could be deleted to make room.
 So a file takes some room from the start, and is removed when a deletion finds none, or the server none to start with
@@ -20,7 +20,7 @@ from penstock.db.embedded.cluster import RESERVE
 
 _T = TypeVar("_T")
 
-_BYTES = 32 * 1024 * 1024
+_RESERVE_BYTES = 32 * 1024 * 1024
 """A segment of PostgreSQL's log of changes, which it makes whole, and as much for all else that it writes."""
 
 
@@ -37,24 +37,21 @@ def has_room(config: Config) -> bool:
 def keep_reserve(data_dir: Path, min_free_bytes: int) -> None:
     """Take the room, unless that was done or there is too little."""
     path = data_dir / RESERVE
-    if path.exists() or shutil.disk_usage(data_dir).free < min_free_bytes + 2 * _BYTES:
+    if path.exists() or shutil.disk_usage(data_dir).free < min_free_bytes + 2 * _RESERVE_BYTES:
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, _BYTES)
+        os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
     except OSError:  # others were faster
         path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 
 
-async def delete_with_reserve(data_dir: Path, delete: Callable[[], Awaitable[_T]]) -> _T:
-    """Delete something, once more with the room that is kept for it if there is no other."""
+async def do_with_reserve(data_dir: Path, free: Callable[[], Awaitable[_T]]) -> _T:
+    """Do something that frees room, once more with the room that is kept for it if there is no other."""
     try:
-        return await delete()
+        return await free()
     except psycopg.errors.DiskFull:
-        try:
-            (data_dir / RESERVE).unlink()
-        except FileNotFoundError:
-            raise psycopg.errors.DiskFull from None
-        return await delete()
+        (data_dir / RESERVE).unlink(missing_ok=True)  # without it, another may just have been given it
+        return await free()

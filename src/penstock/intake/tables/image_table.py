@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.config import IntakeLimits, TableLimits
 from penstock.intake.explain import quoted
+from penstock.intake.pace import keep_pace
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.tables.columns import summarise
 from penstock.intake.tables.image_size import check_whole, image_size
@@ -64,6 +65,7 @@ class ImageTable:
 
     def rows(self) -> Iterator[TableRow]:
         for path, read in self._images:
+            keep_pace()
             data = read()
             if len(data) > self._max_image_bytes:
                 raise self._refusal(path, *_too_large(self._max_image_bytes))

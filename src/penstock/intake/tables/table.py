@@ -16,7 +16,7 @@ from penstock.intake.refusal import BadLine, IntakeRefused
 
 BLOCK_ROWS = 2_000
 BLOCK_BYTES = 4 * MIB
-_PACED_ROWS = 100
+PACED_ROWS = 100
 
 ColumnType = Literal["text", "integer", "number", "boolean"]
 
@@ -88,9 +88,17 @@ def next_block(rows: Iterator[TableRow], max_rows: int = BLOCK_ROWS, max_bytes: 
         size += len(row.body) if row.blob is None else row.size
         if size >= max_bytes:
             break
-        if not len(block) % _PACED_ROWS:
+        if not len(block) % PACED_ROWS:
             keep_pace()
     return block
+
+
+def paced_rows(rows: Iterable[TableRow]) -> Iterator[TableRow]:
+    """The rows, at the pace of whoever has them read."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if not number % PACED_ROWS:
+            keep_pace()
 
 
 def image_uses(rows: Iterable[TableRow], first: int) -> list[NewUse]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import select
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,15 @@ import msgspec
 
 from penstock.config import TableLimits
 from penstock.intake.explain import quoted
+from penstock.intake.pace import keep_pace
 from penstock.intake.refusal import IntakeRefused
 from penstock.intake.tables.cells import CONVERSIONS, Cell, is_blank
 from penstock.intake.tables.columns import Columns, row_too_large
-from penstock.intake.tables.table import RowFault, TableRow, TableSpec, no_rows, too_many_rows
+from penstock.intake.tables.table import PACED_ROWS, RowFault, TableRow, TableSpec, no_rows, too_many_rows
 from penstock.intake.tables.xlsx_child import End, Head, Order, Refusal
+
+_LOOK_EVERY_S = 0.25
+"""How often whoever waits for a child looks whether it is still to wait."""
 
 _decode_row = msgspec.json.Decoder(list[Cell]).decode
 _decode_other = msgspec.json.Decoder(Head | Refusal | End).decode
@@ -79,6 +84,7 @@ class XlsxTable:
             raise self._no_rows()
 
     def _read_header(self, spec: TableSpec) -> Columns:
+        self._await_child()
         head = self._read_other(self._out.readline(self._limits.max_row_bytes))
         if isinstance(head, Head):
             self._sheet, self._row = head.sheet, head.first_row - 1
@@ -91,6 +97,11 @@ class XlsxTable:
         except RowFault as fault:
             raise self._placed(fault) from None
 
+    def _await_child(self) -> None:
+        """Wait until it has loaded the sheet, which takes nearly all of its time, or until nobody wants it any more."""
+        while not select.select([self._out], [], [], _LOOK_EVERY_S)[0]:
+            keep_pace()
+
     def _next_record(self) -> list[Cell] | None:
         """The next row of the sheet that is not blank, or None after the last."""
         while True:
@@ -99,6 +110,8 @@ class XlsxTable:
                 self._read_other(line)
                 return None
             self._row += 1
+            if not self._row % PACED_ROWS:
+                keep_pace()
             if not line.endswith(b"\n"):
                 if len(line) < self._limits.max_row_bytes:
                     raise self._crashed()
