@@ -54,7 +54,6 @@ _STRING = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 _STATEMENT = re.compile(r"\s*(\w*)")
 _NAME_IN_CODE = re.compile(r"(?<![\w.])[^\W\d]\w*")
 _CONSTANTS = re.compile(r"\s*(?:(?:''|-?[\d.]+|true|false|none)\s*(?:,\s*|(?=\])))*\]")
-_BRACKET = re.compile(r"[\[\](),]")
 _COMPARES = re.compile(r"[=!<>\[]|\bin\b|\bis\b|\bchanged\b")
 _SEARCHES = re.compile(r"\bin\b")
 _SLICE = re.compile(r"\[[^\]]*:")
@@ -256,10 +255,11 @@ def _check_block(block: _Block) -> None:
 def _check_brackets(block: _Block) -> None:
     """Refuse lists other than of constants: lists of lists would double with every loop around them."""
     inside: list[str] = []
-    for found in _BRACKET.finditer(block.code):
-        before = _VALUE_BEFORE.search(block.code, 0, found.start())
-        follows_a_value = before is not None and before[0].strip() not in _BEFORE_A_VALUE
-        match found[0]:
+    before = ""
+    for found in _TOKEN.finditer(block.code):
+        follows_a_value = _VALUE.match(before) is not None and before not in _BEFORE_A_VALUE
+        before = found[0]
+        match before:
             case "[" if follows_a_value:
                 inside.append("subscript")
             case "[":
@@ -276,7 +276,8 @@ def _check_brackets(block: _Block) -> None:
                 pass
 
 
-_VALUE_BEFORE = re.compile(r"(?:\w+|[)\]'])\s*$")
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_VALUE = re.compile(r"[\w)\]']")  # how the last token of a value begins
 _BEFORE_A_VALUE = frozenset({"in", "is", "not", "and", "or", "if", "elif", "else"})
 
 

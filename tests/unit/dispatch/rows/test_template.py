@@ -122,6 +122,14 @@ def test_what_cannot_be_a_template(source: str, message: str) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize(
+    "code", [" and ".join(["a in [1]"] * 4_900), "a" + "[0]" * 20_000, "a in [" + "1," * 30_000 + "]"]
+)
+def test_a_long_block_is_read_once(code: str) -> None:
+    assert compiled(f"{{{{ {code} }}}}").sample == "x"
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
