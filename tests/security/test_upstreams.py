@@ -55,6 +55,8 @@ SCRIPTS: Mapping[str, Script] = {
     "wide-stream": raw(
         SEMI_STREAM.replace(b"event-stream", b"event-stream; " + b"x" * 200_000) + b"4\r\n:x\n\n\r\n0\r\n\r\n"
     ),
+    "deep": answer(200, b'{"a":' * 900 + b'"' + b"x" * 900 + b'"' + b"}" * 900, JSON_TYPE),
+    "half": answer(200, b'{"a": "' + b"x" * 900 + b'\\ud83d"}', JSON_TYPE),
     "echo": echo,
     "echo-stream": echo_stream,
     **{f"status-{status}": with_status(status) for status in ("000", "099", "600", "777", "999")},
@@ -156,6 +158,16 @@ def test_headers_are_bounded(place: Place, session: str, model: str, options: di
                 assert response.status == 200
                 response.read()
                 assert sum(len(name) + len(value) for name, value in response.getheaders()) < 4_000
+
+
+@pytest.mark.parametrize("model", ["deep", "half"])
+def test_odd_answers_are_cells_of_the_grid(place: Place, model: str) -> None:
+    batch_id = place.ground.start("alice", (json.dumps(request_line("1", "hello", model)) + "\n").encode())
+    place.ground.until("alice", f"/v1/batches/{batch_id}", "status", "completed")
+    for asked in ("", "?cellBytes=64", "?cellBytes=2000"):
+        (item,) = place.ground.ok("alice", "GET", f"/api/jobs/{batch_id}/items{asked}")["items"]
+        assert item["status"] == "DONE"
+    assert place.ground.ask("alice", "GET", f"/api/jobs/{batch_id}/items/1").status == 200
 
 
 # -- the provider's key

@@ -206,7 +206,11 @@ class _Cutter:
         self.cut = False
 
     def shorten(self, content: bytes | msgspec.Raw) -> msgspec.Raw:
-        return msgspec.Raw(msgspec.json.encode(self._cut(msgspec.json.decode(content))))
+        try:
+            return msgspec.Raw(msgspec.json.encode(self._cut(msgspec.json.decode(content))))
+        except (ValueError, RecursionError):
+            # Nested very deep, or with half of a surrogate pair: answers are stored as they came.
+            return msgspec.Raw(msgspec.json.encode(self._cut(bytes(content).decode())))
 
     def _cut(self, value: Any) -> Any:
         if isinstance(value, str):

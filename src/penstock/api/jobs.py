@@ -160,7 +160,7 @@ def _read_spec(text: str) -> JobSpec:
         return msgspec.json.decode(text, type=JobSpec)
     except msgspec.ValidationError as error:
         raise invalid("spec", f"{error}.") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid("spec", f"it is not JSON: {error}.") from None
 
 
@@ -173,7 +173,7 @@ def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None, quota: Quo
         raise invalid("spec", error.advice) from None
     try:
         reference = None if source is None else msgspec.json.decode(source, type=SourceReference)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid("source", f"{error}.") from None
     return NewJob(
         owner=call.caller.owner,

@@ -299,7 +299,7 @@ def _failure(row: RequestRow) -> ApiError:
 def _as_stream(content: bytes) -> StoredStream | None:
     try:
         return _stored_stream.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

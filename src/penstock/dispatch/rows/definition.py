@@ -28,6 +28,8 @@ from penstock.validators import CARRIES_SECRETS, checked_headers
 
 MAX_RULES = 50
 _MAX_NESTING = 32
+_MAX_DEPTH = 100
+"""Levels of the whole definition."""
 _MAX_NAME_CHARS = 200
 _MAX_AFTER_S = 86_400
 
@@ -153,6 +155,7 @@ Definition = HttpDefinition | ChatDefinition
 
 def parse_definition(obj: object) -> Definition:
     """The definition in a job's spec. All that can be checked without a row is checked; errors name the place."""
+    _refuse_deep(obj)
     try:
         definition: Definition = msgspec.convert(obj, type=HttpDefinition | ChatDefinition)
     except msgspec.ValidationError as error:
@@ -163,6 +166,21 @@ def parse_definition(obj: object) -> Definition:
         _check(definition)
         _check_strategies(definition)
     return definition
+
+
+def _refuse_deep(obj: object) -> None:
+    """Refuse what is nested so deep that whoever writes or renders it could run out of stack."""
+    level: list[Any] = [obj]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            each
+            for one in level
+            if isinstance(one, dict | list)
+            for each in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise _PlacedError(_PLACE, f"is nested more than {_MAX_DEPTH} deep", "Make it flatter.")
 
 
 class _PlacedError(UsageError):
