@@ -56,6 +56,7 @@ _PASSED_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
 # Bounds of what is passed on: providers state a dozen limits, each in a few characters.
 _MAX_PASSED_HEADERS = 40
 _MAX_HEADER_CHARS = 200
+_MAX_HEADER_NAME_CHARS = 100
 # Types by which a browser would run what an upstream wrote, as if it were a page of this server.
 _ACTIVE_TYPES = ("text/html", "application/xhtml", "text/xml", "application/xml", "image/svg", "text/javascript")
 _TIMEOUTS = frozenset({"connect_timeout", "first_byte_timeout", "idle_timeout", "request_timeout"})
@@ -249,6 +250,7 @@ def bound_key(owner: str, key: str) -> str:
 
 def _answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
     names = (name for name in headers if name in _PASSED_HEADERS or name.startswith(_PASSED_PREFIXES))
+    names = (name for name in names if len(name) <= _MAX_HEADER_NAME_CHARS)
     told = ((name, headers[name]) for name in names)
     passed = dict(islice(((name, value) for name, value in told if _is_passable(value)), _MAX_PASSED_HEADERS))
     if passed.get("content-type", "").lower().startswith(_ACTIVE_TYPES):
