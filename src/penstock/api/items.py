@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -260,7 +261,8 @@ async def retrieve_item(call: Call[None, None]) -> ItemDetails:
         found = await read_row(connection, batch, number)
     if found is None:
         raise not_found("Row", call.path["row"], "row")
-    return _row_details(call, batch, job, found[1], history)
+    # Its request is rendered, by templates that may have to be compiled first.
+    return await asyncio.to_thread(_row_details, call, batch, job, found[1], history)
 
 
 def _attempt(row: AttemptRow) -> ItemAttempt:

@@ -125,7 +125,10 @@ async def create_job(call: Call[None, None]) -> JobCreated:
         form.finish()
         if "spec" not in form.fields:
             raise missing("spec")
-        job = _new_job(call, _read_spec(form.fields["spec"]), form.fields.get("source"), quota)
+        # Its templates are compiled, up to half a second each.
+        spec = _read_spec(form.fields["spec"])
+        new = partial(_new_job, call, spec, form.fields.get("source"), quota)
+        job = await upload_work(call).run_for_client(new)
         if feeder is None:
             return await _create_from_source(call, job, quota)
         if job.source is not None:

@@ -29,6 +29,9 @@ MAX_TEMPLATE_CHARS = 64 * KIB
 MAX_RENDERED_BYTES = 4 * MIB
 """Bytes that a row's values may take in what is rendered; a row's image is not counted."""
 
+_MAX_CODE_CHARS = 4_096
+"""Characters of a block, but for its texts. The engine parses a chain of operators by recursion: a long one takes it
+seconds, and a longer one ends the process."""
 _MIN_FUEL = 1_000
 _MAX_FUEL = 20_000
 _STEPS_PER_LOOP = 3
@@ -116,6 +119,7 @@ class Template:
         if len(source) > MAX_TEMPLATE_CHARS:
             most = f"{MAX_TEMPLATE_CHARS:,}"
             raise UsageError(f"has {len(source):,} characters, more than {most}", hint="Shorten the template.")
+        _refuse_long_blocks(source)
         self._engine = _engine(write)
         try:
             self._engine.add_template(_NAME, source)
@@ -212,6 +216,23 @@ class _Block(NamedTuple):
     line: int
     start: int
     end: int
+
+
+def _refuse_long_blocks(source: str) -> None:
+    """Refuse blocks that the engine had better not see. The source may be anything."""
+    at = 0
+    while (opening := _OPENING.search(source, at)) is not None:
+        start = opening.start()
+        block = _BLOCK.match(source, start)
+        # What has no end is all of the rest; looked for from every opening in it, that would take quadratic time.
+        if block is None or (block["statement"] or "").strip(" \t\r\n+-") == "raw":
+            size, at = len(source) - start, len(source)
+        else:
+            size, at = len(_STRING.sub("''", block["expression"] or block["statement"] or "")), block.end()
+        if size > _MAX_CODE_CHARS:
+            line = source.count("\n", 0, start) + 1
+            what = f"line {line}: a block has more than {_MAX_CODE_CHARS:,} characters, or no end"
+            raise UsageError(what, hint=_HINT)
 
 
 def _blocks(source: str) -> Iterator[_Block]:
