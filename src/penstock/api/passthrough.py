@@ -40,6 +40,7 @@ from penstock.dispatch.http.errors import TransportError
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import EVENT_STREAM, StoredStream
 from penstock.dispatch.providers import Provider
+from penstock.dispatch.retry import needs_a_person
 from penstock.dispatch.throttle import Callers
 from penstock.errors import PenstockError
 from penstock.limits.sharing import ProviderLimits
@@ -198,17 +199,29 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyT
             if not asked.stream:
                 answer = await upstream.forward(path, headers, content)
                 await upstreams.note(asked.provider, asked.model, answer, database)
-                return Response(answer.body, answer.status, _answer_headers(answer.headers))
+                return _passed(asked, answer)
             opened = await held.enter_async_context(upstream.forward_open(path, headers, content))
             if opened.status >= 400:
                 refusal = upstream.redacted(Answer(opened.status, await opened.read(), opened.headers))
                 await upstreams.note(asked.provider, asked.model, refusal, database)
-                return Response(refusal.body, refusal.status, _answer_headers(refusal.headers))
+                return _passed(asked, refusal)
             headers = _answer_headers(upstream.redacted_headers(opened)) | _NO_BUFFERING
             pieces = _pieces(call, upstream.redacted_pieces(opened))
             return _PassedStream(pieces, opened.status, headers, held.pop_all())
     except TransportError as error:
         raise _to_api_error(error) from None
+
+
+def _passed(asked: BodyTarget, answer: Answer) -> Response:
+    """The provider's answer as it came. Raises ApiError if it refuses the operator's key: its words would read as if
+    the caller's own were refused."""
+    if answer.status >= HTTPStatus.BAD_REQUEST and needs_a_person(answer.status, error := error_of(answer)):
+        message = (
+            f"The provider '{asked.provider.name}' refuses calls of {asked.model} ({error.code}) until an operator has"
+            " mended it. It is not your API key that was refused."
+        )
+        raise ApiError(502, message, type="server_error", code="provider_refused", headers=_FINAL)
+    return Response(answer.body, answer.status, _answer_headers(answer.headers))
 
 
 class _PassedStream(StreamingResponse):
