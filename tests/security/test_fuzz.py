@@ -39,7 +39,7 @@ NEVER_DONE = {
 """Operations that no request here is answered well by, each with the reason."""
 
 
-def good_requests(ids: Mapping[str, str], secret: str, cookie: str) -> dict[str, Good]:
+def good_requests(ids: Mapping[str, str], spare: Mapping[str, str], secret: str, cookie: str) -> dict[str, Good]:
     """What each operation takes, by method and path."""
     hook = Good({"event_types": ["batch.failed"], "name": "hook", "url": "http://127.0.0.1:9/hook"})
     batch = {"input_file_id": ids["file"], "endpoint": ENDPOINT, "completion_window": "24h", "metadata": {}}
@@ -95,9 +95,11 @@ def good_requests(ids: Mapping[str, str], secret: str, cookie: str) -> dict[str,
         "POST /v1/sessions/{key}/requests": Good(asked, {"prefer": "respond-async"}, "wait=1", session),
         "GET /v1/sessions/{key}/requests": Good(path=session),
         "GET /v1/sessions/{key}/requests/{request_id}": Good(path=blocked),
-        "DELETE /v1/sessions/{key}/requests/{request_id}": Good(path=blocked),
+        "DELETE /v1/sessions/{key}/requests/{request_id}": Good(
+            path={**blocked, "request_id": spare["session request"]}
+        ),
         "GET /v1/sessions/{key}": Good(path=session),
-        "DELETE /v1/sessions/{key}": Good(path=session),
+        "DELETE /v1/sessions/{key}": Good(path={"key": "of bob"}),
         "PUT /v1/sessions/{key}": Good(
             {"on_dead_head": "block", "max_queued": 5, "wait_timeout_s": 1, "priority": 0}, path=session
         ),
@@ -146,12 +148,6 @@ def furnish_more(ground: TenantGround) -> dict[str, str]:
         for each in (messages, *still, still_job):
             ground.until("alice", f"/api/work/{each}", "state", "QUEUED")
             ground.ok("alice", "POST", f"/api/work/{each}/pause")
-    # One request that is refused blocks its session, another waits behind it.
-    ground.ok("alice", "PUT", "/v1/sessions/blocked", {"on_dead_head": "block"})
-    for body in ({"model": "small"}, CHAT):
-        in_session = {"endpoint": ENDPOINT, "body": body}
-        told = {"prefer": "respond-async"}
-        request = ground.ask("alice", "POST", "/v1/sessions/blocked/requests", in_session, headers=told).json["id"]
     return {
         "work": job,
         "line upload": upload_id,
@@ -164,8 +160,18 @@ def furnish_more(ground: TenantGround) -> dict[str, str]:
         "second still batch": still[1],
         "third still batch": still[2],
         "still job": still_job,
-        "session request": request,
+        "session request": block_session(ground, "alice"),
     }
+
+
+def block_session(ground: TenantGround, tenant: str) -> str:
+    """A session that is blocked by a request which was refused: the id of one that waits behind it."""
+    ground.ok(tenant, "PUT", "/v1/sessions/blocked", {"on_dead_head": "block"})
+    for body in ({"model": "small"}, CHAT):
+        asked, headers = {"endpoint": ENDPOINT, "body": body}, {"prefer": "respond-async"}
+        made = ground.ask(tenant, "POST", "/v1/sessions/blocked/requests", asked, headers=headers)
+    waiting: str = made.json["id"]
+    return waiting
 
 
 def sign_in(ground: TenantGround) -> str:
@@ -180,22 +186,24 @@ def test_no_request_makes_the_server_fail(tmp_path: Path, server_18: str) -> Non
     with tenant_ground(tmp_path, server_18, *options, mock=()) as ground:
         found = furnish(ground, "alice") | furnish_more(ground)
         ids = {kind: each for kind, each in found.items() if each}  # with nothing refused there is no error file
-        good = good_requests(ids, ground.keys["alice"], sign_in(ground))
+        spare = furnish(ground, "bob") | {"session request": block_session(ground, "bob")}
+        good = good_requests(ids, spare, ground.keys["alice"], sign_in(ground))
         operations = [each for each in (*endpoints(), *PAGES) if each.path != "/v1/keys/{key_id}/revoke"]
         waiting = {f"{each.method} {each.path}": b"not asked" for each in operations}
         failures = []
-        requests = make_requests(operations, ids, good, REQUESTS, SEED, cookie=sign_in(ground))
+        requests = make_requests(operations, ids, good, REQUESTS, SEED, cookie=sign_in(ground), spare=spare)
         for number, sent in enumerate(requests):
             # An admin reaches everybody's objects by id; the owner also what only owners reach.
-            owner_first = sent.operation.role != "admin" and number < len(operations)
-            tenant = "alice" if owner_first or (number % 2 and number >= len(operations)) else "root"
+            admins = sent.operation.role == "admin" if sent.as_it_should_be else number % 2 == 0
+            spared = sent.as_it_should_be and sent.method == "DELETE"
+            tenant = "bob" if spared else "root" if admins else "alice"
             status, content = send(ground.server.port, ground.keys[tenant], sent)
             if is_fault(sent, status, content):
                 failures.append((status, content, sent))
             name = f"{sent.operation.method} {sent.operation.path}"
             if status is not None and status < 400 and sent.method == sent.operation.method:
                 waiting.pop(name, None)
-            elif name in waiting and number < len(operations):
+            elif name in waiting and sent.as_it_should_be:
                 waiting[name] = content[:200]
         assert failures == []
         assert {name: why for name, why in waiting.items() if name not in NEVER_DONE} == {}

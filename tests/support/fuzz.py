@@ -91,6 +91,8 @@ _HEADER_TEXTS = (
         "100-continue",
     ),
 )
+_KEPT = 0.9
+"""Share of the requests before anything may be deleted."""
 _NEST = "nested deep"
 _DEPTHS = (50, 120, 480, 950, 3_000)
 
@@ -117,6 +119,7 @@ class Sent:
     path: str
     body: bytes | None
     headers: Mapping[str, str]
+    as_it_should_be: bool = False
 
 
 def make_requests(
@@ -127,24 +130,28 @@ def make_requests(
     seed: int,
     *,
     cookie: str,
+    spare: Mapping[str, str],
 ) -> Iterator[Sent]:
     """Each operation once as it should be, then so many odd requests, in turns over all. `good` has what they take, by
-    method and path. With the cookie some come as a browser's would."""
-    for endpoint in sorted(endpoints, key=lambda each: (each.method == "DELETE", each.path.endswith("cancel"))):
-        yield _as_it_should_be(endpoint, ids, _good(endpoint, good))
+    method and path. With the cookie some come as a browser's would. The spare ids are deleted at once, others not
+    before the end."""
+    for endpoint in sorted(endpoints, key=lambda each: each.path.endswith("cancel")):
+        yield _as_it_should_be(endpoint, spare if endpoint.method == "DELETE" else ids, _good(endpoint, good))
     rng = random.Random(seed)
     for number in range(count):
         endpoint = endpoints[number % len(endpoints)]
         taken = _good(endpoint, good)
+        methods = ("HEAD", "OPTIONS", "PATCH", "DELETE") if number > count * _KEPT else ("HEAD", "OPTIONS", "PATCH")
+        named = {} if endpoint.method == "DELETE" and number < count * _KEPT else ids
         path = "".join(
-            quote(_part(rng, text, ids, taken), safe="") if at % 2 else text
+            quote(_part(rng, text, named, taken if named else Good()), safe="") if at % 2 else text
             for at, text in enumerate(_VARIABLE.split(endpoint.path))
         )
         query = _query(rng, endpoint, ids)
         body, headers = _body(rng, endpoint, ids, taken)
         yield Sent(
             endpoint,
-            endpoint.method if rng.random() < 0.95 else rng.choice(("HEAD", "OPTIONS", "PATCH", "DELETE")),
+            endpoint.method if rng.random() < 0.95 else rng.choice(methods),
             path + (f"?{query}" if query else ""),
             body,
             {**headers, **_odd_headers(rng, cookie)},
@@ -164,7 +171,8 @@ def _as_it_should_be(endpoint: Endpoint, ids: Mapping[str, str], good: Good) -> 
         body, told = _encoded(endpoint, good.body)
         headers = {**told, **headers}
     path = _VARIABLE.sub(part, endpoint.path)
-    return Sent(endpoint, endpoint.method, path + (f"?{good.query}" if good.query else ""), body, headers)
+    path += f"?{good.query}" if good.query else ""
+    return Sent(endpoint, endpoint.method, path, body, headers, as_it_should_be=True)
 
 
 def _odd_headers(rng: random.Random, cookie: str) -> dict[str, str]:
