@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import quote
@@ -132,11 +132,14 @@ def make_requests(
     cookie: str,
     spare: Mapping[str, str],
 ) -> Iterator[Sent]:
-    """Each operation once as it should be, then so many odd requests, in turns over all. `good` has what they take, by
-    method and path. With the cookie some come as a browser's would. The spare ids are deleted at once, others not
-    before the end."""
+    """Each operation once as it should be, then with what has broken servers, then so many odd requests, in turns over
+    all. `good` has what they take, by method and path. With the cookie some come as a browser's would. The spare ids
+    are deleted at once, others not before the end."""
     for endpoint in sorted(endpoints, key=lambda each: each.path.endswith("cancel")):
         yield _as_it_should_be(endpoint, spare if endpoint.method == "DELETE" else ids, _good(endpoint, good))
+    for endpoint in endpoints:
+        if endpoint.method != "DELETE":
+            yield from _hostile(endpoint, ids, _good(endpoint, good), cookie)
     rng = random.Random(seed)
     for number in range(count):
         endpoint = endpoints[number % len(endpoints)]
@@ -173,6 +176,36 @@ def _as_it_should_be(endpoint: Endpoint, ids: Mapping[str, str], good: Good) -> 
     path = _VARIABLE.sub(part, endpoint.path)
     path += f"?{good.query}" if good.query else ""
     return Sent(endpoint, endpoint.method, path, body, headers, as_it_should_be=True)
+
+
+def _hostile(endpoint: Endpoint, ids: Mapping[str, str], good: Good, cookie: str) -> Iterator[Sent]:
+    """What chance would take long to find: a browser's cookie with an origin that is none, long headers, and every
+    field of the body nested deep."""
+    begun = replace(_as_it_should_be(endpoint, ids, good), as_it_should_be=False)
+    yield replace(begun, headers={**begun.headers, "cookie": cookie, "x-penstock-console": "1", "origin": "http://["})
+    long = {"prefer": "a=" + " " * 20_000 + '""x', "x-forwarded-for": "," * 20_000}
+    yield replace(begun, headers={**begun.headers, **long})
+    if isinstance(good.body, dict) and endpoint.method != "GET":
+        for body in _nested_in(good.body):
+            content, headers = _encoded(endpoint, body)
+            for depth in (480, 3_000):
+                yield replace(begun, body=_deepened(content, depth), headers={**headers, **good.headers})
+
+
+def _nested_in(value: Any) -> Iterator[Any]:
+    """The value with each part of it in turn replaced by what is nested deep."""
+    yield _NEST
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from ({**value, name: nested} for nested in _nested_in(each))
+    elif isinstance(value, list):
+        yield from ([nested, *value[1:]] for nested in _nested_in(value[0] if value else None))
+
+
+def _deepened(content: bytes, depth: int) -> bytes:
+    # A form's field that is nothing else has no quotes.
+    nested = b'{"a":' * depth + b"1" + b"}" * depth
+    return content.replace(json.dumps(_NEST).encode(), nested).replace(_NEST.encode(), nested)
 
 
 def _odd_headers(rng: random.Random, cookie: str) -> dict[str, str]:
@@ -227,8 +260,7 @@ def _body(
         return rng.choice(odd), {}
     begun = {} if good.body is None else good.body
     content, headers = _encoded(endpoint, begun if chance < 0.4 else _mutated(rng, begun, ids))
-    nested = rng.choice(_DEPTHS)
-    content = content.replace(json.dumps(_NEST).encode(), b'{"a":' * nested + b"1" + b"}" * nested)
+    content = _deepened(content, rng.choice(_DEPTHS))
     if chance > 0.95:
         content = content[: rng.randrange(len(content) + 1)]
     return content, {**headers, **good.headers}
