@@ -72,6 +72,8 @@ EVIL = (
     " ",
     "x" * 20_000,
 )
+CHAT = {"type": "chat", "provider": "default", "model": "small", "prompt": "{{ a }}"}
+FETCH = {"type": "http", "provider": "default", "method": "POST", "path": "/x"}
 LEGAL = tuple(text for text in EVIL if "\x00" not in text and "\ud800" not in text)
 WRONG_TYPES: tuple[Any, ...] = (None, True, -1, 2**70, 1.5, [], {}, [[]], {"a": {"b": []}}, [None], "x")
 
@@ -180,6 +182,38 @@ def test_nor_in_forms(ground: TenantGround) -> None:
         refused = ground.ask("alice", "POST", f"/v1/uploads/{opened}/parts", content, headers={"content-type": kind})
         assert (refused.status, refused.json["error"]["param"]) == (422, name)
     assert ground.ok("alice", "GET", "/v1/files")["data"] == []
+
+
+NESTED_AT = {
+    "processor": {"processor": "NESTED"},
+    "parameters": {"processor": {**CHAT, "parameters": {"a": "NESTED"}}},
+    "schema": {"processor": {**CHAT, "schema": {"type": "object", "properties": {"a": "NESTED"}}}},
+    "enum": {"processor": {**CHAT, "schema": {"type": "object", "properties": {"a": {"enum": ["NESTED"]}}}}},
+    "body": {"processor": {**FETCH, "body": "NESTED"}},
+    "equals": {"processor": {**FETCH, "rules": [{"outcome": "done", "path": "a", "equals": "NESTED"}]}},
+    "columns": {"processor": CHAT, "columns": "NESTED"},
+    "unknown": {"processor": CHAT, "x": "NESTED"},
+}
+
+
+@pytest.mark.parametrize("path", ["/api/jobs", "/api/jobs/preview"])
+@pytest.mark.parametrize("where", NESTED_AT)
+@pytest.mark.parametrize("depth", [120, 480, 990, 3_000])
+def test_specs_nested_deep(ground: TenantGround, path: str, where: str, depth: int) -> None:
+    nested = '{"a":' * depth + "1" + "}" * depth
+    spec = json.dumps(NESTED_AT[where]).replace('"NESTED"', nested)
+    content, media = form({"spec": spec, "file": b"a,b\n1,2\n"}, "rows.csv")
+    answer = ground.ask("alice", "POST", path, content, headers={"content-type": media})
+    # A preview tells what is wrong with a definition among its problems.
+    assert answer.status == 400 or (answer.status, path) == (200, "/api/jobs/preview"), answer.content
+    assert answer.status == 400 or answer.json["problems"]
+
+
+def test_sources_nested_deep(ground: TenantGround) -> None:
+    source = '{"adapter":' * 3_000 + "1" + "}" * 3_000
+    content, media = form({"spec": json.dumps({"processor": CHAT}), "source": source})
+    answer = ground.ask("alice", "POST", "/api/jobs", content, headers={"content-type": media})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "source")
 
 
 def test_nor_in_message_batches(ground: TenantGround) -> None:

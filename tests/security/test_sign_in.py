@@ -29,6 +29,8 @@ FOREIGN: tuple[Mapping[str, str], ...] = (
     {"x-penstock-console": "1", "sec-fetch-site": "none"},
     {"x-penstock-console": "1", "origin": "http://evil.example"},
     {"x-penstock-console": "1", "origin": "null"},
+    {"x-penstock-console": "1", "origin": "http://["},
+    {"x-penstock-console": "1", "origin": "//"},
     {"x-penstock-console": "0", "sec-fetch-site": "same-origin"},
 )
 MUTATIONS = [each for each in endpoints() if each.method != "GET"]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,7 @@ from tests.support.hostile import Exchange, Script, Upstream, answer, message, r
 from tests.support.server import Answered
 from tests.support.tcp_server import LoopThread
 from tests.support.tenants import TenantGround, tenant_ground
+from tests.support.wait import wait_until
 
 PROVIDER_KEY = "sk-CANARY/provider-0123456789abcdef"
 HTML = b"<html><script>alert(1)</script></html>"
@@ -35,8 +37,9 @@ async def echo(exchange: Exchange) -> None:
 
 
 async def echo_stream(exchange: Exchange) -> None:
-    """Stream that repeats the key in pieces of a few bytes."""
-    await exchange.send(SEMI_STREAM)
+    """Stream that repeats the key in its type, and in pieces of a few bytes."""
+    key = exchange.request.headers["authorization"].encode()
+    await exchange.send(SEMI_STREAM.replace(b"stream\r\n", b"stream; k=" + key + b"\r\n"))
     content = f'data: {{"key": "{exchange.request.headers["authorization"]}"}}\n\n'.encode()
     for at in range(0, len(content), 7):
         piece = content[at : at + 7]
@@ -51,10 +54,15 @@ def with_status(status: str) -> Script:
 SCRIPTS: Mapping[str, Script] = {
     "html": answer(200, HTML, {"content-type": "text/html"}),
     "many": answer(200, b"{}", {f"x-ratelimit-{n}": "1" for n in range(10_000)} | JSON_TYPE),
+    "long-name": answer(200, b"{}", {"x-ratelimit-" + "a" * 50_000: "1"} | JSON_TYPE),
     "wide": answer(200, b"{}", {"content-type": "application/json; " + "x" * 200_000}),
     "wide-stream": raw(
         SEMI_STREAM.replace(b"event-stream", b"event-stream; " + b"x" * 200_000) + b"4\r\n:x\n\n\r\n0\r\n\r\n"
     ),
+    "deep": answer(200, b'{"a":' * 900 + b'"' + b"x" * 900 + b'"' + b"}" * 900, JSON_TYPE),
+    "half": answer(200, b'{"a": "' + b"x" * 900 + b'\\ud83d"}', JSON_TYPE),
+    "locked": answer(401, b'{"error": {"code": "invalid_api_key", "message": "CANARY of the request"}}', JSON_TYPE),
+    "busy": answer(429, b'{"error": {"code": "slow_down", "message": "CANARY"}}', {"retry-after": "600", **JSON_TYPE}),
     "echo": echo,
     "echo-stream": echo_stream,
     **{f"status-{status}": with_status(status) for status in ("000", "099", "600", "777", "999")},
@@ -145,7 +153,9 @@ def test_a_page_is_no_page_of_this_server(place: Place) -> None:
     assert passed.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize(("model", "options"), [("many", {}), ("wide", {}), ("wide-stream", {"stream": True})])
+@pytest.mark.parametrize(
+    ("model", "options"), [("many", {}), ("long-name", {}), ("wide", {}), ("wide-stream", {"stream": True})]
+)
 def test_headers_are_bounded(place: Place, session: str, model: str, options: dict[str, Any]) -> None:
     with closing(HTTPConnection("127.0.0.1", place.ground.server.port, timeout=30)) as connection:
         for headers in ({}, {"x-session-id": session}):
@@ -156,6 +166,50 @@ def test_headers_are_bounded(place: Place, session: str, model: str, options: di
                 assert response.status == 200
                 response.read()
                 assert sum(len(name) + len(value) for name, value in response.getheaders()) < 4_000
+
+
+@pytest.mark.parametrize("model", ["deep", "half"])
+def test_odd_answers_are_cells_of_the_grid(place: Place, model: str) -> None:
+    batch_id = place.ground.start("alice", (json.dumps(request_line("1", "hello", model)) + "\n").encode())
+    place.ground.until("alice", f"/v1/batches/{batch_id}", "status", "completed")
+    for asked in ("", "?cellBytes=64", "?cellBytes=2000"):
+        (item,) = place.ground.ok("alice", "GET", f"/api/jobs/{batch_id}/items{asked}")["items"]
+        assert item["status"] == "DONE"
+    assert place.ground.ask("alice", "GET", f"/api/jobs/{batch_id}/items/1").status == 200
+
+
+@pytest.mark.parametrize(("model", "gate"), [("locked", "halted"), ("busy", "waiting")])
+def test_what_an_upstream_says_to_one_owner_is_not_told_to_another(place: Place, model: str, gate: str) -> None:
+    ground = place.ground
+    line = (json.dumps(request_line("1", "hello", model)) + "\n").encode()
+    started: dict[str, str] = {}
+    for tenant in ("alice", "bob"):
+        started[tenant] = ground.start(tenant, line)
+        path = f"/api/work/{started[tenant]}"
+        wait_until(partial(is_closed, ground, path, gate), 30)
+        shown = ground.ok(tenant, "GET", path)["limit"]
+        assert (shown["gate"], shown["gateCode"]) == (gate, "invalid_api_key" if gate == "halted" else "slow_down")
+        assert shown["gateCode"] in shown["gateMessage"]
+        assert "CANARY" not in shown["gateMessage"]
+        assert started["alice"] not in shown["gateMessage"]
+    told = {tenant: first_tick(ground, tenant, started["bob"])["limit"]["gateMessage"] for tenant in ("root", "bob")}
+    assert "CANARY" in told["root"]
+    assert told["bob"] == shown["gateMessage"]
+    assert ground.ok("root", "GET", f"/api/work/{started['bob']}")["limit"]["gateMessage"] == told["root"]
+    for tenant, batch_id in started.items():
+        ground.ok(tenant, "POST", f"/v1/batches/{batch_id}/cancel")
+
+
+def is_closed(ground: TenantGround, path: str, gate: str) -> bool:
+    limit = ground.ok("root", "GET", path)["limit"]
+    return limit is not None and limit["gate"] == gate
+
+
+def first_tick(ground: TenantGround, tenant: str, work_id: str) -> Any:
+    with closing(HTTPConnection("127.0.0.1", ground.server.port, timeout=30)) as connection:
+        connection.request("GET", f"/api/ticks?work={work_id}", headers={"x-api-key": ground.keys[tenant]})
+        with connection.getresponse() as response:
+            return json.loads(next(line for line in response if line.startswith(b"data: ")).removeprefix(b"data: "))
 
 
 # -- the provider's key

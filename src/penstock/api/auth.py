@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from penstock.api.endpoint import Caller
 from penstock.api.errors import ApiError
 from penstock.api.keys import KEY, FoundKey, find_key, find_signed_in, has_any_key, hash_of
-from penstock.api.sign_in import token_in
+from penstock.api.sign_in import host_of, token_in
 from penstock.db.pool import Connection, Pool, borrowed
 from penstock.server.listener import is_loopback
 
@@ -128,7 +128,7 @@ class Auth:
             raise _refused("Without API keys this server answers only to loopback names.")
         # Without an Origin, as of an image or a link, the browser still says whose page it is.
         site = headers.get(b"sec-fetch-site", b"none").lower()
-        if site not in _OWN_SITES if origin is None else _host_of(origin.decode("latin-1")) != host:
+        if site not in _OWN_SITES if origin is None else host_of(origin.decode("latin-1")) != host:
             raise _refused("Without API keys this server answers no other site's pages.")
 
     def _own_name(self, host: str) -> bool:
@@ -145,14 +145,6 @@ def _name_of(host: str) -> str:
     except ValueError:
         return ""
     return name
-
-
-def _host_of(origin: str) -> str | None:
-    """Host in an Origin header, with the port; None if the header is not valid."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
 
 
 def _keys_in(headers: Mapping[bytes, bytes]) -> list[str]:

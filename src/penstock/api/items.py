@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -206,7 +207,11 @@ class _Cutter:
         self.cut = False
 
     def shorten(self, content: bytes | msgspec.Raw) -> msgspec.Raw:
-        return msgspec.Raw(msgspec.json.encode(self._cut(msgspec.json.decode(content))))
+        try:
+            return msgspec.Raw(msgspec.json.encode(self._cut(msgspec.json.decode(content))))
+        except (ValueError, RecursionError):
+            # Nested very deep, or with half of a surrogate pair: answers are stored as they came.
+            return msgspec.Raw(msgspec.json.encode(self._cut(bytes(content).decode())))
 
     def _cut(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -256,7 +261,8 @@ async def retrieve_item(call: Call[None, None]) -> ItemDetails:
         found = await read_row(connection, batch, number)
     if found is None:
         raise not_found("Row", call.path["row"], "row")
-    return _row_details(call, batch, job, found[1], history)
+    # Its request is rendered, by templates that may have to be compiled first.
+    return await asyncio.to_thread(_row_details, call, batch, job, found[1], history)
 
 
 def _attempt(row: AttemptRow) -> ItemAttempt:

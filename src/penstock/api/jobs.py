@@ -125,7 +125,10 @@ async def create_job(call: Call[None, None]) -> JobCreated:
         form.finish()
         if "spec" not in form.fields:
             raise missing("spec")
-        job = _new_job(call, _read_spec(form.fields["spec"]), form.fields.get("source"), quota)
+        # Its templates are compiled, up to half a second each.
+        spec = _read_spec(form.fields["spec"])
+        new = partial(_new_job, call, spec, form.fields.get("source"), quota)
+        job = await upload_work(call).run_for_client(new)
         if feeder is None:
             return await _create_from_source(call, job, quota)
         if job.source is not None:
@@ -160,7 +163,7 @@ def _read_spec(text: str) -> JobSpec:
         return msgspec.json.decode(text, type=JobSpec)
     except msgspec.ValidationError as error:
         raise invalid("spec", f"{error}.") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid("spec", f"it is not JSON: {error}.") from None
 
 
@@ -173,7 +176,7 @@ def _new_job(call: Call[Any, Any], spec: JobSpec, source: str | None, quota: Quo
         raise invalid("spec", error.advice) from None
     try:
         reference = None if source is None else msgspec.json.decode(source, type=SourceReference)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid("source", f"{error}.") from None
     return NewJob(
         owner=call.caller.owner,

@@ -40,6 +40,7 @@ from penstock.dispatch.http.errors import TransportError
 from penstock.dispatch.http.processor import HttpProcessor
 from penstock.dispatch.http.streaming import EVENT_STREAM, StoredStream
 from penstock.dispatch.providers import Provider
+from penstock.dispatch.retry import needs_a_person
 from penstock.dispatch.throttle import Callers
 from penstock.errors import PenstockError
 from penstock.limits.sharing import ProviderLimits
@@ -56,6 +57,7 @@ _PASSED_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
 # Bounds of what is passed on: providers state a dozen limits, each in a few characters.
 _MAX_PASSED_HEADERS = 40
 _MAX_HEADER_CHARS = 200
+_MAX_HEADER_NAME_CHARS = 100
 # Types by which a browser would run what an upstream wrote, as if it were a page of this server.
 _ACTIVE_TYPES = ("text/html", "application/xhtml", "text/xml", "application/xml", "image/svg", "text/javascript")
 _TIMEOUTS = frozenset({"connect_timeout", "first_byte_timeout", "idle_timeout", "request_timeout"})
@@ -197,17 +199,29 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyT
             if not asked.stream:
                 answer = await upstream.forward(path, headers, content)
                 await upstreams.note(asked.provider, asked.model, answer, database)
-                return Response(answer.body, answer.status, _answer_headers(answer.headers))
+                return _passed(asked, answer)
             opened = await held.enter_async_context(upstream.forward_open(path, headers, content))
             if opened.status >= 400:
                 refusal = upstream.redacted(Answer(opened.status, await opened.read(), opened.headers))
                 await upstreams.note(asked.provider, asked.model, refusal, database)
-                return Response(refusal.body, refusal.status, _answer_headers(refusal.headers))
+                return _passed(asked, refusal)
             headers = _answer_headers(upstream.redacted_headers(opened)) | _NO_BUFFERING
             pieces = _pieces(call, upstream.redacted_pieces(opened))
             return _PassedStream(pieces, opened.status, headers, held.pop_all())
     except TransportError as error:
         raise _to_api_error(error) from None
+
+
+def _passed(asked: BodyTarget, answer: Answer) -> Response:
+    """The provider's answer as it came. Raises ApiError if it refuses the operator's key: its words would read as if
+    the caller's own were refused."""
+    if answer.status >= HTTPStatus.BAD_REQUEST and needs_a_person(answer.status, error := error_of(answer)):
+        message = (
+            f"The provider '{asked.provider.name}' refuses calls of {asked.model} ({error.code}) until an operator has"
+            " mended it. It is not your API key that was refused."
+        )
+        raise ApiError(502, message, type="server_error", code="provider_refused", headers=_FINAL)
+    return Response(answer.body, answer.status, _answer_headers(answer.headers))
 
 
 class _PassedStream(StreamingResponse):
@@ -249,6 +263,7 @@ def bound_key(owner: str, key: str) -> str:
 
 def _answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
     names = (name for name in headers if name in _PASSED_HEADERS or name.startswith(_PASSED_PREFIXES))
+    names = (name for name in names if len(name) <= _MAX_HEADER_NAME_CHARS)
     told = ((name, headers[name]) for name in names)
     passed = dict(islice(((name, value) for name, value in told if _is_passable(value)), _MAX_PASSED_HEADERS))
     if passed.get("content-type", "").lower().startswith(_ACTIVE_TYPES):
@@ -299,7 +314,7 @@ def _failure(row: RequestRow) -> ApiError:
 def _as_stream(content: bytes) -> StoredStream | None:
     try:
         return _stored_stream.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -17,7 +17,6 @@ T = TypeVar("T")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*?)`")
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>\$.*)`)?$", re.DOTALL)
 # A key may contain brackets: read as another parameter, it would not narrow the answer.
 _BRACKETED = re.compile(r"(?P<name>[^\[\]]+)\[(?P<key>.*)\]", re.DOTALL)
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
@@ -126,9 +125,11 @@ def _holds(kind: inspect.Type, wanted: type[inspect.Type]) -> bool:
 
 def _to_api_error(text: str) -> ApiError:
     """Error with msgspec's text, and the path of the field as `param`."""
-    found = _PLACE.match(text)
-    what, path = (found["what"], found["path"]) if found else (text, None)
-    place = (path or "$").removeprefix("$").removeprefix(".")
+    # From the end: what comes before may quote the request, at any length.
+    what, mark, path = text.rpartition(" - at ")
+    if not mark:
+        what, path = text, ""
+    place = path.removeprefix("`key` in ").strip("`").removeprefix("$").removeprefix(".")
     if unknown := _UNKNOWN.match(what):
         param = f"{place}.{unknown['field']}".lstrip(".")[:200]
         return ApiError(422, f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")

@@ -6,7 +6,6 @@ away, or whose time is up, cancels nothing: its request keeps its place in the q
 
 from __future__ import annotations
 
-import re
 from time import monotonic
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -21,6 +20,7 @@ from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import OpenAIErrorDetail, check_priority, conflict, not_found
 from penstock.api.files import cursor
 from penstock.api.multipart import idempotency_key, invalid
+from penstock.api.preferences import read_preferences, wait_s_of
 from penstock.api.session_objects import (
     OnDeadHead,
     Session,
@@ -46,7 +46,6 @@ from penstock.settle.write import pass_over
 WaitS = Annotated[float, msgspec.Meta(ge=0, le=3_600)]
 SessionEndpoint = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ENDPOINTS_OF_SESSIONS)})]
 
-_PREFERENCE = re.compile(r'\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*(?:=\s*"?([^",;]*)"?\s*)?(?:;[^,]*)?')
 _RETRY_AFTER_S = 1
 
 
@@ -102,8 +101,8 @@ async def create_session_request(call: Call[SubmitQuery, RequestBody]) -> Respon
     key = check_key(call.path["key"], "key")
     if call.body.endpoint not in ENDPOINTS_OF_SESSIONS:
         raise invalid("endpoint", f"it is one of {', '.join(ENDPOINTS_OF_SESSIONS)}.")
-    preferences = _preferences(call.request.headers.getlist("prefer"))
-    wait_s = call.query.wait if call.query.wait is not None else _wait_s(preferences)
+    preferences = read_preferences(call.request.headers.getlist("prefer"))
+    wait_s = call.query.wait if call.query.wait is not None else wait_s_of(preferences)
     asynchronous = "respond-async" in preferences
     at_once = asynchronous and not wait_s
     content = bytes(call.body.body)
@@ -183,21 +182,6 @@ async def _describe_halt(call: Call[Any, Any], submission: Submission) -> str:
 
 def _location(call: Call[Any, Any], submission: Submission) -> str:
     return call.link(f"/v1/sessions/{quote(submission.key, safe='')}/requests/{submission.public_id}")
-
-
-def _preferences(headers: list[str]) -> dict[str, str]:
-    """RFC 7240: names and values, the first of each name."""
-    found: dict[str, str] = {}
-    for header in headers:
-        for part in header.split(","):
-            if match := _PREFERENCE.fullmatch(part):
-                found.setdefault(match[1].lower(), match[2] or "")
-    return found
-
-
-def _wait_s(preferences: dict[str, str]) -> float | None:
-    text = preferences.get("wait", "")
-    return float(text) if text.isascii() and text.isdigit() and len(text) <= 6 else None
 
 
 # -- looking

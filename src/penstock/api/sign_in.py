@@ -8,7 +8,6 @@ browsers set, and by one that no page of another origin can add without the serv
 from __future__ import annotations
 
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from penstock.db.pool import borrowed
 
 COOKIE: Final = "penstock_console"
 HEADER: Final = "x-penstock-console"
+_NAME: Final = COOKIE.encode()
 _LIFE_S: Final = 12 * 3_600
 _MAX_TOKEN_CHARS: Final = 100
 _SAFE: Final = ("GET", "HEAD", "OPTIONS")
@@ -35,11 +35,19 @@ class SignIn(msgspec.Struct, forbid_unknown_fields=True):
 
 def token_in(headers: Mapping[bytes, bytes]) -> str | None:
     """The token of a sign-in among a request's cookies."""
+    for cookie in headers.get(b"cookie", b"").split(b";"):
+        name, _, value = cookie.strip().partition(b"=")
+        if name == _NAME:
+            return value.decode() if 0 < len(value) <= _MAX_TOKEN_CHARS and value.isascii() else None
+    return None
+
+
+def host_of(origin: str) -> str | None:
+    """Host in an Origin header, with the port; None if the header is not valid."""
     try:
-        found = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(COOKIE)
-    except CookieError:
+        return urlsplit(origin).netloc
+    except ValueError:
         return None
-    return found.value if found and 0 < len(found.value) <= _MAX_TOKEN_CHARS and found.value.isascii() else None
 
 
 def check_origin(request: Request, public_url: str | None) -> None:
@@ -55,7 +63,7 @@ def _is_same_origin(headers: Headers, public_url: str | None) -> bool:
     they tell the page's origin, with every request that is not a plain GET."""
     if (site := headers.get("sec-fetch-site")) is not None:
         return site == "same-origin"
-    origin = urlsplit(headers.get("origin", "")).netloc
+    origin = host_of(headers.get("origin", ""))
     return bool(origin) and origin in (headers.get("host"), urlsplit(public_url or "").netloc)
 
 

@@ -99,9 +99,10 @@ class Watched:
 class WatchedWork(Watched):
     """One batch or job. Its figures are read at every tick, everything else of it once a second."""
 
-    def __init__(self, ticks: Ticks, batch_id: UUID) -> None:
+    def __init__(self, ticks: Ticks, batch_id: UUID, *, for_admin: bool) -> None:
         super().__init__(ticks)
         self._batch_id = batch_id
+        self._for_admin = for_admin
         self._event = b""
         self._figures: object = None
         self._read_at = -_SLOW_TICK_S
@@ -113,7 +114,9 @@ class WatchedWork(Watched):
         found = await work.read_work(connection, [self._batch_id], None)
         if found == self._figures and monotonic() < self._read_at + _SLOW_TICK_S:
             return False
-        details = await read_details(connection, self._batch_id, None) if found else None
+        details = None
+        if found:
+            details = await read_details(connection, self._batch_id, None, for_admin=self._for_admin)
         self._figures, self._read_at = found, monotonic()
         if details is None:
             self.gone = True
@@ -190,9 +193,9 @@ class Ticks:
         return len(self._watched) / _READS_PER_S
 
     @contextlib.contextmanager
-    def watch_work(self, batch_id: UUID) -> Iterator[Watched]:
+    def watch_work(self, batch_id: UUID, *, for_admin: bool) -> Iterator[Watched]:
         """Watch a batch or a job that the caller may see."""
-        with self._watch(("work", batch_id), WatchedWork(self, batch_id)) as watched:
+        with self._watch(("work", batch_id, for_admin), WatchedWork(self, batch_id, for_admin=for_admin)) as watched:
             yield watched
 
     @contextlib.contextmanager
@@ -250,7 +253,7 @@ async def stream_ticks(call: Call[TicksQuery, None]) -> Response:
     if query.work is None:
         watching = ticks.watch_list(choose_owner(call.caller, query.owner))
     else:
-        watching = ticks.watch_work(await _find_work(call, query.work))
+        watching = ticks.watch_work(await _find_work(call, query.work), for_admin=call.caller.role == "admin")
     return StreamingResponse(
         _stream(watching),
         media_type="text/event-stream",

@@ -41,6 +41,10 @@ _NEWEST = UUID(int=2**128 - 1)
 _MOST_LOOKED = 400
 # The operation under way is looked for among so many of the newest.
 _OPERATIONS_LOOKED = 20
+_GATE_TEXTS = {
+    "halted": "the provider refuses these calls, so nobody's are made until an operator has mended it",
+    "waiting": "the provider asked for a pause",
+}
 
 
 class WorkCounts(Camel):
@@ -110,6 +114,7 @@ class WorkLimit(Camel):
     gate_until: datetime | None
     gate_code: str | None
     gate_message: str | None
+    """What the upstream said, for admins; for others what the gate means."""
 
 
 class WorkIngest(Camel):
@@ -242,13 +247,13 @@ async def retrieve_work(call: Call[None, None]) -> WorkDetails:
 
 
 async def _read_one(call: Call[Any, Any], connection: Connection, id_: UUID) -> WorkDetails:
-    found = await read_details(connection, id_, call.caller.scope)
+    found = await read_details(connection, id_, call.caller.scope, for_admin=call.caller.role == "admin")
     if found is None or found.id != call.path["work_id"]:
         raise not_found("Work", call.path["work_id"])
     return found
 
 
-async def read_details(connection: Connection, id_: UUID, owner: str | None) -> WorkDetails | None:
+async def read_details(connection: Connection, id_: UUID, owner: str | None, *, for_admin: bool) -> WorkDetails | None:
     """Read everything that the page of a batch or a job shows; None if this owner has none of this id."""
     found = await work.read_work(connection, [id_], owner)
     if not found:
@@ -266,7 +271,7 @@ async def read_details(connection: Connection, id_: UUID, owner: str | None) -> 
         model=one.route,
         latency=WorkLatency(p50=p50, p95=p95, p99=p99),
         tokens=WorkTokens(input=one.input_tokens, output=one.output_tokens),
-        limit=_limit(await work.read_limit(connection, one)),
+        limit=_limit(await work.read_limit(connection, one), for_admin=for_admin),
         last_error=None if job is None else job.problem or job.last_error,
         ingest=WorkIngest(done=one.ingested_at is not None, rows=one.rows or 0, problem=one.problem) if job else None,
         operation=next((_operation(each) for each in operations if each.state == "running"), None),
@@ -312,9 +317,12 @@ def describe(one: Work, pace: Pace) -> WorkEntry:
     )
 
 
-def _limit(limit: work.LimitNow | None) -> WorkLimit | None:
+def _limit(limit: work.LimitNow | None, *, for_admin: bool) -> WorkLimit | None:
     if limit is None:
         return None
+    gate: Any = "halted" if limit.halted_at else "waiting" if limit.waits_until else None
+    # The upstream's text is about the request that met the gate first, which may be another owner's.
+    message = limit.message if for_admin or gate is None else f"{_GATE_TEXTS[gate]} ({limit.code})"
     return WorkLimit(
         calls=None if limit.calls is None else round(limit.calls, 1),
         floor=limit.floor,
@@ -322,10 +330,10 @@ def _limit(limit: work.LimitNow | None) -> WorkLimit | None:
         per_second=None if limit.per_s is None else round(limit.per_s, 3),
         why=limit.reason,
         moved_at=limit.moved_at,
-        gate="halted" if limit.halted_at else "waiting" if limit.waits_until else None,
+        gate=gate,
         gate_until=None if limit.halted_at else limit.waits_until,
         gate_code=limit.code,
-        gate_message=limit.message,
+        gate_message=message,
     )
 
 

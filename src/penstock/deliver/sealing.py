@@ -103,6 +103,14 @@ def _box(named: Path | None, own: Path) -> SecretBox:
     return SecretBox(lambda: _read_keys(named, own))
 
 
+def check_sealing_keys(config: Config) -> None:
+    """Refuse keys that cannot be read, which would else be found by whoever makes a webhook. With none, one is made
+    when it is first needed. Raises PenstockError."""
+    own = config.data_dir / _KEY_FILE
+    if os.environ.get(KEY_VARIABLE, "").strip() or config.secrets_key_file is not None or own.exists():
+        _read_keys(config.secrets_key_file, own)
+
+
 def _read_keys(named: Path | None, own: Path) -> list[bytes]:
     if text := os.environ.get(KEY_VARIABLE, "").strip():
         return parse_keys(text, KEY_VARIABLE)

@@ -14,7 +14,15 @@ import msgspec
 
 from penstock.backoff import doubled, jittered
 from penstock.config import RetryLimits
-from penstock.dispatch.http.answer import Answer, error_of, json_with_usage, kept_body, short, wait_hint_s
+from penstock.dispatch.http.answer import (
+    Answer,
+    UpstreamError,
+    error_of,
+    json_with_usage,
+    kept_body,
+    short,
+    wait_hint_s,
+)
 from penstock.dispatch.http.errors import NEVER_SENT
 from penstock.model import Again, Halt, Item, Outcome, OutcomeState, Verdict
 
@@ -100,6 +108,11 @@ def limits_for(limits: RetryLimits, item: Item) -> RetryLimits:
     return limits.after(item.spent, item.max_attempts)
 
 
+def needs_a_person(status: int, error: UpstreamError) -> bool:
+    """Whether the provider refuses the operator's key, or has no credit left for it: every call would fare the same."""
+    return status in _NEEDS_A_PERSON or (status >= 400 and bool(_QUOTA_CODES & error.words))
+
+
 def judge_answer(
     answer: Answer,
     attempt: int,
@@ -122,7 +135,7 @@ def judge_answer(
         failure = Failure("protocol_error", f"HTTP {status} as a final answer", answer.duration_ms, status)
         return judge_failure(failure, attempt, limits, rng)
     error = error_of(answer, secrets)
-    if status in _NEEDS_A_PERSON or (status >= 400 and _QUOTA_CODES & error.words):
+    if needs_a_person(status, error):
         return Halt(error.code, error.message, status, answer.duration_ms)
     if status in _NOT_ADMITTED:
         hint_s = wait_hint_s(answer, limits, now_s, with_budgets=True)

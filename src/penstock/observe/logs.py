@@ -13,12 +13,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-_SECRETS = (
+# Each takes time in proportion to a line, whatever the line says.
+_SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\b(sk|whsec)([-_])[\w+/=-]{6,}"), r"\1\2[hidden]"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",]+"), r"\1 [hidden]"),
-    (re.compile(r"(\w+://[^\s:/@]*):[^\s@/]+@"), r"\1:[hidden]@"),
+    (re.compile(r"(\b\w+://[^\s:/@]*):[^\s@/]+@"), r"\1:[hidden]@"),
     (re.compile(r"(?i)\b(password|api[-_]?key|secret|token)(['\"]?\s*[=:]\s*)\S+"), r"\1\2[hidden]"),
-    (re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+"), r"\1?[hidden]"),
+    (re.compile(r"(https?://[^\s?'\"]+)(\?[^\s'\"]+)?"), lambda url: f"{url[1]}?[hidden]" if url[2] else url[1]),
 )
 # The database quotes the values it complains about in these lines, up to whole rows.
 _QUOTES = re.compile(r"\n?\b(?:DETAIL|CONTEXT|STATEMENT|LINE \d+):.*", re.DOTALL)

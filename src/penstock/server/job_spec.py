@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 from uuid import UUID
@@ -21,7 +20,7 @@ from penstock.dispatch.rows.check import check_rendering
 from penstock.dispatch.rows.definition import ChatDefinition, Definition, parse_definition
 from penstock.errors import UsageError
 from penstock.intake.job_upload import Part
-from penstock.intake.tables.table import TableSpec, Through, pass_rows
+from penstock.intake.tables.table import TableRow, TableSpec, Through
 from penstock.model import new_id
 
 
@@ -128,11 +127,14 @@ class NewJob:
 
     def check(self, filename: str) -> Through:
         """Check that the rows of the input have what a definition asks of them."""
-        if isinstance(self.spec.processor, str):
-            checked = pass_rows
-        else:
-            checked = partial(check_rendering, parse_definition(self.spec.processor), filename)
-        return lambda rows: checked(islice(rows, self.spec.limit))
+
+        def check_rows(rows: Iterator[TableRow]) -> Iterator[TableRow]:
+            some = islice(rows, self.spec.limit)
+            if isinstance(self.spec.processor, str):
+                return some
+            return check_rendering(parse_definition(self.spec.processor), filename, some)
+
+        return check_rows
 
     def _told(self) -> dict[str, Any]:
         told = {**msgspec.to_builtins(self.spec), "route": self.route}

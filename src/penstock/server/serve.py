@@ -23,6 +23,7 @@ from penstock.claim import gates
 from penstock.config import Config
 from penstock.db.pool import Pool, borrowed, open_pool
 from penstock.db.start import explain_database_errors, migrate_database, start_database
+from penstock.deliver.sealing import check_sealing_keys
 from penstock.dispatch.providers import Provider, Providers
 from penstock.errors import ExitCode
 from penstock.observe.catalogue import name_models
@@ -63,6 +64,7 @@ def serve(plan: ServePlan) -> None:
     """Serve until a signal."""
     log_to_stderr(plan.log_level, plan.config.observe.log_format)
     start_traces("penstock serve")
+    check_sealing_keys(plan.config)
     sys.setswitchinterval(_SWITCH_S)
     max_clients = count_clients(plan.config, raise_descriptor_limit())
     with start_database(plan.config) as conninfo, explain_database_errors(_START_AGAIN):

@@ -230,5 +230,7 @@ def test_no_database_and_a_wrong_file(tmp_path: Path) -> None:
     assert examine("--data-dir", tmp_path / "new", cwd=tmp_path)[0] == 0
     assert not (tmp_path / "new").exists()
     (tmp_path / "wrong.toml").write_text("heartbeat_grace = 3\n")
+    _, found = examine("--data-dir", tmp_path / "new", cwd=tmp_path, env={"PENSTOCK_SECRETS_KEY": "garbage"})
+    assert "PENSTOCK_SECRETS_KEY: key 1 is not 32 bytes" in found["sealing keys", "problem"]
     _, found = examine("--config", tmp_path / "wrong.toml", cwd=tmp_path)
     assert "unknown setting 'heartbeat_grace'" in found["configuration", "problem"]

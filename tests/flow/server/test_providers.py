@@ -63,8 +63,12 @@ def test_a_mended_key_is_used_once_the_provider_is_resumed(tmp_path: Path, datab
             f'[[providers]]\nname = "main"\nbase_url = "{mock.base_url}"\nmodels = ["*"]\napi_key_file = "{key}"\n'
         )
         with served(tmp_path, "--config", config, database=database_18) as server:
-            with pytest.raises(openai.AuthenticationError):
-                ask(server, "direct")
+            for stream in (False, True):
+                with pytest.raises(openai.InternalServerError, match="It is not your API key") as refused:
+                    ask(server, "direct", stream=stream)
+                assert (refused.value.status_code, refused.value.code) == (502, "provider_refused")
+                # The official clients would try a 502 twice more.
+                assert refused.value.response.headers["x-should-retry"] == "false"
             queued = server.ask(
                 "POST", "/v1/sessions/s/requests", asking("queued"), headers={"prefer": "respond-async"}
             ).json

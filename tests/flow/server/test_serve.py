@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.support.cli import ask, call_count, check_agreement, run_cli, write_requests
+from tests.support.cli import Finished, ask, call_count, check_agreement, run_cli, write_requests
 from tests.support.mock_process import start_mock_process
 from tests.support.processes import Processes
 from tests.support.server import ServerProcess, served
@@ -114,6 +114,20 @@ def test_it_refuses_to_start_with_a_reason(
 ) -> None:
     where = () if "--database-url" in args else ("--database-url", database_18)
     run_cli("serve", "--port", "0", *where, *args, cwd=tmp_path).refuses(2, *words)
+
+
+def test_keys_that_cannot_seal_are_found_at_the_start(tmp_path: Path, database_18: str) -> None:
+    def refused(*args: str | Path, **env: str) -> Finished:
+        return run_cli("serve", "--port", "0", *NOWHERE, "--database-url", database_18, *args, cwd=tmp_path, env=env)
+
+    refused(PENSTOCK_SECRETS_KEY="garbage").refuses(2, "PENSTOCK_SECRETS_KEY: key 1 is not 32 bytes", "openssl")
+    config = tmp_path / "named.toml"
+    config.write_text(f'secrets_key_file = "{tmp_path}/none"\n')
+    refused("--config", config).refuses(2, "secrets_key_file", "none")
+    own = tmp_path / "data" / "secrets.key"
+    own.parent.mkdir()
+    own.write_text("garbage")
+    refused("--data-dir", own.parent).refuses(2, "secrets.key: key 1 is not 32 bytes")
 
 
 def test_a_bad_provider_is_named_with_its_place(tmp_path: Path, database_18: str) -> None:

@@ -51,12 +51,18 @@ def refusal(content: bytes, kind: object = Body, content_type: str | None = "app
         (b'{"name": "a", "labels": {"long": "b"}}', 400, "labels"),
         (b'{"name": "a", "owner": "b"}', 422, "owner"),
         (b'{"name": "a", "inner": {"seconds": 1, "state": 2}}', 422, "inner.state"),
+        (b'{"name": "a", "inner": {"seconds": 1, "a - at `$.b": 2}}', 422, "inner.a - at "),
     ],
 )
 def test_a_bad_body_is_answered_with_its_field(content: bytes, status: int, param: str | None) -> None:
     error = refusal(content)
     assert (error.status, error.param) == (status, param)
     assert param is None or f"'{param}'" in error.message
+
+
+@pytest.mark.timeout(20)
+def test_a_field_with_a_long_name_is_refused_at_once() -> None:
+    assert refusal(b'{"name": "a", "inner": {"%b": 1}}' % (b" - at `$" * 100_000)).status in (400, 422)
 
 
 def test_an_optional_body_may_be_absent() -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from penstock.dispatch.http.connection import Headers
 from penstock.dispatch.http.redaction import Redactor, key_texts, secret_texts
 
 KEY = "sk-0123456789/abcdefghij"
@@ -44,3 +45,12 @@ def test_a_good_answer_loses_only_what_cannot_be_there_by_chance() -> None:
 def test_an_escaped_slash_hides_no_key() -> None:
     escaped = KEY.replace("/", "\\/").encode()
     assert Redactor(key_texts(KEY, {})).body(escaped) == b"[redacted]"
+
+
+def test_a_key_is_found_in_values_and_names_of_headers() -> None:
+    key = "sk-Abc0123456789-xyz0123456789"
+    raw = [(b"content-type", b"text/event-stream; k=" + key.encode()), (b"X-Note-" + key.encode(), b"1"), (b"a", b"b")]
+    found = Redactor(key_texts(key, {})).headers(Headers(raw))
+    assert dict(found) == {"content-type": "text/event-stream; k=[redacted]", "a": "b"}
+    only_named = Redactor(key_texts(key, {})).headers(Headers(raw[1:]))
+    assert dict(only_named) == {"a": "b"}

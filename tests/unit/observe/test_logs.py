@@ -29,6 +29,12 @@ def test_secrets_and_data_are_not_logged(text: str, kept: str) -> None:
     assert kept in redacted(text)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["a" * 200_000, "http://" * 100_000, "https://a" * 100_000])
+def test_a_long_line_is_read_once(text: str) -> None:
+    assert redacted(text) == text
+
+
 def logged(log_format: str, *, level: int = logging.INFO) -> tuple[logging.Logger, StringIO]:
     """A logger of the test's own, and its lines."""
     lines = StringIO()

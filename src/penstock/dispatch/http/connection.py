@@ -341,8 +341,12 @@ class Headers(Mapping[str, str]):
         return self._all[name]
 
     def mention(self, texts: tuple[bytes, ...]) -> bool:
-        """Whether one of these texts is in the value of any header."""
-        return any(text in value for text in texts for _, value in self._raw)
+        """Whether one of these texts is in any header."""
+        return any(
+            text in value or (len(name) >= len(text) and text.lower() in name.lower())
+            for text in texts
+            for name, value in self._raw
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)

@@ -257,7 +257,7 @@ class HttpProcessor:
                 url = f"{self.base_url}/models"
                 answer = await self._client.request("GET", url, self._headers("/models", {}), None)
                 listed = _models.decode(self.redacted(answer).body)
-        except (TransportError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError):
+        except (TransportError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return []
         names = [model.id for model in listed.data if 0 < len(model.id) <= _MAX_MODEL_CHARS and model.id.isprintable()]
         return names[:_MAX_MODELS]

@@ -52,8 +52,12 @@ class Redactor:
 
     def headers(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         if isinstance(headers, Headers) and headers.mention(self._hidden):
-            return {name: self.body(value.encode()).decode() for name, value in headers.items()}
+            return {name: self.body(value.encode()).decode() for name, value in headers.items() if self._is_plain(name)}
         return headers
+
+    def _is_plain(self, name: str) -> bool:
+        # Names are read in lower case.
+        return not any(hidden.lower() in name.encode() for hidden in self._hidden)
 
     def answer(self, answer: Answer) -> Answer:
         body, headers = self.body(answer.body), self.headers(answer.headers)

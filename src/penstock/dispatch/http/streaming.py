@@ -47,7 +47,8 @@ async def streamed(
     """Call, and hand the answer on as it comes if it is a stream, without `keys`. Raises TransportError."""
     started = monotonic()
     async with client.open("POST", url, headers, item.raw) as answer:
-        content_type = answer.headers.get("content-type") or ""
+        told = keys.headers(answer.headers)
+        content_type = told.get("content-type") or ""
         if not 200 <= answer.status < 300 or not content_type.lower().startswith(EVENT_STREAM):
             return keys.answer(Answer(answer.status, await answer.read(), answer.headers, _since_ms(started)))
         if len(content_type) > _MAX_TYPE_CHARS or not content_type.isprintable():
@@ -65,7 +66,7 @@ async def streamed(
             pieces.end()
         texts.append(decoder.decode(b"", final=True))
         whole = msgspec.json.encode(StoredStream("stream", content_type, "".join(texts)))
-        return Answer(answer.status, whole, keys.headers(answer.headers), _since_ms(started))
+        return Answer(answer.status, whole, told, _since_ms(started))
 
 
 def _since_ms(started: float) -> int:

@@ -11,7 +11,7 @@ row uses strategy n, from the first again after the last; a field that a strateg
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 from urllib.parse import unquote
@@ -27,7 +27,11 @@ from penstock.model import MAX_STRATEGIES, strategy_of
 from penstock.validators import CARRIES_SECRETS, checked_headers
 
 MAX_RULES = 50
+MAX_TEMPLATES = 400
+"""Texts that differ, over all strategies: each is compiled when a job is made, and again by every worker."""
 _MAX_NESTING = 32
+_MAX_DEPTH = 100
+"""Levels of the whole definition."""
 _MAX_NAME_CHARS = 200
 _MAX_AFTER_S = 86_400
 
@@ -153,6 +157,7 @@ Definition = HttpDefinition | ChatDefinition
 
 def parse_definition(obj: object) -> Definition:
     """The definition in a job's spec. All that can be checked without a row is checked; errors name the place."""
+    _refuse_deep(obj)
     try:
         definition: Definition = msgspec.convert(obj, type=HttpDefinition | ChatDefinition)
     except msgspec.ValidationError as error:
@@ -160,9 +165,25 @@ def parse_definition(obj: object) -> Definition:
         place = _PLACE + (found["path"].replace("[...]", "") if found else "")
         raise _PlacedError(place, _WHERE.sub("", str(error)), _HINT) from None
     with _inside(_PLACE):
+        _count_texts(definition)
         _check(definition)
         _check_strategies(definition)
     return definition
+
+
+def _refuse_deep(obj: object) -> None:
+    """Refuse what is nested so deep that whoever writes or renders it could run out of stack."""
+    level: list[Any] = [obj]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            each
+            for one in level
+            if isinstance(one, dict | list)
+            for each in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise _PlacedError(_PLACE, f"is nested more than {_MAX_DEPTH} deep", "Make it flatter.")
 
 
 class _PlacedError(UsageError):
@@ -187,24 +208,35 @@ def _inside(place: str) -> Iterator[None]:
 
 
 def _check_strategies(definition: Definition) -> None:
-    names = [strategy.name for strategy in definition.strategies]
+    """Check what the strategies put in the place of the definition's own, which is checked already."""
+    strategies: Sequence[ChatStrategy | HttpStrategy] = definition.strategies
+    names = [strategy.name for strategy in strategies]
     if len(names) > MAX_STRATEGIES:
         raise _PlacedError("strategies", f"there are {len(names)}", f"There may be {MAX_STRATEGIES}.")
-    for at, name in enumerate(names):
+    for at, strategy in enumerate(strategies):
+        name = strategy.name
         with _inside(f"strategies[{at}]"):
             _check_name("name", name)
             if name in names[:at]:
                 raise _PlacedError("name", f"'{name}' is taken by strategies[{names.index(name)}]", "Choose another.")
-            # The rest is checked already: what is wrong now, the strategy has brought.
-            _check(definition.for_attempt(at + 1))
+            if isinstance(strategy, ChatStrategy):
+                _check_texts(strategy)
+            elif isinstance(definition, HttpDefinition):
+                _check_request(strategy, definition.method)
 
 
 def _check(definition: Definition) -> None:
     _check_name("provider", definition.provider)
     if isinstance(definition, ChatDefinition):
-        _check_chat(definition)
+        _check_name("model", definition.model)
+        _check_name("column", definition.column)
+        _check_texts(definition)
+        with _inside("schema"):
+            if definition.schema is not None:
+                check_schema(definition.schema)
     else:
-        _check_http(definition)
+        _check_request(definition, definition.method)
+        _check_rules(definition.rules)
 
 
 def _check_name(field: str, name: str) -> None:
@@ -212,54 +244,80 @@ def _check_name(field: str, name: str) -> None:
         raise _PlacedError(field, f"{name[:_MAX_NAME_CHARS]!r} is not a name", f"1 to {_MAX_NAME_CHARS} characters.")
 
 
-def _check_chat(chat: ChatDefinition) -> None:
-    _check_name("model", chat.model)
-    _check_name("column", chat.column)
-    with _inside("prompt"):
-        compiled(chat.prompt)
-        if not chat.prompt.strip():
-            raise UsageError("is empty", hint="For example: Which category is {{ title }}?")
+def _check_texts(chat: ChatDefinition | ChatStrategy) -> None:
+    """Check what both a chat definition and a strategy of it may have."""
+    if chat.prompt is not UNSET:
+        with _inside("prompt"):
+            compiled(chat.prompt)
+            if not chat.prompt.strip():
+                raise UsageError("is empty", hint="For example: Which category is {{ title }}?")
     with _inside("system"):
         compiled(chat.system or "")
-    with _inside("schema"):
-        if chat.schema is not None:
-            check_schema(chat.schema)
     for name in _SET_BY_PENSTOCK:
-        if name in chat.parameters:
+        if chat.parameters is not UNSET and name in chat.parameters:
             hint = "The definition's own fields and the row say it."
             raise _PlacedError(f"parameters.{name}", "cannot be set here", hint)
 
 
-def _check_http(http: HttpDefinition) -> None:
-    with _inside("path"):
-        path = compiled(http.path, as_path_segment)
-        if not http.path.startswith("/"):
-            raise UsageError(f"'{http.path}' does not begin with /", hint="It is a path below the provider's URL.")
-        check_path(path.sample)
-    for name, text in http.query.items():
+def _check_request(http: HttpDefinition | HttpStrategy, method: Method) -> None:
+    """Check what both an HTTP definition and a strategy of it may have."""
+    if http.path is not UNSET:
+        with _inside("path"):
+            path = compiled(http.path, as_path_segment)
+            if not http.path.startswith("/"):
+                raise UsageError(f"'{http.path}' does not begin with /", hint="It is a path below the provider's URL.")
+            check_path(path.sample)
+    for name, text in (http.query or {}).items():
         with _inside(f"query.{name}"):
             compiled(text)
-    for name, text in http.headers.items():
+    for name, text in (http.headers or {}).items():
         with _inside(f"headers.{name}"):
             _check_header(name)
             compiled(text)
     with _inside("body"):
         if http.body is not UNSET:
-            if http.method == "GET":
+            if method == "GET":
                 raise UsageError("a GET has none", hint="Use query, or POST.")
             _check_body(http.body, 1)
-    with _inside("columns"):
-        if not 1 <= len(http.columns) <= MAX_PROPERTIES:
-            raise UsageError(f"there are {len(http.columns)}", hint=f"There may be 1 to {MAX_PROPERTIES}.")
-        for name, where in http.columns.items():
-            _check_name(name, name)
-            with _inside(name):
-                parse_path(where)
-    if len(http.rules) > MAX_RULES:
-        raise _PlacedError("rules", f"there are {len(http.rules)}", f"There may be {MAX_RULES}.")
-    for at, rule in enumerate(http.rules):
+    if http.columns is not UNSET:
+        with _inside("columns"):
+            if not 1 <= len(http.columns) <= MAX_PROPERTIES:
+                raise UsageError(f"there are {len(http.columns)}", hint=f"There may be 1 to {MAX_PROPERTIES}.")
+            for name, where in http.columns.items():
+                _check_name(name, name)
+                with _inside(name):
+                    parse_path(where)
+
+
+def _check_rules(rules: Sequence[Rule]) -> None:
+    if len(rules) > MAX_RULES:
+        raise _PlacedError("rules", f"there are {len(rules)}", f"There may be {MAX_RULES}.")
+    for at, rule in enumerate(rules):
         with _inside(f"rules[{at}]"):
             _check_rule(rule)
+
+
+def _count_texts(definition: Definition) -> None:
+    """Refuse more texts than are worth compiling, before any is."""
+    found: set[str] = set()
+    waiting: list[Any] = [definition, *definition.strategies]
+    if isinstance(definition, HttpDefinition):
+        waiting += (rule.message for rule in definition.rules)
+    while waiting:
+        one = waiting.pop()
+        match one:
+            case str():
+                found.add(one)
+            case dict():
+                waiting += one.values()
+            case list():
+                waiting += one
+            case ChatDefinition() | ChatStrategy():
+                waiting += (one.prompt, one.system)
+            case HttpDefinition() | HttpStrategy():
+                waiting += (one.path, one.query, one.headers, one.body)
+    if len(found) > MAX_TEMPLATES:
+        raise UsageError(f"has {len(found):,} different texts", hint=f"There may be {MAX_TEMPLATES}.")
 
 
 def check_path(path: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from penstock.model import Halt, Outcome, OutcomeState, Verdict
 _GONE = frozenset({404, 410})
 # Of an answer that is not JSON, a rule that says "done" keeps the text.
 _MAX_TEXT_BYTES = MIB
-_FENCE = re.compile(r"\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*", re.DOTALL)
+_FENCE = "```"
 
 _encoder = msgspec.json.Encoder()
 
@@ -229,14 +228,21 @@ def _judge_chat(chat: ChatDefinition, decoded: Any, case: _Judgement) -> Verdict
         return case.retried("invalid_answer", "the answer has no text")
     if chat.schema is None:
         return case.done({chat.column: content})
-    fenced = _FENCE.fullmatch(content)
-    value = decode_json((fenced[1] if fenced else content).encode())
+    value = decode_json(_inside_fence(content).encode())
     if value is MISSING:
         return case.retried("invalid_answer", "the answer is not JSON")
     problem = misfit(value, chat.schema)
     if problem is not None:
         return case.retried("invalid_answer", f"the answer does not fit the schema: {problem}")
     return case.done({name: value.get(name) for name in chat.schema["properties"]})
+
+
+def _inside_fence(content: str) -> str:
+    """The text of an answer, without the fence of Markdown that some models put around their JSON."""
+    text = content.strip()
+    if not text.startswith(_FENCE) or not text.endswith(_FENCE):
+        return content
+    return text.partition("\n")[2].removesuffix(_FENCE)
 
 
 def decode_json(body: bytes) -> Any:

@@ -29,6 +29,9 @@ MAX_TEMPLATE_CHARS = 64 * KIB
 MAX_RENDERED_BYTES = 4 * MIB
 """Bytes that a row's values may take in what is rendered; a row's image is not counted."""
 
+_MAX_CODE_CHARS = 4_096
+"""Characters of a block, but for its texts. The engine parses a chain of operators by recursion: a long one takes it
+seconds, and a longer one ends the process."""
 _MIN_FUEL = 1_000
 _MAX_FUEL = 20_000
 _STEPS_PER_LOOP = 3
@@ -54,7 +57,6 @@ _STRING = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 _STATEMENT = re.compile(r"\s*(\w*)")
 _NAME_IN_CODE = re.compile(r"(?<![\w.])[^\W\d]\w*")
 _CONSTANTS = re.compile(r"\s*(?:(?:''|-?[\d.]+|true|false|none)\s*(?:,\s*|(?=\])))*\]")
-_BRACKET = re.compile(r"[\[\](),]")
 _COMPARES = re.compile(r"[=!<>\[]|\bin\b|\bis\b|\bchanged\b")
 _SEARCHES = re.compile(r"\bin\b")
 _SLICE = re.compile(r"\[[^\]]*:")
@@ -117,6 +119,7 @@ class Template:
         if len(source) > MAX_TEMPLATE_CHARS:
             most = f"{MAX_TEMPLATE_CHARS:,}"
             raise UsageError(f"has {len(source):,} characters, more than {most}", hint="Shorten the template.")
+        _refuse_long_blocks(source)
         self._engine = _engine(write)
         try:
             self._engine.add_template(_NAME, source)
@@ -215,6 +218,23 @@ class _Block(NamedTuple):
     end: int
 
 
+def _refuse_long_blocks(source: str) -> None:
+    """Refuse blocks that the engine had better not see. The source may be anything."""
+    at = 0
+    while (opening := _OPENING.search(source, at)) is not None:
+        start = opening.start()
+        block = _BLOCK.match(source, start)
+        # What has no end is all of the rest; looked for from every opening in it, that would take quadratic time.
+        if block is None or (block["statement"] or "").strip(" \t\r\n+-") == "raw":
+            size, at = len(source) - start, len(source)
+        else:
+            size, at = len(_STRING.sub("''", block["expression"] or block["statement"] or "")), block.end()
+        if size > _MAX_CODE_CHARS:
+            line = source.count("\n", 0, start) + 1
+            what = f"line {line}: a block has more than {_MAX_CODE_CHARS:,} characters, or no end"
+            raise UsageError(what, hint=_HINT)
+
+
 def _blocks(source: str) -> Iterator[_Block]:
     """The blocks of a template that compiles, without comments and raw text."""
     at = 0
@@ -256,10 +276,11 @@ def _check_block(block: _Block) -> None:
 def _check_brackets(block: _Block) -> None:
     """Refuse lists other than of constants: lists of lists would double with every loop around them."""
     inside: list[str] = []
-    for found in _BRACKET.finditer(block.code):
-        before = _VALUE_BEFORE.search(block.code, 0, found.start())
-        follows_a_value = before is not None and before[0].strip() not in _BEFORE_A_VALUE
-        match found[0]:
+    before = ""
+    for found in _TOKEN.finditer(block.code):
+        follows_a_value = _VALUE.match(before) is not None and before not in _BEFORE_A_VALUE
+        before = found[0]
+        match before:
             case "[" if follows_a_value:
                 inside.append("subscript")
             case "[":
@@ -276,7 +297,8 @@ def _check_brackets(block: _Block) -> None:
                 pass
 
 
-_VALUE_BEFORE = re.compile(r"(?:\w+|[)\]'])\s*$")
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_VALUE = re.compile(r"[\w)\]']")  # how the last token of a value begins
 _BEFORE_A_VALUE = frozenset({"in", "is", "not", "and", "or", "if", "elif", "else"})
 
 

@@ -10,6 +10,7 @@ import psycopg
 
 from penstock.db.pool import BACKEND_PID, Connection, is_pooled
 from penstock.db.start import start_database
+from penstock.deliver.sealing import check_sealing_keys
 from penstock.errors import PenstockError
 from penstock.observe.doctor import database as server
 from penstock.observe.doctor import machine, work
@@ -39,6 +40,10 @@ def _check_secrets(installation: Installation) -> list[Finding]:
             sink.secret()
         except PenstockError as error:
             findings.append(refused(f"sink {sink.name}", error))
+    try:
+        check_sealing_keys(installation.config)
+    except PenstockError as error:
+        findings.append(refused("sealing keys", error))
     return findings
 
 

@@ -95,6 +95,9 @@ def ruled(**rule: Any) -> dict[str, Any]:
 DEEP: Any = "x"
 for _ in range(40):
     DEEP = [DEEP]
+DEEP_100: Any = DEEP
+for _ in range(60):
+    DEEP_100 = {"a": DEEP_100}
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,21 @@ for _ in range(40):
         ({**HTTP, "query": {3: "q"}}, "processor.query: Expected `str`, got `int`"),
         ({**HTTP, "method": "DELETE"}, "processor.method: Invalid enum value 'DELETE'"),
         (ruled(outcome="never"), "processor.rules[1].outcome: Invalid enum value 'never'"),
+        (
+            {**HTTP, "query": {f"q{n}": f"{n}" for n in range(400)}},
+            "processor: has 401 different texts",
+        ),
+        (
+            {
+                **HTTP,
+                "method": "POST",
+                "strategies": [
+                    {"name": str(n), "body": [f"{{{{ a }}}} {n}.{m}" for m in range(30)]} for n in range(20)
+                ],
+            },
+            "processor: has 601 different texts",
+        ),
+        ({**CHAT, "parameters": {"a": DEEP_100}}, "processor: is nested more than 100 deep"),
         ({**CHAT, "provider": " "}, "processor.provider: ' ' is not a name"),
         ({**CHAT, "model": ""}, "processor.model: '' is not a name"),
         ({**CHAT, "column": "a\nb"}, r"processor.column: 'a\nb' is not a name"),

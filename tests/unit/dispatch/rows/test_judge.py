@@ -88,6 +88,11 @@ class TestChat:
         verdict = judge(self.TYPED, body=completion(content))
         assert list(done(verdict).items()) == [("category", "boot"), ("score", 1)]
 
+    @pytest.mark.timeout(20)
+    @pytest.mark.parametrize("content", ["```" + "\n" * 20_000, "```json\n" + " \n" * 20_000 + "``", "```", "``````"])
+    def test_a_fence_around_nothing_is_judged_at_once(self, content: str) -> None:
+        assert again(judge(self.TYPED, body=completion(content)))[0] == "invalid_answer"
+
     def test_a_property_that_is_not_there_is_null(self) -> None:
         assert done(judge(self.TYPED, body=completion("{}"))) == {"category": None, "score": None}
 

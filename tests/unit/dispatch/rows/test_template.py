@@ -112,7 +112,7 @@ def test_names_of_the_attempt_go_before_columns_which_row_still_has() -> None:
             f"has {MAX_TEMPLATE_CHARS + 1:,} characters, more than {MAX_TEMPLATE_CHARS:,}",
         ),
         ("{{ '\ud800' }}", "has half of a surrogate pair"),
-        ("{{ " + "(" * 3_000 + "1" + ")" * 3_000 + " }}", "line 1: template exceeds maximum recursion limits"),
+        ("{{ " + "(" * 1_000 + "1" + ")" * 1_000 + " }}", "line 1: template exceeds maximum recursion limits"),
     ],
 )
 def test_what_cannot_be_a_template(source: str, message: str) -> None:
@@ -120,6 +120,34 @@ def test_what_cannot_be_a_template(source: str, message: str) -> None:
         compiled(source)
     assert caught.value.message == message
     assert caught.value.hint
+
+
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize(
+    "source",
+    [
+        # The engine would end the process.
+        *(f"{{{{ {operator.join('a' * 15_000)} }}}}" for operator in ("-", " / ")),
+        "{{ " + "-" * 60_000 + "1 }}",
+        "{% if " + "-" * 60_000 + "1 %}{% endif %}",
+        "{{ {} }}{{ " + "-" * 60_000 + "1 }}",
+        "{% raw %}{% raw %}" + "{{ '" * 15_000,
+        "{% raw -%}" * 6_000,
+        "{{ " + " and ".join(["a in [1]"] * 4_900) + " }}",
+        "{{ a" + "[0]" * 20_000 + " }}",
+        "{#" * 32_000,
+    ],
+    ids=range(10),
+)
+def test_a_long_block_is_refused_before_the_engine_sees_it(source: str) -> None:
+    with pytest.raises(UsageError, match=r"line 1: a block has more than 4,096 characters, or no end"):
+        compiled(source)
+
+
+def test_long_comments_texts_and_lists_are_none() -> None:
+    assert rendered("{# " + "-" * 10_000 + " #}{% raw %}{{ " + "-" * 10_000 + "{% endraw %}") == "{{ " + "-" * 10_000
+    assert rendered("{{ '" + "-" * 4_000 + "' == title }}") == "false"
+    assert rendered("{{ title in [" + "'boot', " * 900 + "'x'] }}")
 
 
 @pytest.mark.parametrize(
