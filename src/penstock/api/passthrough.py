@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import math
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -45,9 +46,12 @@ from penstock.dispatch.throttle import Callers
 from penstock.errors import PenstockError
 from penstock.limits.sharing import ProviderLimits
 from penstock.model import Again
+from penstock.observe.logs import plain_code
 from penstock.server.waiters import Waiter
 from penstock.sessions.answers import RequestRow
 from penstock.sessions.streams import HEAD
+
+_log = logging.getLogger("penstock.passthrough")
 
 # A caller's headers that are passed on: those about the request, not about the caller.
 _ASKED_HEADERS = ("accept", "openai-beta", "anthropic-beta", "anthropic-version")
@@ -199,12 +203,12 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyT
             if not asked.stream:
                 answer = await upstream.forward(path, headers, content)
                 await upstreams.note(asked.provider, asked.model, answer, database)
-                return _passed(asked, answer)
+                return _passed(call, asked, answer)
             opened = await held.enter_async_context(upstream.forward_open(path, headers, content))
             if opened.status >= 400:
                 refusal = upstream.redacted(Answer(opened.status, await opened.read(), opened.headers))
                 await upstreams.note(asked.provider, asked.model, refusal, database)
-                return _passed(asked, refusal)
+                return _passed(call, asked, refusal)
             headers = _answer_headers(upstream.redacted_headers(opened)) | _NO_BUFFERING
             pieces = _pieces(call, upstream.redacted_pieces(opened))
             return _PassedStream(pieces, opened.status, headers, held.pop_all())
@@ -212,13 +216,18 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyT
         raise _to_api_error(error) from None
 
 
-def _passed(asked: BodyTarget, answer: Answer) -> Response:
+def _passed(call: Call[Any, Any], asked: BodyTarget, answer: Answer) -> Response:
     """The provider's answer as it came. Raises ApiError if it refuses the operator's key: its words would read as if
-    the caller's own were refused."""
+    the caller's own were refused. They are told to admins, and not logged, as they may quote the request."""
     if answer.status >= HTTPStatus.BAD_REQUEST and needs_a_person(answer.status, error := error_of(answer)):
+        provider, code = asked.provider.name, plain_code(error.code)
+        _log.warning(
+            "provider %s refuses calls of %s that are passed on: HTTP %d %s", provider, asked.model, answer.status, code
+        )
+        words = f"{code}: {error.message}" if call.caller.role == "admin" and error.message else code
         message = (
-            f"The provider '{asked.provider.name}' refuses calls of {asked.model} ({error.code}) until an operator has"
-            " mended it. It is not your API key that was refused."
+            f"The provider '{provider}' refuses calls of {asked.model} ({words}) until an operator has mended it."
+            " It is not your API key that was refused."
         )
         raise ApiError(502, message, type="server_error", code="provider_refused", headers=_FINAL)
     return Response(answer.body, answer.status, _answer_headers(answer.headers))

@@ -322,7 +322,7 @@ def _limit(limit: work.LimitNow | None, *, for_admin: bool) -> WorkLimit | None:
         return None
     gate: Any = "halted" if limit.halted_at else "waiting" if limit.waits_until else None
     # The upstream's text is about the request that met the gate first, which may be another owner's.
-    message = limit.message if for_admin or gate is None else f"{_GATE_TEXTS[gate]} ({limit.code})"
+    message = limit.message if for_admin or gate is None else f"{_GATE_TEXTS[gate]} ({limit.code or 'no code'})"
     return WorkLimit(
         calls=None if limit.calls is None else round(limit.calls, 1),
         floor=limit.floor,

@@ -107,8 +107,13 @@ def check_sealing_keys(config: Config) -> None:
     """Refuse keys that cannot be read, which would else be found by whoever makes a webhook. With none, one is made
     when it is first needed. Raises PenstockError."""
     own = config.data_dir / _KEY_FILE
-    if os.environ.get(KEY_VARIABLE, "").strip() or config.secrets_key_file is not None or own.exists():
-        _read_keys(config.secrets_key_file, own)
+    if config.secrets_key_file is None and not os.environ.get(KEY_VARIABLE, "").strip():
+        try:
+            if not own.exists():
+                return
+        except OSError as error:  # the directory is another user's
+            raise UsageError(f"{own}: cannot be read: {error.strerror}", hint=_HINT) from error
+    _read_keys(config.secrets_key_file, own)
 
 
 def _read_keys(named: Path | None, own: Path) -> list[bytes]:

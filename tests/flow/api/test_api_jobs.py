@@ -262,3 +262,24 @@ def test_a_job_cancelled_while_it_was_read_is_read_on(own_server: ServerProcess,
         job = until_state(own_server, name, "DONE")
     assert (job["total"], job["processed"], job["ingest"]["rows"]) == (rows, rows, rows)
     assert [item["input"]["sku"] for item in items_of(own_server, name)] == list(range(1, rows + 1))
+
+
+def test_rows_whose_definition_is_of_another_version_fail_and_say_so(tmp_path: Path, database_18: str) -> None:
+    """What an older version took, and this one does not, ends no worker."""
+    prompt = {"type": "chat", "provider": "default", "model": "small", "prompt": "What is {{ product_title }}?"}
+    taken_before = {**prompt, "prompt": "{% if sku in [" + "1," * 3_000 + "1] %}{{ sku }}{% endif %}"}
+    with (
+        start_mock_process() as mock,
+        jobs_server(tmp_path, "--base-url", mock.base_url, database=database_18) as server,
+    ):
+        with server.frozen_workers():
+            name = start_job(server, table(3), {"processor": prompt})
+            with psycopg.connect(database_18) as connection:
+                connection.execute("UPDATE penstock.jobs SET spec = %s", [json.dumps({"processor": taken_before})])
+        assert until_state(server, name, "DONE")["failed"] == 3
+        for item in items_of(server, name):
+            assert "a block has more than 4,096 characters" in item["error"]
+        row = server.ask("GET", f"/api/jobs/{name}/items/1").json
+        assert (row["errorCode"], row["request"]) == ("refused_definition", None)
+        after = start_job(server, table(3), {"processor": prompt})
+        assert until_state(server, after, "DONE")["failed"] == 0

@@ -69,6 +69,9 @@ def test_a_mended_key_is_used_once_the_provider_is_resumed(tmp_path: Path, datab
                 assert (refused.value.status_code, refused.value.code) == (502, "provider_refused")
                 # The official clients would try a 502 twice more.
                 assert refused.value.response.headers["x-should-retry"] == "false"
+                # Without keys the one user is the operator, who is told what the provider says.
+                assert "(invalid_api_key: " in str(refused.value)
+            assert "provider main refuses calls of small that are passed on: HTTP 401 invalid_api_key\n" in server.log
             queued = server.ask(
                 "POST", "/v1/sessions/s/requests", asking("queued"), headers={"prefer": "respond-async"}
             ).json

@@ -10,7 +10,14 @@ from uuid import UUID
 import pytest
 
 from penstock.config import Config
-from penstock.deliver.sealing import KEY_VARIABLE, SecretBox, SecretNotOpened, parse_keys, secret_box
+from penstock.deliver.sealing import (
+    KEY_VARIABLE,
+    SecretBox,
+    SecretNotOpened,
+    check_sealing_keys,
+    parse_keys,
+    secret_box,
+)
 from penstock.errors import UsageError
 
 OLD, NEW = b"o" * 32, b"n" * 32
@@ -90,3 +97,10 @@ def test_the_environment_wins_over_the_file_and_the_file_over_the_data_directory
     monkeypatch.setenv(KEY_VARIABLE, base64.b64encode(NEW).decode())
     assert sealer(Config(data_dir=tmp_path / "three", secrets_key_file=named)) == NEW
     assert not (tmp_path / "three").exists()
+
+
+def test_a_place_that_cannot_be_looked_at_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a directory that is another user's."""
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with pytest.raises(UsageError, match="secrets.key: cannot be read: "):
+        check_sealing_keys(Config(data_dir=tmp_path / ("x" * 300)))

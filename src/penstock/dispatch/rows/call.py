@@ -22,6 +22,8 @@ def provider_dispatcher(http: HttpProcessor) -> Dispatcher:
     async def call(item: Item) -> Verdict:
         if item.job is None:
             return await http.call(item)
+        if item.job.problem:
+            return Outcome(OutcomeState.FAILED, error_code="refused_definition", error_message=short(item.job.problem))
         return await call_row(http, item.job.definition, item)
 
     return http.dispatcher(call)

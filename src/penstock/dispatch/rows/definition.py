@@ -21,14 +21,14 @@ from msgspec import UNSET, UnsetType
 
 from penstock.dispatch.rows.answer_path import parse_path
 from penstock.dispatch.rows.schema import MAX_PROPERTIES, check_schema
-from penstock.dispatch.rows.template import as_path_segment, compiled, compiled_value
+from penstock.dispatch.rows.template import as_path_segment, compiled, compiled_value, is_plain
 from penstock.errors import UsageError
 from penstock.model import MAX_STRATEGIES, strategy_of
 from penstock.validators import CARRIES_SECRETS, checked_headers
 
 MAX_RULES = 50
 MAX_TEMPLATES = 400
-"""Texts that differ, over all strategies: each is compiled when a job is made, and again by every worker."""
+"""Texts with blocks, over all strategies: each is compiled when a job is made, and again by every worker."""
 _MAX_NESTING = 32
 _MAX_DEPTH = 100
 """Levels of the whole definition."""
@@ -298,7 +298,7 @@ def _check_rules(rules: Sequence[Rule]) -> None:
 
 
 def _count_texts(definition: Definition) -> None:
-    """Refuse more texts than are worth compiling, before any is."""
+    """Refuse more templates than are worth compiling, before any is."""
     found: set[str] = set()
     waiting: list[Any] = [definition, *definition.strategies]
     if isinstance(definition, HttpDefinition):
@@ -306,7 +306,7 @@ def _count_texts(definition: Definition) -> None:
     while waiting:
         one = waiting.pop()
         match one:
-            case str():
+            case str() if not is_plain(one):
                 found.add(one)
             case dict():
                 waiting += one.values()
@@ -317,7 +317,7 @@ def _count_texts(definition: Definition) -> None:
             case HttpDefinition() | HttpStrategy():
                 waiting += (one.path, one.query, one.headers, one.body)
     if len(found) > MAX_TEMPLATES:
-        raise UsageError(f"has {len(found):,} different texts", hint=f"There may be {MAX_TEMPLATES}.")
+        raise UsageError(f"has {len(found):,} different texts with blocks", hint=f"There may be {MAX_TEMPLATES}.")
 
 
 def check_path(path: str) -> None:

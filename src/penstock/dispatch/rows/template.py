@@ -111,7 +111,7 @@ def as_path_segment(value: Any) -> str:
 
 
 class Template:
-    """Compiled template. Rendering is thread-safe."""
+    """Compiled template; a text without blocks costs next to nothing. Rendering is thread-safe."""
 
     def __init__(self, source: str, write: Write) -> None:
         self._source = source
@@ -119,14 +119,19 @@ class Template:
         if len(source) > MAX_TEMPLATE_CHARS:
             most = f"{MAX_TEMPLATE_CHARS:,}"
             raise UsageError(f"has {len(source):,} characters, more than {most}", hint="Shorten the template.")
+        try:
+            source.encode()
+        except UnicodeEncodeError:
+            raise UsageError("has half of a surrogate pair", hint="Write the whole character.") from None
+        self._is_plain = is_plain(source)
+        if self._is_plain:
+            return
         _refuse_long_blocks(source)
         self._engine = _engine(write)
         try:
             self._engine.add_template(_NAME, source)
         except minijinja.TemplateError as error:
             raise UsageError(f"line {error.line}: {error.detail or error.message}", hint=_HINT) from None
-        except UnicodeEncodeError:
-            raise UsageError("has half of a surrogate pair", hint="Write the whole character.") from None
         self._use = _Use.of(source)
         # Text between blocks costs no fuel when it is written: the more of it is in loops, the fewer steps.
         steps = _STEPS_PER_LOOP * 4 * MAX_RENDERED_BYTES // max(1, self._use.text_in_loop)
@@ -140,10 +145,12 @@ class Template:
     @property
     def names(self) -> set[str]:
         """The names that the template looks up."""
-        return set(self._engine.undeclared_variables_in_template(_NAME))
+        return set() if self._is_plain else set(self._engine.undeclared_variables_in_template(_NAME))
 
     def render(self, context: Mapping[str, Any]) -> str:
         """The text with values of a `context_of`. Raises RenderError."""
+        if self._is_plain:
+            return self._source
         meter: Meter = context[METER]
         self._use.charge(context, meter)
         try:
@@ -184,6 +191,11 @@ def compiled_value(source: str) -> Template:
     """Template of a text inside JSON. One that is a single `{{ … }}` is rendered as JSON, with the value's type."""
     found = _BLOCK.fullmatch(source)
     return compiled(source, as_json if found is not None and found["expression"] is not None else as_text)
+
+
+def is_plain(source: str) -> bool:
+    """Whether a text stands for itself: it has no blocks."""
+    return _OPENING.search(source) is None
 
 
 def context_of(row: Mapping[str, Any], **more: Any) -> dict[str, Any]:

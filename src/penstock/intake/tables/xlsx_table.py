@@ -23,7 +23,7 @@ from penstock.intake.tables.columns import Columns, row_too_large
 from penstock.intake.tables.table import PACED_ROWS, RowFault, TableRow, TableSpec, no_rows, too_many_rows
 from penstock.intake.tables.xlsx_child import End, Head, Order, Refusal
 
-_LOOK_EVERY_S = 0.25
+_LOOK_EVERY_MS = 250
 """How often whoever waits for a child looks whether it is still to wait."""
 
 _decode_row = msgspec.json.Decoder(list[Cell]).decode
@@ -99,7 +99,9 @@ class XlsxTable:
 
     def _await_child(self) -> None:
         """Wait until it has loaded the sheet, which takes nearly all of its time, or until nobody wants it any more."""
-        while not select.select([self._out], [], [], _LOOK_EVERY_S)[0]:
+        waiting = select.poll()  # select() takes no descriptor from 1,024 on
+        waiting.register(self._out, select.POLLIN)
+        while not waiting.poll(_LOOK_EVERY_MS):
             keep_pace()
 
     def _next_record(self) -> list[Cell] | None:

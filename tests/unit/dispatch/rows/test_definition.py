@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from penstock.dispatch.rows.definition import ChatDefinition, HttpDefinition, parse_definition
+from penstock.dispatch.rows.render import render
 from penstock.errors import UsageError
 
 CHAT: dict[str, Any] = {"type": "chat", "provider": "local", "model": "m", "prompt": "What is {{ title }}?"}
@@ -114,8 +115,8 @@ for _ in range(60):
         ({**HTTP, "method": "DELETE"}, "processor.method: Invalid enum value 'DELETE'"),
         (ruled(outcome="never"), "processor.rules[1].outcome: Invalid enum value 'never'"),
         (
-            {**HTTP, "query": {f"q{n}": f"{n}" for n in range(400)}},
-            "processor: has 401 different texts",
+            {**HTTP, "query": {f"q{n}": f"{{{{ a }}}} {n}" for n in range(400)}},
+            "processor: has 401 different texts with blocks",
         ),
         (
             {
@@ -125,7 +126,7 @@ for _ in range(60):
                     {"name": str(n), "body": [f"{{{{ a }}}} {n}.{m}" for m in range(30)]} for n in range(20)
                 ],
             },
-            "processor: has 601 different texts",
+            "processor: has 601 different texts with blocks",
         ),
         ({**CHAT, "parameters": {"a": DEEP_100}}, "processor: is nested more than 100 deep"),
         ({**CHAT, "provider": " "}, "processor.provider: ' ' is not a name"),
@@ -213,6 +214,13 @@ def test_what_is_refused(spec: object, message: str) -> None:
         parse_definition(spec)
     assert caught.value.message == message
     assert caught.value.hint or "header" in message
+
+
+def test_texts_without_blocks_may_be_many() -> None:
+    labels = [f"label {n}" for n in range(2_000)]
+    schema = {"type": "object", "properties": {"label": {"enum": labels}}}
+    definition = parse_definition({**HTTP, "method": "POST", "body": {"input": "{{ sku }}", "schema": schema}})
+    assert msgspec.json.decode(render(definition, {"sku": 1}, attempt=1).body or b"") == {"input": 1, "schema": schema}
 
 
 @pytest.mark.parametrize(

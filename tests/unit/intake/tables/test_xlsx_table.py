@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import os
+import resource
 import unicodedata
 import zipfile
 from collections.abc import Sequence
@@ -54,6 +56,20 @@ def sheets_and_chart() -> bytes:
         sheet.append([sheet.title])
     book.active = 1
     return saved(book)
+
+
+def test_a_workbook_is_read_where_many_descriptors_are_open() -> None:
+    """Those of a server with a thousand clients have numbers that `select` does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4_096)), hard))
+    source = os.open(os.devnull, os.O_RDONLY)
+    opened = [os.dup(source) for _ in range(1_100)]
+    try:
+        assert read_rows(workbook(["Name"], ["Oak"]), "in.xlsx")[0] == ("name",)
+    finally:
+        for descriptor in (source, *opened):
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_values_are_what_people_see() -> None:

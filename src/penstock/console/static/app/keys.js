@@ -1,6 +1,6 @@
 // Keys. Pages say which they have while they are shown; `?` lists them.
 import { signal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 
 /** @typedef {{key: string, label: string, run: (event: KeyboardEvent) => void}} Binding */
 
@@ -42,7 +42,8 @@ addEventListener("keydown", (event) => {
 export function useKeys(wanted) {
   const latest = useRef(wanted);
   latest.current = wanted;
-  useEffect(() => {
+  // Before it can be seen: a key pressed at once is not lost.
+  useLayoutEffect(() => {
     const bound = wanted.map(({ key, label }, at) => ({
       key,
       label,
