@@ -183,8 +183,6 @@ class RowJob(msgspec.Struct, frozen=True):
     """Attempts of a row before it fails for good; None for as many as the worker allows."""
     images: bool = False
     """Whether its rows stand for images."""
-    problem: str = ""
-    """Why its rows cannot be asked for: its definition is none that this version takes."""
 
 
 class Item:

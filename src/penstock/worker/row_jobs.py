@@ -7,8 +7,7 @@ from uuid import UUID
 
 from penstock.batches.jobs import Job, read_jobs
 from penstock.db.pool import Connection
-from penstock.dispatch.rows.definition import parse_definition
-from penstock.errors import UsageError
+from penstock.dispatch.rows.definition import parse_stored_definition
 from penstock.model import RowJob
 
 _REMEMBERED_JOBS = 1_000
@@ -33,10 +32,5 @@ class RowJobs:
 
 def _row_job(job: Job) -> RowJob:
     processor, most = job.spec["processor"], job.spec.get("maxAttempts")
-    definition, problem = None, ""
-    if not isinstance(processor, str):
-        try:
-            definition = parse_definition(processor)
-        except UsageError as error:  # it was stored by a version with other bounds
-            problem = error.message
-    return RowJob(definition, most if isinstance(most, int) else None, job.images, problem)
+    definition = None if isinstance(processor, str) else parse_stored_definition(processor)
+    return RowJob(definition, most if isinstance(most, int) else None, job.images)

@@ -102,5 +102,5 @@ def test_the_environment_wins_over_the_file_and_the_file_over_the_data_directory
 def test_a_place_that_cannot_be_looked_at_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a directory that is another user's."""
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    with pytest.raises(UsageError, match="secrets.key: cannot be read: "):
+    with pytest.raises(UsageError, match=r"secrets\.key: cannot be read: "):
         check_sealing_keys(Config(data_dir=tmp_path / ("x" * 300)))

@@ -7,7 +7,7 @@ from functools import partial
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.http.answer import short
 from penstock.dispatch.http.processor import HttpProcessor
-from penstock.dispatch.rows.definition import Definition
+from penstock.dispatch.rows.definition import Definition, RefusedDefinition
 from penstock.dispatch.rows.judge import judge_row
 from penstock.dispatch.rows.render import Image, render
 from penstock.dispatch.rows.work import RenderError
@@ -22,9 +22,12 @@ def provider_dispatcher(http: HttpProcessor) -> Dispatcher:
     async def call(item: Item) -> Verdict:
         if item.job is None:
             return await http.call(item)
-        if item.job.problem:
-            return Outcome(OutcomeState.FAILED, error_code="refused_definition", error_message=short(item.job.problem))
-        return await call_row(http, item.job.definition, item)
+        definition = item.job.definition
+        if isinstance(definition, RefusedDefinition):
+            return Outcome(
+                OutcomeState.FAILED, error_code="refused_definition", error_message=short(definition.message)
+            )
+        return await call_row(http, definition, item)
 
     return http.dispatcher(call)
 

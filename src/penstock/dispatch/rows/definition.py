@@ -171,6 +171,20 @@ def parse_definition(obj: object) -> Definition:
     return definition
 
 
+class RefusedDefinition(msgspec.Struct, frozen=True):
+    """A stored definition that this version does not take: the one that stored it had other bounds."""
+
+    message: str
+
+
+def parse_stored_definition(obj: object) -> Definition | RefusedDefinition:
+    """The definition of a job that is to be worked off: if it is refused, its rows fail and others' are done."""
+    try:
+        return parse_definition(obj)
+    except UsageError as error:
+        return RefusedDefinition(error.message)
+
+
 def _refuse_deep(obj: object) -> None:
     """Refuse what is nested so deep that whoever writes or renders it could run out of stack."""
     level: list[Any] = [obj]
