@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { bytes, plural } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "../parts/button.js";
@@ -21,7 +21,7 @@ export function Drop({ files, onFiles }) {
   };
   const latest = useRef(take);
   latest.current = take;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files") ?? false;
     const drag = (/** @type {DragEvent} */ event) => {
       if (!hasFiles(event)) return;
