@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
@@ -92,3 +93,30 @@ def test_marks_that_cannot_be_seen_are_shown(show: Callable[[str], Page], page: 
     expect(page.get_by_text("Work for small[RLO]gnp waits for small[RLO]gnp")).to_be_visible()
     expect(page.get_by_label("Provider default").locator("header")).to_contain_text("small[RLO]gnp")
     assert MODEL not in page.content()
+
+
+ORDINARY = {
+    "Persian": "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 PDF\u200c\u0647\u0627 20\u200c\u0633\u0627\u0644",
+    "Malayalam": "\u0d05\u0d35\u0d28\u0d4d\u200d",
+    "Sinhala": "\u0dc1\u0dca\u200d\u0dbb\u0dd3",
+    "Bengali": "\u09b0\u200d\u09cd\u09af\u09be\u09ae",
+    "Hebrew": "\u05e9\u05dc\u05d5\u05dd C++\u200e, \u05e2\u05d5\u05dc\u05dd!\u200f",
+    "Arabic": "\u0661\u0662\u061c-\u0663 \u0633\u0644\u0627\u0645",
+}
+
+
+def test_ordinary_text_of_every_script_stays_as_it_is_but_for_names(
+    show: Callable[[str], Page], page: Page, server: ServerProcess
+) -> None:
+    """Joiners and marks of direction are part of how these are spelled. In a name they would hide a difference."""
+    named = ORDINARY["Persian"]
+    rows = [{"text": text, "turned": f"{text}\u202ex"} for text in ORDINARY.values()]
+    name = start_job(server, "\n".join(map(json.dumps, rows)).encode(), {**SPEC, "jobType": named}, filename="r.jsonl")
+    until_state(server, name, "DONE")
+    show(f"/work/{name}?row=1")
+    expect(page.locator(".heading")).to_contain_text(named.replace("\u200c", "[ZWNJ]"))
+    for number, text in enumerate(ORDINARY.values(), 1):
+        expect(page.get_by_role("complementary", name=f"Row {number}")).to_contain_text(f"{text}[RLO]x")
+        cells = page.locator(f"#grid-row-{number - 1}").get_by_role("gridcell")
+        expect(cells.filter(has_text=re.compile(f"^{re.escape(text)}$"))).to_have_count(1)
+        page.keyboard.press("j")

@@ -20,6 +20,16 @@ from tests.support.server import Answered, ServerProcess
 from tests.support.wait import wait_until
 
 CHAT = {"processor": {"type": "chat", "provider": "default", "model": "small", "prompt": "{{ sku }}"}}
+# The time limits of reads, in a test's hands: they end when it says so.
+HOLD_LIMITS = """
+const limits = [];
+AbortSignal.timeout = () => {
+  const limit = new AbortController();
+  limits.push(limit);
+  return limit.signal;
+};
+globalThis.reachLimits = () => limits.forEach((limit) => limit.abort(new DOMException("", "TimeoutError")));
+"""
 MORE_THAN_A_PAGE = {"width": 1280, "height": 2_800}
 
 
@@ -187,3 +197,39 @@ def test_a_tab_asks_for_no_row_that_cannot_have_changed(page: Page, server: Serv
     assert len(asked) == begun + 2, [request.url for request in asked]
     assert [urlsplit(request.url).path.rsplit("/", 1)[-1] for request in asked[begun:]].count("items") == 1
     assert parse_qs(urlsplit(asked[begun].url).query).get("from", ["1"]) == ["1"]
+
+
+def test_reads_that_are_never_answered_are_told_of_and_tried_again(page: Page, server: ServerProcess) -> None:
+    """A proxy may drop a connection and say nothing: rows in view and the open row go on at the next move."""
+    stuck: set[str] | None = None
+
+    def answer(route: Route) -> None:
+        if stuck is None:
+            route.continue_()
+        else:
+            stuck.add(urlsplit(route.request.url).path.rsplit("/", 1)[-1])
+
+    page.add_init_script(HOLD_LIMITS)
+    page.route(re.compile(r"/items(/1)?(\?|$)"), answer)
+    with server.frozen_workers():
+        name = start_job(server, table(4), PRICE, filename="stuck.csv")
+        until_state(server, name, "QUEUED", "RUNNING")
+        open_work(page, server, name, "?row=1")
+        expect(status(page, 1)).to_have_text(re.compile("Pending|Claimed"))
+        expect(drawer_status(page, 1)).to_have_text(re.compile("Pending|Claimed"))
+        stuck = set()
+    until_state(server, name, "DONE")
+    expect(page.locator("[data-figure=settled]")).to_have_text("4")
+    told = page.get_by_text("The server has not answered")
+    wait_until(lambda: page.evaluate("true") and stuck == {"items", "1"}, 30)
+    page.evaluate("reachLimits()")
+    expect(told).to_have_count(2)
+    expect(status(page, 1)).to_have_text(re.compile("Pending|Claimed"))
+    stuck = None
+    page.evaluate("reachLimits()")
+    (first, *_) = server.ask("GET", f"/api/jobs/{name}/items").json["items"]
+    wish = {"scope": "items", "itemIds": [first["id"]], "statuses": ["DONE"]}
+    assert server.ask("POST", f"/api/jobs/{name}/reprocess", wish).status == 202
+    expect(status(page, 1)).to_have_text("Done")
+    expect(drawer_status(page, 1)).to_have_text("Done")
+    expect(told).to_have_count(0)

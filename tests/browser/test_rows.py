@@ -397,6 +397,49 @@ def test_selected_rows_of_a_job_that_wait_are_left_out(page: Page, server: Serve
     until_state(server, name, "DONE")
 
 
+def test_a_large_selection_is_run_again_with_few_requests(page: Page, server: ServerProcess) -> None:
+    """What is known of rows is not asked for, and the rest by the thousand: an owner's requests are counted."""
+    rows = 1_200
+    name = start_job(server, table(rows), PRICE, filename="large.csv")
+    until_state(server, name, "DONE")
+    asked: list[str] = []
+
+    def ask_again(what: str) -> None:
+        asked.clear()
+        page.locator(".rows-tools").get_by_role("button", name="Run again").click()
+        expect(page.get_by_role("dialog")).to_contain_text(f"Run {what} again?")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+
+    page.on("request", lambda request: asked.append(request.url) if "/items" in request.url else None)
+    open_work(page, server, name)
+    row(page, 1).locator(".grid-check").click()
+    page.get_by_role("grid").press("Shift+End")
+    expect(row(page, rows)).to_be_visible()
+    ask_again("1,200 selected rows")
+    assert len(asked) <= 2, asked
+
+    page.get_by_label("Status").select_option("ERROR")
+    expect(page.get_by_text("60 shown, more below")).to_be_visible()
+    page.get_by_role("grid").get_by_role("row").nth(1).locator(".grid-check").click()
+    for _ in range(2):  # to the end of what is listed, and of all
+        page.get_by_role("grid").press("Shift+End")
+        expect(page.get_by_text("120 shown")).to_be_visible()
+    expect(page.locator(".rows-tools")).to_contain_text("120 rows selected")
+    expect(page.locator(".grid-row[aria-busy]")).to_have_count(0)
+    expect(page.locator(".live")).to_have_text("Live")
+    ask_again("120 selected rows")
+    assert asked == []
+
+    (failed, *_) = server.ask("GET", f"/api/jobs/{name}/items?pageSize=1&statuses=ERROR").json["items"]
+    wish = {"scope": "items", "itemIds": [failed["id"]], "statuses": ["ERROR"], "resetAttempts": True}
+    with page.expect_response(re.compile("/items")):  # what is in view is read again, the rest is not
+        assert server.ask("POST", f"/api/jobs/{name}/reprocess", wish).status == 202
+    until_state(server, name, "DONE")
+    ask_again("120 selected rows")
+    assert len(asked) <= 3, asked
+
+
 def test_rows_of_a_message_batch_are_not_run_again(page: Page, server: ServerProcess) -> None:
     params = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
     requests = [{"custom_id": f"m{number}", "params": params} for number in range(3)]

@@ -1,6 +1,8 @@
 // Every call to the server. Paths are relative to where the console is mounted, so that it works below any prefix.
 import { leaveForSignIn } from "./store.js";
 
+const READ_LIMIT_S = 30;
+
 const root = new URL("../", document.baseURI);
 
 /** An answer that is an error, in words a reader can use. */
@@ -67,6 +69,7 @@ export async function call(method, path, { query, body, form, signal, exact = fa
   if (body !== undefined) headers["content-type"] = "application/json";
   if (key) headers["idempotency-key"] = key;
   let answer;
+  let text;
   try {
     answer = await fetch(address(path, query), {
       method,
@@ -76,11 +79,13 @@ export async function call(method, path, { query, body, form, signal, exact = fa
       credentials: "same-origin",
       cache: "no-store",
     });
+    text = await answer.text();
   } catch (error) {
-    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    // Told by the signal: a body that is cut off while it is read may fail as if nobody waited for it.
+    if (signal?.reason?.name === "TimeoutError") throw new ApiError(0, `The server has not answered for ${READ_LIMIT_S} seconds.`, "timeout");
+    if (isAbort(error)) throw error;
     throw new ApiError(0, "The server does not answer. Is it running?", "unreachable");
   }
-  const text = await answer.text();
   if (!answer.ok) {
     if (answer.status === 401 && path !== "console/session") leaveForSignIn();
     throw readError(answer, text);
@@ -103,8 +108,14 @@ function readError(answer, text) {
   return new ApiError(answer.status, message || `The server answered ${answer.status}.`, code);
 }
 
-/** @param {string} path @param {Values} [query] @param {{signal?: AbortSignal, exact?: boolean}} [options] */
-export const get = (path, query, options) => call("GET", path, { query, ...options });
+/**
+ * A read has an end though its connection was lost and nobody said so: what waits for it would wait for ever.
+ * @param {string} path @param {Values} [query] @param {{signal?: AbortSignal, exact?: boolean}} [options]
+ */
+export function get(path, query, { signal, exact } = {}) {
+  const limit = AbortSignal.timeout(1000 * READ_LIMIT_S);
+  return call("GET", path, { query, exact, signal: signal ? AbortSignal.any([signal, limit]) : limit });
+}
 
 /** @param {string} path @param {unknown} [body] @param {{query?: Values, key?: string}} [options] */
 export const post = (path, body, options) => call("POST", path, { body, ...options });

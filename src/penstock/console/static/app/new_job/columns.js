@@ -1,7 +1,7 @@
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { useDraft } from "../parts/field.js";
-import { cellText } from "../parts/value.js";
+import { cellName, cellText } from "../parts/value.js";
 
 /**
  * @typedef {import("./draft.js").ColumnChoice} ColumnChoice
@@ -54,7 +54,7 @@ export function Columns({ columns, shown, rows, choices, fixed, onChoice }) {
 function Head({ column, choice, onChoice }) {
   const change = (/** @type {ColumnChoice} */ changes) => onChoice(column.name, { ...choice, ...changes });
   return html`<div class="column-head">
-    <label class="line" ><input type="checkbox" checked=${!choice.dropped} aria-label="Keep ${column.name}" onChange=${() => change({ dropped: !choice.dropped })} /><span class="cut faint"><bdi>${cellText(column.name)}</bdi></span></label>
+    <label class="line" ><input type="checkbox" checked=${!choice.dropped} aria-label="Keep ${column.name}" onChange=${() => change({ dropped: !choice.dropped })} /><span class="cut faint"><bdi>${cellName(column.name)}</bdi></span></label>
     <input type="text" class="mono" aria-label="Name of ${column.name}" ...${useDraft(choice.name ?? column.name)} disabled=${choice.dropped} onChange=${(/** @type {any} */ event) => change({ name: event.currentTarget.value })} />
     <select aria-label="Type of ${column.name}" value=${choice.type ?? ""} disabled=${choice.dropped} onChange=${(/** @type {any} */ event) => change({ type: event.currentTarget.value || undefined })}>
       ${TYPES.map(([id, label]) => html`<option key=${id} value=${id}>${label}</option>`)}

@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { StateChip, StatusChip } from "../parts/chip.js";
 import { Skeleton } from "../parts/empty.js";
 import { Notice } from "../parts/notice.js";
-import { cellText } from "../parts/value.js";
+import { cellName, cellText } from "../parts/value.js";
 
 export const TRIAL_ROWS = 10;
 const EVERY_MS = 700;
@@ -55,7 +55,7 @@ function Results({ items }) {
   const columns = [...new Set(items.flatMap((item) => (item.result && typeof item.result === "object" ? Object.keys(item.result) : [])))].slice(0, MAX_COLUMNS);
   return html`<div class="table-frame preview" tabindex="0" role="region" aria-label="Results of the trial">
     <table class="cells">
-      <thead><tr><th scope="col" class="number">Row</th><th scope="col">Status</th>${columns.map((name) => html`<th key=${name} scope="col">${cellText(name)}</th>`)}</tr></thead>
+      <thead><tr><th scope="col" class="number">Row</th><th scope="col">Status</th>${columns.map((name) => html`<th key=${name} scope="col">${cellName(name)}</th>`)}</tr></thead>
       <tbody>
         ${items.map(
           (item) => html`<tr key=${item.row}>

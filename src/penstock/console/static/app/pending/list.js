@@ -11,7 +11,7 @@ import { fixedPx, Grid, GridCheck } from "../parts/grid.js";
 import { Notice } from "../parts/notice.js";
 import { settled } from "../parts/progress.js";
 import { Time } from "../parts/time.js";
-import { visible } from "../parts/value.js";
+import { readable, visible } from "../parts/value.js";
 import { go, link } from "../route.js";
 import { askAgain } from "./again.js";
 import { PendingRows } from "./rows.js";
@@ -125,7 +125,7 @@ function columns(isSelected, works) {
   ];
   /** @type {GridColumn[]} */
   const last = [
-    { id: "summary", label: "Title", width: { minPx: 200, maxPx: 2000 }, cell: (/** @type {PendingRow} */ item) => html`<bdi title=${item.summary ?? ""}>${visible(item.summary ?? "")}</bdi>` },
+    { id: "summary", label: "Title", width: { minPx: 200, maxPx: 2000 }, cell: (/** @type {PendingRow} */ item) => html`<bdi title=${item.summary ?? ""}>${readable(item.summary ?? "")}</bdi>` },
     { id: "attempts", label: "Attempts", width: fixedPx(76), number: true, cell: (/** @type {PendingRow} */ item) => count(item.attempts) },
     { id: "locked", label: "Locked by", width: fixedPx(104), cell: (/** @type {PendingRow} */ item) => (item.lockedBy ? html`<code title=${item.lockedBy}>${item.lockedBy.slice(0, 8)}</code>` : html`<span class="faint">–</span>`) },
     { id: "updated", label: "Updated", width: fixedPx(104), number: true, cell: (/** @type {PendingRow} */ item) => html`<span class="soft"><${Time} at=${item.updatedAt} /></span>` },

@@ -99,12 +99,16 @@ export function askReprocess(work, wish, what, onStart) {
  * Ask, then run those of some rows again that can be: the server refuses all of them if it is asked for one that cannot.
  * @param {WorkEntry} work
  * @param {number[]} rows
+ * @param {{current: (row: number) => {id: string, status: string} | undefined, query: import("../api.js").Values}} source
+ *   knows some of them; of the others, those that no longer fit its query are left out
  * @param {() => void} onStart
  */
-export async function askReprocessRows(work, rows, onStart) {
-  const able = [...(await readStatuses(work.id, rows)).values()].filter(({ status }) => canRunAgain(work, status));
+export async function askReprocessRows(work, rows, source, onStart) {
+  const known = rows.flatMap((row) => source.current(row) ?? []);
+  const others = await readStatuses(work.id, rows.filter((row) => !source.current(row)), source.query);
+  const able = [...known, ...others.values()].filter(({ status }) => canRunAgain(work, status));
   if (!able.length) {
-    notify("calm", "None of the selected rows can be run again.", work.kind === "job" ? "They have not ended yet." : "Of a batch, failed rows can.");
+    notify("calm", "None of the selected rows can be run again.", work.kind === "job" ? "They have not ended yet, or no longer fit the filter." : "Of a batch, failed rows can.");
     return;
   }
   const what = able.length === rows.length ? plural(rows.length, "selected row") : `${count(able.length)} of ${plural(rows.length, "selected row")}`;

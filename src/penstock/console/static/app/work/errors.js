@@ -9,7 +9,7 @@ import { Loading } from "../parts/load.js";
 import { More, usePages } from "../parts/more.js";
 import { Table } from "../parts/table.js";
 import { Time } from "../parts/time.js";
-import { visible } from "../parts/value.js";
+import { readable, visible } from "../parts/value.js";
 import { link } from "../route.js";
 import { askReprocess, canRunAgain, hasEnded, workPath } from "./actions.js";
 
@@ -41,7 +41,7 @@ export function Errors({ work, onChange }) {
   const columns = [
     { id: "count", label: "Rows", number: true, class: "error-count", narrow: "bare", cell: (/** @type {Group} */ group) => html`<b>${count(group.count)}</b>` },
     { id: "kind", label: "Kind", class: "error-kind", narrow: "bare", cell: kind },
-    { id: "message", label: "Message of one of them", narrow: "title", cell: (/** @type {Group} */ group) => html`<a class="name message" href=${rows(group)}><bdi>${visible(group.sample.message)}</bdi></a>` },
+    { id: "message", label: "Message of one of them", narrow: "title", cell: (/** @type {Group} */ group) => html`<a class="name message" href=${rows(group)}><bdi>${readable(group.sample.message)}</bdi></a>` },
     { id: "first", label: "First", number: true, class: "error-time", cell: (/** @type {Group} */ group) => html`<${Time} at=${group.firstSeen} />` },
     { id: "last", label: "Last", number: true, class: "error-time", cell: (/** @type {Group} */ group) => html`<${Time} at=${group.lastSeen} />` },
     { id: "act", label: "Action", unlabelled: true, class: "error-act", narrow: "bare", cell: (/** @type {Group} */ group) => canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => again(group)}>Run this group again<//>` },

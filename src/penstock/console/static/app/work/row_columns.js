@@ -5,7 +5,7 @@ import { count } from "../format.js";
 import { StatusChip } from "../parts/chip.js";
 import { fixedPx, GridCheck } from "../parts/grid.js";
 import { Time } from "../parts/time.js";
-import { cellText } from "../parts/value.js";
+import { cellName, cellText } from "../parts/value.js";
 
 /** @typedef {import("../work_types.js").Item} Item */
 /** @typedef {import("../parts/grid.js").GridColumn} GridColumn */
@@ -80,8 +80,8 @@ export function rowColumns(sample, { kind, total, inputColumns, columns, isSelec
 function requestColumns(sample) {
   /** @type {[string, string, string, (item: Item) => string][]} */
   const wanted = [
-    ["customId", "Custom id", "input", (item) => cellText(item.customId)],
-    ["model", "Model", "input", (item) => cellText(item.input?.model)],
+    ["customId", "Custom id", "input", (item) => cellName(item.customId)],
+    ["model", "Model", "input", (item) => cellName(item.input?.model)],
     ["asked", "Request", "input", (item) => askedText(item.input)],
     ["answered", "Answer", "result", (item) => (item.status === "DONE" && item.result !== null ? answeredText(item.result) : "")],
   ];
@@ -102,7 +102,7 @@ function tableColumns(sample, inputColumns, columns) {
       const text = (/** @type {Item} */ item) => (isObject(item[side]) ? cellText(item[side][name]) : "");
       const isNumber = sample.some((item) => text(item) !== "") && sample.every((item) => text(item) === "" || typeof item[side]?.[name] === "number" || item[side]?.[name] instanceof Exact);
       return {
-        id: `${side}.${name}`, label: cellText(name), group: side, number: isNumber,
+        id: `${side}.${name}`, label: cellName(name), group: side, number: isNumber,
         width: width(name, sample.map(text)), cell: (/** @type {Item} */ item) => html`<bdi>${text(item)}</bdi>`,
       };
     }),

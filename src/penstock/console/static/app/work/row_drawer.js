@@ -9,7 +9,7 @@ import { Drawer } from "../parts/drawer.js";
 import { Loading, useLoad } from "../parts/load.js";
 import { Notice } from "../parts/notice.js";
 import { Time } from "../parts/time.js";
-import { fullText, stringify, visible } from "../parts/value.js";
+import { fullText, readable, stringify, visible } from "../parts/value.js";
 import { askReprocess, canRunAgain, workPath } from "./actions.js";
 import { mayDiffer, movesOf, refreshWaitMs } from "./row_source.js";
 
@@ -61,7 +61,7 @@ function Inside({ work, item, onChange }) {
       <span>changed <${Time} at=${item.updatedAt} /></span>
       ${item.lockedBy && html`<span>held by <${Id} id=${item.lockedBy} short /></span>`}
     </div>
-    ${item.error && html`<${Notice} tone=${item.status === "NOT_FOUND" ? "warn" : "bad"}><bdi>${visible(text(item.error))}</bdi><//>`}
+    ${item.error && html`<${Notice} tone=${item.status === "NOT_FOUND" ? "warn" : "bad"}><bdi>${readable(text(item.error))}</bdi><//>`}
     <div class="line wrap">
       ${canRunAgain(work, item.status) && html`<${Button} small icon="rotate-ccw" onClick=${again}>Run again<//>`}
       ${item.request && html`<${Copy} text=${() => curl(item.request)} label="Copy as curl">Copy as curl<//>`}
@@ -129,7 +129,7 @@ function Timeline({ item, history }) {
           <span class="grow"></span>
           <span class="soft small"><${Time} at=${each.at} /></span>
         </div>
-        ${each.message && html`<div class="soft"><bdi>${visible(each.message)}</bdi></div>`}
+        ${each.message && html`<div class="soft"><bdi>${readable(each.message)}</bdi></div>`}
         <div class="small faint">
           ${each.worker && html`worker <span class="mono" title=${each.worker}>${each.worker.slice(0, 8)}</span>`}
           ${each.notBefore && html` · next not before ${new Date(each.notBefore).toLocaleTimeString("en-GB")}`}

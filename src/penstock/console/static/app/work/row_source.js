@@ -1,6 +1,7 @@
 // Rows for the grid: those in view are fetched, some around them are kept, and the rest is forgotten.
 import { signal } from "@preact/signals";
 import { explain, get, isAbort } from "../api.js";
+import { live } from "../ticks.js";
 
 /** @typedef {import("../work_types.js").Item} Item */
 /** @typedef {{changes: string, reruns: number}} Moves how far work had moved: another text whenever a row has, and how often rows were put back to run again */
@@ -63,6 +64,17 @@ class Source {
 
   /** @param {number} index */
   get = (index) => this.known.get(this.numberAt(index))?.item;
+
+  /** A row by its number, if it is known to be what it was when it was read. @param {number} number */
+  current(number) {
+    const known = this.known.get(number);
+    return known && live.peek() === "live" && !mayDiffer(known.item.status, known.at, this.now) ? known.item : undefined;
+  }
+
+  /** What all rows of the list have in common. @returns {import("../api.js").Values} */
+  get query() {
+    return {};
+  }
 
   /** The work has moved: rows in view that may have changed are read again, once a second at most. @param {Moves} now */
   follow(now) {
@@ -231,6 +243,10 @@ export class FilteredRows extends Source {
     return this.numbers.slice(0, SAMPLE_ROWS).flatMap((number) => this.known.get(number)?.item ?? []);
   }
 
+  get query() {
+    return { statuses: this.filter.status, fingerprint: this.filter.fingerprint };
+  }
+
   /** Row from which a reader must begin anew to see more: a list is not kept without end. */
   get more() {
     return this.numbers.length >= MAX_FILTERED ? this.next : null;
@@ -252,10 +268,10 @@ export class FilteredRows extends Source {
   async load() {
     if (this.busy || this.next === null || this.more !== null) return;
     this.busy = true;
-    const { status, fingerprint, customId } = this.filter;
+    const { customId } = this.filter;
     const at = this.now;
     try {
-      const query = { statuses: status, fingerprint, customId, from: this.next, pageSize: WINDOW_ROWS };
+      const query = { ...this.query, customId, from: this.next, pageSize: WINDOW_ROWS };
       const page = await fetchItems(this.id, query, this.controller.signal);
       for (const item of page.items) {
         this.known.set(item.row, { item, at });

@@ -194,7 +194,7 @@ function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
     <span class="grow"></span>
     ${selected > 0
       ? html`<span class="soft">${plural(selected, "row")} selected</span>
-          ${canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocessRows(work, [...selection.rows.value], () => (selection.clear(), onChange()))}>Run again<//>`}
+          ${canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocessRows(work, [...selection.rows.value], source, () => (selection.clear(), onChange()))}>Run again<//>`}
           <${Button} small kind="quiet" icon="x" label="Clear the selection" onClick=${selection.clear} />`
       : fingerprint
         ? canRunAgain(work, "ERROR") && html`<${Button} small icon="rotate-ccw" onClick=${() => askReprocess(work, { scope: "job", fingerprint }, "this group", onChange)}>Run this group again<//>`
