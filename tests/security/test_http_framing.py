@@ -222,6 +222,13 @@ def test_requests_sent_at_once_are_answered_in_turn(ground: TenantGround) -> Non
     assert statuses == 20 * [404] + 2 * [400] + 20 * [404]
 
 
+def test_of_too_many_requests_sent_at_once_those_that_may_wait_are_answered(ground: TenantGround) -> None:
+    request = b"GET /v1/files HTTP/1.1\r\nhost: a\r\nx-api-key: " + ground.keys["bob"].encode() + b"\r\n\r\n"
+    answer = exchange(ground.server, 70 * request)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == 65 * [b"200"]
+    assert answer.count(b"connection: close") == 1
+
+
 # -- text that is not UTF-8
 
 

@@ -149,14 +149,21 @@ class Listener(uvicorn.Server):
 
 
 class _Flow(FlowControl):
-    """Flow of a connection that is not read from while requests wait behind the one that is being answered."""
+    """Flow of a connection that is not read from while requests wait behind the one that is being answered, nor after
+    the last one that will be answered."""
 
     def __init__(self, transport: asyncio.Transport, queued: deque[Any]) -> None:
         super().__init__(transport)
         self._queued = queued
+        self.is_over = False
+        """Whether nothing more is read, ever."""
+
+    def stop_reading(self) -> None:
+        self.is_over = True
+        self.pause_reading()
 
     def resume_reading(self) -> None:
-        if not self._queued:
+        if not self._queued and not self.is_over:
             super().resume_reading()
 
 
@@ -170,6 +177,7 @@ class Protocol(HttpToolsProtocol):
     send_timeout_s = 120.0
     clients: Connections
     memory: MemoryBudget
+    flow: _Flow
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -179,6 +187,10 @@ class Protocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_stranger = True
         self._held = Hold(self.memory)
+        self._queued_bytes = 0
+        """What the requests that wait hold, with the one before them."""
+        self._previous: tuple[RequestResponseCycle | None, int] = (None, 0)
+        """The request before the last one, and what it held when the last one began."""
         self._extensions = {CONNECTION: self}
 
     @property
@@ -214,8 +226,9 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         heads = self._heads
-        super().data_received(data)
-        if self.transport.is_closing():
+        if not self.flow.is_over:
+            super().data_received(data)
+        if self.flow.is_over or self.transport.is_closing():
             return
         heads.piece(len(data))
         if not heads.is_open and self.timeout_keep_alive_task is None and not self._busy:
@@ -226,20 +239,29 @@ class Protocol(HttpToolsProtocol):
         if heads.too_large:
             self.refuse_unread(_TOO_LARGE)
         elif self._is_stranger or self.pipeline or self._held.held_bytes or heads.untold_bytes > _FREE_BYTES:
-            self._count(len(data))
+            try:
+                self._held.resize(self._count())
+            except MemoryUsedUpError:
+                self.refuse_unread(_TOO_MUCH)
 
-    def _count(self, size: int) -> None:
-        """Count what is held after a piece of that size, beside what the application counts of those with a key."""
-        if self.pipeline:  # nothing more is read until they are answered
-            held = self._held.held_bytes + size + len(self.pipeline) * _QUEUED_BYTES
-        else:
-            held = self._heads.untold_bytes
-            if self._is_stranger and self._busy:
-                held += self._heads.head_bytes + len(self.cycle.body)
-        try:
-            self._held.resize(held if held > _FREE_BYTES else 0)
-        except MemoryUsedUpError:
-            self.refuse_unread(_TOO_MUCH)
+    def _count(self) -> int:
+        """What has to be counted now, beside what the application counts of those with a key."""
+        held = self._heads.untold_bytes
+        if self.pipeline:
+            held += self._queued_bytes
+        elif self._is_stranger and self._busy:
+            held += self._heads.head_bytes + len(self.cycle.body)
+        return held if held > _FREE_BYTES else 0
+
+    def _count_queued(self, size: int) -> None:
+        """Count so much more of a request that waits, before it is taken: what a piece brings may be many times its
+        size."""
+        self._queued_bytes += size
+        if self._queued_bytes > max(_FREE_BYTES, self._held.held_bytes):
+            try:
+                self._held.resize(self._queued_bytes)
+            except MemoryUsedUpError:
+                self._refuse(_TOO_MUCH)
 
     def refuse_unread(self, why: str) -> None:
         """Refuse a request that is not whole, and close the connection."""
@@ -248,10 +270,12 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.pipeline and self._previous[0] is not self.cycle:
+            self._previous = (None, 0)
         if self.transport.is_closing():
             self._abort_unread()
-        elif self._held.held_bytes and not self._busy:
-            self._held.resize(min(self._held.held_bytes, self._heads.untold_bytes))
+        elif self._held.held_bytes and not self.pipeline:
+            self._held.resize(min(self._held.held_bytes, self._count()))
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -266,7 +290,7 @@ class Protocol(HttpToolsProtocol):
         """Refuse what cannot be read: with the reason, unless another answer is under way or still to come."""
         answer_is_under_way = self._busy and (self._heads.is_open or self.cycle.response_started)
         if answer_is_under_way or self.pipeline:
-            self.transport.close()
+            self._close_when_answered()
             return
         msg = self._refusal or msg
         status = _REFUSALS.get(msg, HTTPStatus.BAD_REQUEST)
@@ -276,7 +300,21 @@ class Protocol(HttpToolsProtocol):
         )
         self.transport.close()
 
+    def _close_when_answered(self) -> None:
+        """Have the requests that came whole answered, and the last answer say that it is the last one: whoever sent
+        more knows by that which to send again."""
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()
+            self.cycle = self._previous[0]  # type: ignore[assignment]  # there is one: it is not answered yet
+        if self.cycle.more_body:
+            self.transport.close()
+            return
+        self.cycle.keep_alive = False
+        self.flow.stop_reading()
+
     def on_message_begin(self) -> None:
+        if self._busy:
+            self._previous = (self.cycle, self._heads.head_bytes + len(self.cycle.body))
         super().on_message_begin()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
         self._heads.begin()
@@ -292,15 +330,25 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._heads.body(len(body))
+        if self.pipeline:
+            self._count_queued(len(body))
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._refuse_ambiguous()
-        if len(self.pipeline) >= _MOST_QUEUED:
-            self._refuse(_TOO_MANY_QUEUED)
+        if self._busy:
+            self._queue()
         self._heads.end()
         self._cancel_head_timer()
         super().on_headers_complete()
+
+    def _queue(self) -> None:
+        """Refuse a request that would have to wait behind too many others, or that there is no memory for."""
+        if len(self.pipeline) >= _MOST_QUEUED:
+            self._refuse(_TOO_MANY_QUEUED)
+        if not self.pipeline:
+            self._queued_bytes = self._previous[1]
+        self._count_queued(self._heads.head_bytes + _QUEUED_BYTES)
 
     def on_message_complete(self) -> None:
         self._heads.end()
