@@ -31,6 +31,7 @@ from penstock.db.embedded.postgres import bundled_bin_dir
 from penstock.db.migrate import migrate
 from tests.support.processes import Process, Processes
 from tests.support.proxy_link import Way
+from tests.support.thorough import as_thorough
 from tests.support.wait import wait_until
 from tests.support.workbench import (
     CONCURRENCY,
@@ -73,7 +74,7 @@ def networking(test: Callable[..., None]) -> Callable[..., None]:
         this = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         pytest_once = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'in'}"]
         done = subprocess.run(
-            [*namespace, *pytest_once, this],
+            [*namespace, *pytest_once, *as_thorough(), this],
             cwd=_ROOT,
             env={**os.environ, _INSIDE: "1"},
             capture_output=True,

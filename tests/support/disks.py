@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 
+from tests.support.thorough import as_thorough
+
 MIB = 1024 * 1024
 
 _ROOT = Path(__file__).parents[2]
@@ -31,7 +33,7 @@ def mounting(test: Callable[[Path], None]) -> Callable[[Path], None]:
         this = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         pytest_once = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'in'}"]
         done = subprocess.run(
-            [*_unshare(), *pytest_once, this],
+            [*_unshare(), *pytest_once, *as_thorough(), this],
             cwd=_ROOT,
             env={**os.environ, _INSIDE: "1"},
             capture_output=True,

@@ -19,6 +19,11 @@ def thorough() -> bool:
     return _VARIABLE in os.environ
 
 
+def as_thorough() -> list[str]:
+    """Arguments of a run that is started here and takes as much time."""
+    return ["--all"] if thorough() else []
+
+
 def some(values: Iterable[object], count: int) -> list[object]:
     """Values of a parameter: the first so many in every run, the others only in a thorough one."""
     return [
