@@ -172,7 +172,8 @@ SELECT b.id
    AND (SELECT true FROM penstock.lanes WHERE batch_id = b.id AND open LIMIT 1) IS NULL
 
 -- name: hold_first_unrun
--- Locks a batch that is to end, if it still is, and the next of its deferrals for a rerun; returns some ordinals of it.
+-- Locks a batch that is to end, if it still is, and one of its deferrals for a rerun; returns some ordinals of it. Which
+-- one is all the same: in the order of their ids, the planner may walk past those of all other batches.
 WITH batch AS MATERIALIZED (
   SELECT id FROM penstock.batches
    WHERE id = %(id)s
@@ -186,7 +187,7 @@ SELECT d.id, d.lane_id, ARRAY(
   FROM penstock.deferrals d
  WHERE d.id = (SELECT id FROM penstock.deferrals
                 WHERE batch_id = (SELECT id FROM batch) AND generation > 0
-                ORDER BY id LIMIT 1)
+                LIMIT 1)
    FOR UPDATE
 
 -- name: give_up_unrun

@@ -46,9 +46,10 @@ SELECT id FROM penstock.batches
 
 -- name: list_steered
 -- Lists batches that were paused, resumed, cancelled or reopened within the last seconds, or, by a clock since set back,
--- later.
+-- later. IS TRUE, and the order: else the planner may walk other indexes past all batches that were not.
 SELECT id FROM penstock.batches
- WHERE steered_at > @now - make_interval(secs => %(within_s)s) AND deleted_at IS NULL
+ WHERE steered_at > @now - make_interval(secs => %(within_s)s) AND (deleted_at IS NULL) IS TRUE
+ ORDER BY steered_at
  LIMIT %(limit)s
 
 -- name: line_up_lanes

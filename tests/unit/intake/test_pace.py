@@ -70,13 +70,14 @@ def test_a_workbook_that_nobody_waits_for_any_more_is_not_loaded(monkeypatch: py
     class Gone(Exception):  # noqa: N818 - not an error
         pass
 
-    loading: list[psutil.Process] = []
+    before = set(psutil.Process().children())
+    loading: set[psutil.Process] = set()
 
     def stop() -> None:
-        loading.extend(psutil.Process().children())
+        loading.update(set(psutil.Process().children()) - before)
         raise Gone
 
-    monkeypatch.setattr(xlsx_table, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(xlsx_table, "_LOOK_EVERY_MS", 0)
     with paced(stop), pytest.raises(Gone):
         XlsxTable(far_apart(), "x.xlsx", TableSpec(), TableLimits())
     assert loading
