@@ -1,4 +1,4 @@
-"""What a client is told of any exception, and the log of those that nobody expects."""
+"""Answers for exceptions, in the words of the API; unexpected ones are logged."""
 
 from __future__ import annotations
 

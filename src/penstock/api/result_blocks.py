@@ -111,7 +111,7 @@ class ResultBlocks:
         return moved
 
     def forget(self) -> None:
-        """Keep nothing: nobody reads results just now."""
+        """Keep nothing, as no reader follows results now."""
         while self._kept:
             self._drop_oldest()
         self.edge = None

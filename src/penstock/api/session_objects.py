@@ -28,7 +28,7 @@ class RequestError(msgspec.Struct, kw_only=True):
 
 
 class Question(msgspec.Struct, kw_only=True):
-    """What a request asks, as it was accepted."""
+    """Endpoint and body of a request, as they were accepted."""
 
     endpoint: str
     body: Any

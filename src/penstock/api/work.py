@@ -114,7 +114,7 @@ class WorkLimit(Camel):
     gate_until: datetime | None
     gate_code: str | None
     gate_message: str | None
-    """What the upstream said, for admins; for others what the gate means."""
+    """The upstream's words, for admins; for others what the gate means."""
 
 
 class WorkIngest(Camel):

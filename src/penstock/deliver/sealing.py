@@ -104,8 +104,8 @@ def _box(named: Path | None, own: Path) -> SecretBox:
 
 
 def check_sealing_keys(config: Config) -> None:
-    """Refuse keys that cannot be read, which would else be found by whoever makes a webhook. With none, one is made
-    when it is first needed. Raises PenstockError."""
+    """Refuse keys that cannot be read at the start, and not when the first webhook is made. Where there is none, one is
+    made when it is first needed. Raises PenstockError."""
     own = config.data_dir / _KEY_FILE
     if config.secrets_key_file is None and not os.environ.get(KEY_VARIABLE, "").strip():
         try:

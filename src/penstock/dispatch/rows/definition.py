@@ -186,7 +186,7 @@ def parse_stored_definition(obj: object) -> Definition | RefusedDefinition:
 
 
 def _refuse_deep(obj: object) -> None:
-    """Refuse what is nested so deep that whoever writes or renders it could run out of stack."""
+    """Refuse nesting so deep that writing or rendering it could run out of stack."""
     level: list[Any] = [obj]
     for _ in range(_MAX_DEPTH):
         level = [

@@ -94,7 +94,7 @@ def next_block(rows: Iterator[TableRow], max_rows: int = BLOCK_ROWS, max_bytes: 
 
 
 def paced_rows(rows: Iterable[TableRow]) -> Iterator[TableRow]:
-    """The rows, at the pace of whoever has them read."""
+    """The rows, at the pace that is set for this thread."""
     for number, row in enumerate(rows, 1):
         yield row
         if not number % PACED_ROWS:
