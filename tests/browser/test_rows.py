@@ -237,6 +237,7 @@ def test_images_are_shown(page: Page, server: ServerProcess) -> None:
     content = archive(("a.png", png(3, 2)), ("b.png", png(5, 4)))
     with server.frozen_workers():
         name = start_job(server, content, PRICE, filename="pictures.zip")
+        wait_until(lambda: job_of(server, name)["ingest"]["done"], 60)
         open_work(page, server, name, "?row=2")
         picture = page.get_by_role("img", name="Image of row 2")
         expect(picture).to_be_visible()
