@@ -25,11 +25,11 @@ from penstock.server.memory import Hold, MemoryBudget, MemoryUsedUpError
 _BACKLOG = 2048
 _HEADER_BYTES = len(": \r\n")
 _FREE_BYTES = 8 * 1024
-"""What a connection may hold uncounted: most requests are smaller, and need no arithmetic."""
+"""Bytes that a connection may hold uncounted: most requests are smaller, and need no arithmetic."""
 _MOST_QUEUED = 64
 """Requests that a connection may have waiting behind the one that is being answered."""
 _QUEUED_BYTES = 4 * 1024
-"""What such a request takes beside its bytes."""
+"""Memory that such a request takes beside its bytes."""
 
 _TOO_LARGE = "The request's line, headers and trailers are larger than max_head_bytes."
 _VERSION = "Send this as HTTP/1.1."

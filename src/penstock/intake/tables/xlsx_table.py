@@ -24,7 +24,7 @@ from penstock.intake.tables.table import PACED_ROWS, RowFault, TableRow, TableSp
 from penstock.intake.tables.xlsx_child import End, Head, Order, Refusal
 
 _LOOK_EVERY_MS = 250
-"""How often whoever waits for a child looks whether it is still to wait."""
+"""How often a reader that waits for its child looks whether it is still wanted."""
 
 _decode_row = msgspec.json.Decoder(list[Cell]).decode
 _decode_other = msgspec.json.Decoder(Head | Refusal | End).decode
@@ -98,7 +98,7 @@ class XlsxTable:
             raise self._placed(fault) from None
 
     def _await_child(self) -> None:
-        """Wait until it has loaded the sheet, which takes nearly all of its time, or until nobody wants it any more."""
+        """Wait until the child has loaded the sheet, which takes nearly all of its time, or until the upload is over."""
         waiting = select.poll()  # select() takes no descriptor from 1,024 on
         waiting.register(self._out, select.POLLIN)
         while not waiting.poll(_LOOK_EVERY_MS):
