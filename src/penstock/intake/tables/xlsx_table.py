@@ -98,7 +98,7 @@ class XlsxTable:
             raise self._placed(fault) from None
 
     def _await_child(self) -> None:
-        """Wait until the child has loaded the sheet, which takes nearly all of its time, or until the upload is over."""
+        """Wait until the child has loaded the sheet, which takes most of its time, or until the upload is over."""
         waiting = select.poll()  # select() takes no descriptor from 1,024 on
         waiting.register(self._out, select.POLLIN)
         while not waiting.poll(_LOOK_EVERY_MS):
