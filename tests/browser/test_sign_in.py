@@ -33,9 +33,9 @@ def visitor(browser: Browser, ground: TenantGround) -> Iterator[WatchedPage]:
 
 def sign_in(page: Page, ground: TenantGround, tenant: str, route: str = "/") -> None:
     page.goto(f"{ground.server.url}/console/#{route}")
-    page.get_by_label("API key").fill(ground.keys[tenant])
+    page.get_by_label("API key", exact=True).fill(ground.keys[tenant])
     page.keyboard.press("Enter")
-    expect(page.get_by_label("API key")).to_have_count(0)
+    expect(page.get_by_label("API key", exact=True)).to_have_count(0)
 
 
 def test_a_key_becomes_a_cookie_that_scripts_cannot_read(visitor: WatchedPage, ground: TenantGround) -> None:
@@ -43,10 +43,10 @@ def test_a_key_becomes_a_cookie_that_scripts_cannot_read(visitor: WatchedPage, g
     page.goto(f"{ground.server.url}/console/#/sessions?x=1")
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     assert serious_issues(page) == []
-    page.get_by_label("API key").fill("sk-penstock-wrong")
+    page.get_by_label("API key", exact=True).fill("sk-penstock-wrong")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_be_visible()
-    page.get_by_label("API key").fill(ground.keys["alice"])
+    page.get_by_label("API key", exact=True).fill(ground.keys["alice"])
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="Sessions", exact=True)).to_be_visible()
     (cookie,) = page.context.cookies()
@@ -60,7 +60,7 @@ def test_a_key_becomes_a_cookie_that_scripts_cannot_read(visitor: WatchedPage, g
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     page.goto(f"{ground.server.url}/console/#/")
-    expect(page.get_by_label("API key")).to_be_visible()
+    expect(page.get_by_label("API key", exact=True)).to_be_visible()
 
 
 def test_an_admin_makes_and_revokes_a_key(visitor: WatchedPage, browser: Browser, ground: TenantGround) -> None:
@@ -82,14 +82,14 @@ def test_an_admin_makes_and_revokes_a_key(visitor: WatchedPage, browser: Browser
     with watched_page(browser, ground.server.url) as other:
         other.allow("status of 401|ERR_INCOMPLETE_CHUNKED_ENCODING")  # by the revocation
         other.page.goto(f"{ground.server.url}/console/")
-        other.page.get_by_label("API key").fill(secret)
+        other.page.get_by_label("API key", exact=True).fill(secret)
         other.page.keyboard.press("Enter")
         expect(other.page.get_by_role("heading", name="Work", exact=True)).to_be_visible()
         row.get_by_role("button", name="Revoke laptop").click()
         dialog.get_by_role("button", name="Revoke").click()
         expect(row).to_contain_text("Revoked")
         # Its open page notices: the stream of ticks ends with the key.
-        expect(other.page.get_by_label("API key")).to_be_visible()
+        expect(other.page.get_by_label("API key", exact=True)).to_be_visible()
 
 
 ATTACK = """<!doctype html><title>elsewhere</title>
