@@ -41,6 +41,7 @@ def test_a_secret_is_shown_until_it_is_kept(show: Callable[[str], Page]) -> None
     page.get_by_role("dialog").get_by_role("button", name="Make a new secret").click()
     secret = page.locator("[data-secret]")
     expect(secret).to_contain_text("whsec_")
+    expect(secret).to_be_visible()  # its dialog opens a moment after it is there
     dialog = page.get_by_role("dialog")
     drag_out(page, secret)
     page.mouse.click(*GROUND)

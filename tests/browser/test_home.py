@@ -181,3 +181,35 @@ def test_keys_move_through_the_list_and_open_work(page: Page, server: ServerProc
     page.keyboard.press("p")
     expect(page.locator(".live")).to_have_text("Live")
     wait_until(lambda: work_of(server, name)["state"] == "DONE", 60)
+
+
+def test_commands_of_a_first_visit_are_for_this_server(page: Page, server: ServerProcess) -> None:
+    nothing = json.dumps({"work": [], "next": None})
+    page.route("**/api/work?*", lambda route: route.fulfill(content_type="application/json", body=nothing))
+    page.route("**/api/ticks?*", lambda route: route.fulfill(content_type="text/event-stream", body=": nothing\n\n"))
+    page.goto(f"{server.url}/console/")
+    commands = page.locator(".welcome pre")
+    expect(commands).to_have_count(2)
+    submit, client = commands.all_inner_texts()
+    assert f"--server {server.url} " in submit
+    assert "--provider" not in submit, "the one of --base-url is the default"
+    assert f'base_url="{server.url}/v1", api_key="none"' in client
+    me = server.ask("GET", "/api/me").json | {"providers": [{"name": "shop", "models": ["big-*", "tiny"]}]}
+    page.route("**/api/me", lambda route: route.fulfill(json=me))
+    page.reload()
+    expect(commands.first).to_contain_text("--provider shop --model tiny ")
+
+
+def test_work_is_found_by_the_id_that_its_page_shows(page: Page, server: ServerProcess) -> None:
+    name = start_job(server, table(2), PRICE, filename="by-id.csv")
+    page.goto(f"{server.url}/console/#/?q={name}")
+    expect(page.locator(".work-name a")).to_have_text(["by-id.csv"])
+
+
+def test_escape_closes_the_menu_of_a_narrow_screen(page: Page, server: ServerProcess) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{server.url}/console/")
+    page.get_by_role("button", name="Menu").click()
+    expect(page.get_by_role("link", name="Sessions")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("link", name="Sessions")).to_be_hidden()

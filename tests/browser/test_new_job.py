@@ -180,3 +180,36 @@ def test_a_trial_of_long_rows_uploads_them_all(show: Callable[[str], Page]) -> N
     choose(page, "long.csv", content)
     page.get_by_role("button", name="Processor").click()
     assert sent_bytes(page) > len(content)
+
+
+def test_what_stands_in_the_way_is_named_and_a_look_at_the_trial_keeps_what_was_written(
+    show: Callable[[str], Page],
+) -> None:
+    page = show("/new")
+    choose(page, "chairs.csv", "\n".join(ROWS).encode())
+    page.get_by_label("Model").fill("small")
+    prompt = page.get_by_label("Prompt", exact=True)
+    run = page.get_by_label("Run", exact=True)
+    expect(run).to_contain_text("A model and a prompt are needed first.")
+    prompt.fill("What is {{ nothing }}?")
+    expect(run).to_contain_text("Correct what is said above first.")
+    prompt.fill("What is {{ sku }}?")
+    run.get_by_role("button", name="Try 10 rows").click()
+    with page.context.expect_page() as opened:
+        run.get_by_role("link", name="Open").click()
+    expect(opened.value.get_by_role("heading", level=1)).to_have_text("chairs.csv")
+    opened.value.close()
+    expect(prompt).to_have_value("What is {{ sku }}?")
+
+
+def test_a_table_of_many_columns(show: Callable[[str], Page]) -> None:
+    """All of them can be put into a prompt; the grid says how many it does not draw."""
+    page = show("/new")
+    names = ["sku", *(f"c{number}" for number in range(1, 60))]
+    choose(page, "wide.csv", "\n".join([",".join(names), ",".join("1" * 60), ""]).encode())
+    expect(page.get_by_role("group", name="Insert a column").get_by_role("button")).to_have_text(names)
+    page.get_by_role("button", name="Processor").click()
+    page.get_by_role("button", name="Start the job").click()
+    heads = page.get_by_role("grid").get_by_role("columnheader")
+    expect(heads.filter(has_text="+ 20 more")).to_have_count(1)
+    expect(heads.filter(has_text="price")).to_have_count(1)

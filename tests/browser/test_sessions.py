@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import serious_issues
+from tests.support.browser import WatchedPage, serious_issues
 from tests.support.mock_process import MockProcess
 from tests.support.server import ServerProcess
 from tests.support.wait import wait_until
@@ -27,18 +27,16 @@ def send(server: ServerProcess, key: str, text: str, *, wait: bool = True) -> An
     return answer.json
 
 
-def in_flight(server: ServerProcess, key: str) -> bool:
-    return bool(server.ask("GET", f"/v1/sessions/{quote(key)}").json["in_flight"])
-
-
 def test_requests_in_order_cancel_and_delete(
     show: Callable[[str], Page], server: ServerProcess, upstream: MockProcess
 ) -> None:
     send(server, "chat 1", "the first question")
     upstream.set(latency="3600s")
     try:
+        calls = upstream.stats()["calls"]
         send(server, "chat 1", "the second, which nobody answers", wait=False)
-        wait_until(lambda: in_flight(server, "chat 1"), 20)
+        # The upstream has it, and answers as slowly as it was told when it came.
+        wait_until(lambda: upstream.stats()["calls"] != calls, 20)
     finally:
         upstream.set(latency=0)
     for text in ("the third", "the fourth"):
@@ -113,4 +111,14 @@ def test_a_session_is_found_by_its_key(show: Callable[[str], Page], server: Serv
     expect(page.get_by_role("heading", name="needle")).to_be_visible()
     expect(page.get_by_text("This session has no requests yet.")).to_be_visible()
     page.get_by_role("main").get_by_role("link", name="Sessions").click()
+    expect(page.get_by_role("heading", name="Sessions", exact=True)).to_be_visible()
+
+
+def test_a_session_that_is_none_says_so_once_with_a_way_on(watched: WatchedPage, server: ServerProcess) -> None:
+    watched.allow("404")
+    page = watched.page
+    page.goto(f"{server.url}/console/#/sessions/none")
+    expect(page.get_by_role("heading", name="It cannot be shown")).to_be_visible()
+    expect(page.get_by_text("No such Session object: none")).to_have_count(1)
+    page.get_by_role("link", name="To the list of sessions").click()
     expect(page.get_by_role("heading", name="Sessions", exact=True)).to_be_visible()

@@ -35,6 +35,14 @@ from tests.support.wait import wait_until
 LIVENESS = ("--set", "heartbeat_interval_s=0.3", "--set", "heartbeat_grace_s=2")
 DEADLINE_S = 1_800
 HEADERS = ["sku", "product_title", "note", "price", "currency", "status", "attempts", "error"]
+# Where there are rows already, more of them wait for the lock.
+_HOLD_ROWS = """
+CREATE FUNCTION penstock.hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF EXISTS (SELECT FROM penstock.templates) THEN PERFORM pg_advisory_xact_lock_shared(0); END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER hold BEFORE INSERT ON penstock.templates EXECUTE FUNCTION penstock.hold();
+"""
 
 
 def write_table(kind: str, rows: int) -> bytes:
@@ -67,10 +75,13 @@ def run(directory: Path, database: str, kind: str, rows: int, say: Callable[[str
 
     with psycopg.connect(database, autocommit=True) as connection:
         slow_down_rows(connection, 0.05)
+        connection.execute(_HOLD_ROWS)
+        connection.execute("SELECT pg_advisory_lock(0)")
         with serving() as server:
             name = start_job(server, write_table(kind, rows), {"processor": "price"}, filename=f"rows.{kind}")
             wait_until(lambda: job_of(server, name)["ingest"]["rows"] > 0, DEADLINE_S)
             server.process.kill()
+        connection.execute("SELECT pg_advisory_unlock(0)")
         stored = ask(connection, "SELECT rows FROM penstock.jobs")
         say(f"the server was killed with {stored:,} of {rows:,} rows stored")
         assert 0 < stored < rows

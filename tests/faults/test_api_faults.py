@@ -291,6 +291,29 @@ def test_what_frees_room_or_protects_has_the_room_kept_for_it(tmp_path: Path, da
         wait_until(lambda: not count(database_18, "file_chunks"), DEADLINE_S)
 
 
+def test_a_limit_on_requests_is_no_way_into_a_full_disk(tmp_path: Path, database_18: str) -> None:
+    """Counting a request takes room too: one that frees room, or protects, has it from what is kept."""
+    reserve = tmp_path / "data" / RESERVE
+    limited = ("--set", "owner_requests_per_minute=20")  # each is counted by itself
+    with (
+        served(tmp_path, *NOWHERE, *limited, database=database_18, workers=0) as server,
+        psycopg.connect(database_18, autocommit=True) as connection,
+    ):
+        key = server.ask("POST", "/v1/keys", {"owner": "local", "role": "admin"}).json["key"]
+        other = server.ask("POST", "/v1/keys", {"owner": "other"}, key=key).json["id"]
+        file_id = server.ask("PUT", "/v1/files?purpose=batch", jsonl(1), key=key).json["id"]
+        connection.execute(FULL.format(reserve=reserve).encode())
+        connection.execute(FULL_TABLE.format("request_counts").encode())
+        reserve.parent.mkdir(exist_ok=True)
+        for way in (("DELETE", f"/v1/files/{file_id}"), ("POST", f"/v1/keys/{other}/revoke")):
+            reserve.touch()
+            assert server.ask("GET", "/v1/files", key=key).status == 507
+            assert reserve.exists()
+            freed = server.ask(*way, key=key)
+            assert freed.status == 200, (way, freed.content)
+            assert not reserve.exists()
+
+
 # -- R22
 
 CANARY = "CANARY-of-the-erased"

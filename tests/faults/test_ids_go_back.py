@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from uuid import UUID
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -25,6 +26,7 @@ from penstock.worker.worker import Worker
 from tests.support.cluster import OwnCluster
 from tests.support.db import connected, pooled
 from tests.support.engine import make_batch
+from tests.support.wait import wait_until
 
 DEADLINE_S = 60.0
 LINES = 8
@@ -115,6 +117,13 @@ class Promoted:
         )
 
     def remember(self) -> None:
+        with (
+            psycopg.connect(self._primary.conninfo, autocommit=True) as primary,
+            psycopg.connect(self._standby.conninfo, autocommit=True) as standby,
+        ):
+            (written,) = primary.execute("SELECT pg_current_wal_insert_lsn()").fetchall()
+            replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+            wait_until(lambda: standby.execute(replayed, written).fetchone() == (True,), DEADLINE_S)
         self._standby.unfollow()
 
     def go_back(self) -> None:

@@ -202,7 +202,7 @@ class TestStopped:
 
     def test_its_calls_end_and_are_recorded(self, tmp_path: Path, database_18: str) -> None:
         with workbench(tmp_path, database_18, lines=LINES) as bench:
-            worker, upstream = self.loaded(bench, taking(1))
+            worker, upstream = self.loaded(bench, taking(3))
             said = leave(worker)
             assert (said["outcomes"], said["given_back"], said["fenced"]) == (CONCURRENCY, CONCURRENCY, 0)
             assert calls_of(upstream) == CONCURRENCY

@@ -416,9 +416,9 @@ def test_accepting_goes_on_after_a_deadlock(database: str) -> None:
     async def run() -> None:
         async with connected(database) as holds, connected(database) as other, connected(database) as observer:
             await send(observer, "old")
-            # The other finds out, and gives way.
+            # The other finds out, and gives way. It looks once, after this time: by then the deadlock must be there.
             await holds.execute("SET deadlock_timeout = '30s'")
-            await other.execute("SET deadlock_timeout = '1s'")
+            await other.execute("SET deadlock_timeout = '3s'")
             async with holds.transaction():
                 await holds.execute(_SQL["hold_lanes"], {"owners": [OWNER], "keys": ["old"]})
                 accepting = asyncio.create_task(send(other, "new", "old"))

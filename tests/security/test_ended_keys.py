@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -19,8 +20,11 @@ import pytest
 
 from tests.support.batch_api import ENDPOINT
 from tests.support.cli import request_line
+from tests.support.hostile import Exchange, Upstream
 from tests.support.recorder import Recorder, recording
-from tests.support.tenants import TenantGround, tenant_ground
+from tests.support.tcp_server import LoopThread
+from tests.support.tenants import TenantGround, form, tenant_ground
+from tests.support.wait import wait_until
 
 KEY_CACHE_S = 1.0
 # Much longer than it takes, much shorter than what is waited for here lasts.
@@ -153,3 +157,41 @@ def answer_while_sending(sock: socket.socket) -> bytes:
         if select.select([sock], [], [], 0.1)[0]:
             return sock.recv(12)
     return b""
+
+
+async def silent(exchange: Exchange) -> None:
+    await exchange.client_leaves()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_call_that_is_not_answered_yet_ends(tmp_path: Path, server_18: str, stream: bool) -> None:
+    """Also at the provider, where it holds one of the slots."""
+    with ExitStack() as stack:
+        thread = stack.enter_context(LoopThread("silent upstream"))
+        upstream = stack.enter_context(thread.entered(Upstream({ENDPOINT: silent})))
+        options = ("--base-url", upstream.base_url, "--set", f"key_cache_s={KEY_CACHE_S}")
+        ground = stack.enter_context(tenant_ground(tmp_path, server_18, *options, workers=0))
+        call = stack.enter_context(
+            closing(Open(ground.server.port, ground.keys["alice"], "POST", ENDPOINT, asking("hi", stream=stream)))
+        )
+        wait_until(lambda: len(upstream.received) == 1, DEADLINE_S)
+        end_key(ground, ground.key_ids["alice"], "revoked")
+        with call.answer() as refused:
+            assert refused.status == 401
+            assert json.loads(refused.read())["error"]["code"] == "invalid_api_key"
+        wait_until(lambda: upstream.open_connections == 0, DEADLINE_S)
+
+
+def test_a_kickoff_ends(place: Place) -> None:
+    ground, name = place.ground, f"n{uuid4().hex[:8]}"
+    key_id, key = place.new_key()
+    processor = {"type": "chat", "provider": "default", "model": "small", "prompt": f"hold {name} {{{{ a }}}}"}
+    content, kind = form({"spec": json.dumps({"processor": processor}), "file": b"a\n1\n"}, "rows.csv")
+    job = ground.ok("alice", "POST", "/api/jobs", content, headers={"content-type": kind})["jobId"]
+    place.upstream.wait_called(f"hold {name} 1")
+    with closing(Open(ground.server.port, key, "POST", f"/api/jobs/{job}/kickoff?durationMs=60000")) as kickoff:
+        end_key(ground, key_id, "revoked")
+        with kickoff.answer() as refused:
+            assert refused.status == 401
+    place.upstream.release(name)
+    ground.until("alice", f"/api/jobs/{job}", "state", "DONE")

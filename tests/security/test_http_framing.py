@@ -229,6 +229,19 @@ def test_of_too_many_requests_sent_at_once_those_that_may_wait_are_answered(grou
     assert answer.count(b"connection: close") == 1
 
 
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_another_protocol_is_not_begun(ground: TenantGround, protocol: bytes) -> None:
+    """The parser takes what follows the head for that protocol. So nothing may follow: it would be lost unsaid."""
+    asked = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: " + protocol)
+    plain = head(ground, b"GET", b"/v1/files", *asked).replace(b"connection: close\r\n", b"")
+    for answer in (exchange(ground.server, plain), exchange(ground.server, plain + plain)):
+        assert (answer.count(b"HTTP/1.1 200 OK"), answer.count(b"connection: close")) == (1, 1)
+    body = msgspec.json.encode(CHAT)
+    for length, sent in ((b"content-length: %d" % len(body), body), (b"transfer-encoding: chunked", chunked(body))):
+        answer = exchange(ground.server, head(ground, b"POST", b"/v1/sessions/upgrade/close", *asked, length) + sent)
+        assert (status(answer), b"Upgrade" in answer) == (400, True), answer
+
+
 # -- text that is not UTF-8
 
 

@@ -135,6 +135,7 @@ def in_processes(ground: TenantGround) -> str:
 
 
 def log_of_database(conninfo: str) -> str:
+    """Of the server that other tests use too."""
     place = Path(str(conninfo_to_dict(conninfo)["host"]))
     found = next(folder / LOG for folder in (place, *place.parents) if (folder / LOG).exists())
     return found.read_text(errors="backslashreplace")
@@ -142,6 +143,7 @@ def log_of_database(conninfo: str) -> str:
 
 def test_no_log_tells_what_was_sent_or_answered(ground: TenantGround, upstream: Upstream, server_18: str) -> None:
     refused: list[Answered] = []
+    logged_before = len(log_of_database(server_18))
 
     def wrong(tenant: str | None, *args: Any, **options: Any) -> Answered:
         answer = ground.ask(tenant, *args, **options)
@@ -232,7 +234,7 @@ def test_no_log_tells_what_was_sent_or_answered(ground: TenantGround, upstream: 
         if answer.status in (401, 403) or answer.status >= 500:
             assert b"CANARY" not in answer.content
     assert "CANARY" not in in_processes(ground)
-    assert "CANARY" not in log_of_database(server_18)
+    assert "CANARY" not in log_of_database(server_18)[logged_before:]
 
 
 def test_quiet_servers_and_their_debts(ground: TenantGround) -> None:
@@ -287,8 +289,15 @@ def test_a_revoked_key_is_refused_in_time(ground: TenantGround) -> None:
     assert let_in()
     ground.ok("root", "POST", f"/v1/keys/{made['id']}/revoke")
     revoked_at = monotonic()
-    wait_until(lambda: not let_in(), KEY_CACHE_S + 5)
-    assert monotonic() - revoked_at <= KEY_CACHE_S + 1
+
+    def refused() -> bool:
+        asked_at = monotonic()
+        if let_in():
+            assert asked_at - revoked_at <= KEY_CACHE_S
+            return False
+        return True
+
+    wait_until(refused, 30)
     assert not let_in()
 
 

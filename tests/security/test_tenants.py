@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -18,7 +19,17 @@ from penstock.api.app import endpoints
 from penstock.api.endpoint import Endpoint, Nothing, Role
 from tests.support.batch_api import ENDPOINT, jsonl
 from tests.support.server import Answered
-from tests.support.tenants import TENANTS, TenantGround, digest_rows, form, furnish, sibling, tenant_ground
+from tests.support.tenants import (
+    DEADLINE_S,
+    TENANTS,
+    TenantGround,
+    digest_rows,
+    form,
+    furnish,
+    sibling,
+    tenant_ground,
+)
+from tests.support.wait import wait_until
 
 VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 TABLES = (
@@ -73,6 +84,27 @@ def furnished(tmp_path_factory: pytest.TempPathFactory, server_18: str) -> Itera
         yield Furnished(ground, furnish(ground, "alice"))
 
 
+# What other tests have begun, and servers end by themselves.
+MOVING = (
+    "erasures WHERE finished_at IS NULL",
+    "upload_parts p WHERE p.upload_id IN (SELECT id FROM penstock.uploads WHERE cancelled_at IS NOT NULL)",
+    "batches WHERE deleted_at IS NULL AND state NOT IN ('paused', 'completed', 'failed', 'cancelled', 'expired')",
+)
+
+
+def rows_at_rest(ground: TenantGround) -> dict[str, tuple[int, str]]:
+    """What is stored, once nothing changes it but requests."""
+    with psycopg.connect(ground.database, autocommit=True) as connection:
+        for moving in MOVING:
+            wait_until(partial(_finds_none, connection, f"SELECT FROM penstock.{moving} LIMIT 1"), DEADLINE_S)
+    ground.until_still()
+    return digest_rows(ground.database, TABLES)
+
+
+def _finds_none(connection: psycopg.Connection, query: str) -> bool:
+    return connection.execute(query.encode()).fetchall() == []
+
+
 def routes() -> list[Endpoint]:
     return [endpoint for endpoint in endpoints() if endpoint.role != "anyone"]
 
@@ -112,7 +144,7 @@ def variable(endpoint: Endpoint) -> str:
 @pytest.mark.parametrize("endpoint", with_ids(), ids=named)
 def test_somebody_elses_object_answers_like_none(furnished: Furnished, endpoint: Endpoint) -> None:
     ground, kinds = furnished.ground, NAMED_BY[variable(endpoint)]
-    before = digest_rows(ground.database, TABLES)
+    before = rows_at_rest(ground)
     for kind, id_ in furnished.ids.items():
         unknown = sibling(id_)
         for method in (endpoint.method, "HEAD") if endpoint.method == "GET" else (endpoint.method,):
@@ -180,7 +212,7 @@ def test_lists_show_only_ones_own(furnished: Furnished, endpoint: Endpoint) -> N
 
 def test_ids_in_bodies_are_no_way_round(furnished: Furnished) -> None:
     ground, ids = furnished.ground, furnished.ids
-    before = digest_rows(ground.database, TABLES)
+    before = rows_at_rest(ground)
     asked = {"endpoint": ENDPOINT, "completion_window": "24h"}
     for kind, id_ in ids.items():
         for who in ("bob", "root"):

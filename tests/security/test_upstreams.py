@@ -47,6 +47,12 @@ async def echo_stream(exchange: Exchange) -> None:
     await exchange.send(b"0\r\n\r\n")
 
 
+async def echo_error(exchange: Exchange) -> None:
+    """Error that repeats the key, escaped as JSON may be."""
+    told = json.dumps({"error": {"message": exchange.request.headers["authorization"]}}).replace("/", "\\/")
+    await exchange.send(message(400, told.encode(), JSON_TYPE))
+
+
 def with_status(status: str) -> Script:
     return raw(f"HTTP/1.1 {status} Odd\r\ncontent-length: 2\r\n\r\n{{}}".encode())
 
@@ -65,6 +71,13 @@ SCRIPTS: Mapping[str, Script] = {
     "busy": answer(429, b'{"error": {"code": "slow_down", "message": "CANARY"}}', {"retry-after": "600", **JSON_TYPE}),
     "echo": echo,
     "echo-stream": echo_stream,
+    "echo-error": echo_error,
+    "list": answer(200, HTML, {"content-type": "application/json, text/html"}),
+    "rss": answer(200, HTML, {"content-type": "application/rss+xml"}),
+    "xsl": answer(200, HTML, {"content-type": "text/xsl"}),
+    "script": answer(200, HTML, {"content-type": "application/javascript"}),
+    "parts": answer(200, HTML, {"content-type": "multipart/x-mixed-replace; boundary=x"}),
+    "list-stream": raw(SEMI_STREAM.replace(b"event-stream", b"event-stream, text/html") + b"4\r\n:x\n\n\r\n0\r\n\r\n"),
     **{f"status-{status}": with_status(status) for status in ("000", "099", "600", "777", "999")},
 }
 
@@ -122,6 +135,13 @@ def test_an_idempotency_key_that_cannot_be_one_is_refused(place: Place) -> None:
     assert (refused.status, refused.json["error"]["param"]) == (400, "Idempotency-Key")
 
 
+@pytest.mark.parametrize("name", ["accept", "openai-beta", "anthropic-beta", "anthropic-version"])
+def test_a_header_that_cannot_be_passed_on_is_its_callers_mistake(place: Place, name: str) -> None:
+    for stream in (False, True):
+        refused = place.chat("alice", "echo", stream=stream, headers={name: "\xff"})
+        assert (refused.status, refused.json["error"]["code"]) == (400, "invalid_request")
+
+
 # -- answers that are none
 
 
@@ -146,11 +166,19 @@ def test_a_status_that_is_none_is_an_error_like_any_other(place: Place, session:
         assert status in refused.json["error"]["message"]
 
 
-def test_a_page_is_no_page_of_this_server(place: Place) -> None:
-    passed = place.chat("alice", "html")
+@pytest.mark.parametrize("model", ["html", "list", "rss", "xsl", "script", "parts"])
+def test_a_page_is_no_page_of_this_server(place: Place, model: str) -> None:
+    passed = place.chat("alice", model)
     assert (passed.status, passed.content) == (200, HTML)
     assert passed.headers["content-type"].startswith("text/plain")
     assert passed.headers["x-content-type-options"] == "nosniff"
+
+
+def test_nor_is_a_stream(place: Place, session: str) -> None:
+    assert place.chat("alice", "list-stream", stream=True).headers["content-type"].startswith("text/plain")
+    for _ in range(2):  # as it comes, and as it is stored
+        told = place.chat("alice", "list-stream", stream=True, session=session, headers={"idempotency-key": "1"})
+        assert (told.status, told.headers["content-type"]) == (200, "text/event-stream")
 
 
 @pytest.mark.parametrize(
@@ -233,3 +261,11 @@ def test_the_providers_key_leaves_in_no_answer(place: Place, session: str) -> No
         whole = told.content + json.dumps(dict(told.headers)).encode()
         assert b"CANARY" not in whole
         assert b"[redacted]" in whole
+
+
+def test_nor_in_an_error(place: Place, session: str) -> None:
+    for options in ({}, {"stream": True}, {"session": session}):
+        told = place.chat("alice", "echo-error", **options)
+        assert told.status == 400
+        assert b"CANARY" not in told.content
+        assert b"[redacted]" in told.content

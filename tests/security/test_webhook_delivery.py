@@ -170,7 +170,7 @@ def test_an_old_event_is_given_up(database: str) -> None:
         async with receiving(Receiver(answer=lambda _: status(500))) as receiver:
             endpoint = await bench.endpoint(receiver.url)
             delivery = await bench.event(endpoint, age_s=3601)
-            last_chance = await bench.event(endpoint, age_s=3599)
+            last_chance = await bench.event(endpoint, age_s=3400)
             await bench.deliver()
             row = await bench.row(delivery)
             assert row["given_up_at"]

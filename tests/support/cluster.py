@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 from penstock.db.embedded.cluster import ROLE, Cluster, run, spawn
 from penstock.db.embedded.postgres import bundled_bin_dir
+from tests.support.tcp_server import bind
 from tests.support.wait import wait_until
 
 DEADLINE_S = 60.0
@@ -33,19 +33,17 @@ class OwnCluster:
     def __init__(self, directory: Path, bin_dir: Path | None = None, *, backup: Path | None = None) -> None:
         """A new cluster, or one that begins as a backup."""
         directory.mkdir()
-        # PostgreSQL runs as another user than root, who must be able to come here.
-        for place in (directory, *directory.parents):
-            if place.stat().st_uid == os.geteuid():
-                place.chmod(place.stat().st_mode | 0o711)
         self._cluster = Cluster(str(directory), str(bin_dir or bundled_bin_dir()))
         self._pgdata = Path(self._cluster.pgdata)
         self._log = directory / "postgres.log"
-        self.port = _free_port()
         self._pid: int | None = None
         if backup is None:
             self._cluster.make()
         else:
             backup.rename(self._pgdata)
+        # Bound and never listening: it keeps the port ours while there is no server. PostgreSQL shares it.
+        self._reserved = bind()
+        self.port: int = self._reserved.getsockname()[1]
 
     def __enter__(self) -> Self:
         self.start()
@@ -55,6 +53,7 @@ class OwnCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        self._reserved.close()
 
     @property
     def conninfo(self) -> str:
@@ -118,10 +117,3 @@ def _count(connection: psycopg.Connection, rows: str) -> int:
     row = connection.execute(f"SELECT count(*) FROM {rows}".encode()).fetchone()
     assert row is not None
     return int(row[0])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.tcp_server import bind
 from tests.support.wait import wait_until
 
 PGBOUNCER = "/usr/sbin/pgbouncer"
@@ -25,11 +25,16 @@ def pooled(server: str) -> Iterator[str]:
     """The conninfo of a pooler that gives every transaction whichever of its server connections is free."""
     user = conninfo_to_dict(server)["user"]
     # The proxy makes the server's socket, which only its owner may reach, a port that the pooler can.
-    with PostgresProxy(server) as proxy, tempfile.TemporaryDirectory(prefix="pooler") as place:
+    # Bound and never listening, which the pooler shares: nobody else gets the port.
+    with (
+        PostgresProxy(server) as proxy,
+        tempfile.TemporaryDirectory(prefix="pooler") as place,
+        bind() as reserved,
+    ):
         behind = conninfo_to_dict(proxy.proxied(server))
         directory = Path(place)
         directory.chmod(0o755)
-        port = _free_port()
+        port = reserved.getsockname()[1]
         (directory / "users.txt").write_text(f'"{user}" ""\n')
         (directory / "pgbouncer.ini").write_text(
             f"[databases]\n* = host={behind['host']} port={behind['port']} user={user}\n"
@@ -61,10 +66,3 @@ def _answers(conninfo: str) -> bool:
     except psycopg.OperationalError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -17,6 +17,7 @@ from penstock.adapters.source import FileNotReady, FileUnreadable, FoundFile, So
 from penstock.adapters.sources import open_source
 from penstock.errors import UsageError
 from tests.support.file_servers import FileServer, Folder, FtpServer, S3Server, ftp_server, s3_server
+from tests.support.tcp_server import bind
 
 _T = TypeVar("_T")
 
@@ -182,15 +183,15 @@ def test_a_folder_tells_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_source_that_is_away_says_so_and_names_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    for place in (Folder(tmp_path / "none"), FtpServer(tmp_path, port=port), S3Server(port)):
-        source = source_of(place, monkeypatch, timeout_s=1)
-        with pytest.raises(SourceUnavailable) as problem:
-            run(lambda source=source: listed(source))  # type: ignore[misc]
-        assert "cannot be" in problem.value.message
-        assert str(port) not in problem.value.message
-        assert "127.0.0.1" not in problem.value.message
+    with closing(bind()) as deaf:  # nobody else can listen there meanwhile
+        port = deaf.getsockname()[1]
+        for place in (Folder(tmp_path / "none"), FtpServer(tmp_path, port=port), S3Server(port)):
+            source = source_of(place, monkeypatch, timeout_s=1)
+            with pytest.raises(SourceUnavailable) as problem:
+                run(lambda source=source: listed(source))  # type: ignore[misc]
+            assert "cannot be" in problem.value.message
+            assert str(port) not in problem.value.message
+            assert "127.0.0.1" not in problem.value.message
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

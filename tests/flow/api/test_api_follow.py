@@ -14,7 +14,10 @@ import pytest
 from tests.support.batch_api import Event, Ground, custom_ids, events, jsonl, open_ground, submit, until
 from tests.support.wait import wait_until
 
-CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock serve' AND state <> 'idle'"
+CONNECTIONS = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name = 'penstock serve' AND state <> 'idle'"
+)
 
 
 @pytest.fixture(scope="module")

@@ -221,6 +221,8 @@ def test_an_ingest_that_dies_goes_on_elsewhere(tmp_path: Path, database_18: str)
 
 
 def test_a_small_job_does_not_wait_for_the_rows_of_a_large_one(own_server: ServerProcess, database_18: str) -> None:
+    # The workers have started: the large job does not wait for that.
+    until_state(own_server, start_job(own_server, table(1), PRICE), "DONE")
     with psycopg.connect(database_18, autocommit=True) as connection:
         slow_down_rows(connection, 0.5)
         large = start_job(own_server, table(20_000), PRICE)

@@ -278,12 +278,13 @@ def test_cancel_and_the_rules_while_it_runs(database_18: str, tmp_path: Path) ->
         assert server.ask("GET", f"/v1/messages/batches/{batch.id}/results").status == 404
         with pytest.raises(anthropic.BadRequestError, match="has not ended"):
             client.messages.batches.delete(batch.id)
-        cancelled = client.messages.batches.cancel(batch.id)
-        assert cancelled.cancel_initiated_at is not None
-        assert cancelled.processing_status in ("canceling", "ended")
-        if cancelled.processing_status == "canceling":
-            again = client.messages.batches.cancel(batch.id)
-            assert again.cancel_initiated_at == cancelled.cancel_initiated_at
+        with server.frozen_workers():  # it does not end between the two calls
+            cancelled = client.messages.batches.cancel(batch.id)
+            assert cancelled.cancel_initiated_at is not None
+            assert cancelled.processing_status in ("canceling", "ended")
+            if cancelled.processing_status == "canceling":
+                again = client.messages.batches.cancel(batch.id)
+                assert again.cancel_initiated_at == cancelled.cancel_initiated_at
         done = ended(client, batch.id)
         counts = done.request_counts
         assert counts.processing == 0

@@ -41,9 +41,9 @@ class Kind:
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory, server_18: str) -> Iterator[TenantGround]:
-    # Half of the calls fail at first, so that there are attempts to walk over.
+    # Half of the calls fail at first, so that there are attempts to walk over. None fails as often as it may be tried.
     mock = ("--error-rate", "0.5", "--seed", "3")
-    settings = ("--set", "retry_base_s=0.01", "--set", "retry_cap_s=0.02", "--set", "max_attempts=20")
+    settings = ("--set", "retry_base_s=0.01", "--set", "retry_cap_s=0.02", "--set", "max_attempts=50")
     with tenant_ground(tmp_path_factory.mktemp("walks"), server_18, *settings, mock=mock) as ground:
         yield ground
 

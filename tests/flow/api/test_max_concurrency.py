@@ -18,11 +18,12 @@ ROWS, MOST = 120, 3
 
 def kill_worker(server: ServerProcess, connection: psycopg.Connection) -> None:
     """Kill a worker process that has rows in flight."""
-    holder = "SELECT w.pid FROM penstock.leases l JOIN penstock.workers w ON w.id = l.worker_id LIMIT 1"
+    # All of them: one that was killed before has its rows until its grace is over.
+    holders = "SELECT w.pid FROM penstock.leases l JOIN penstock.workers w ON w.id = l.worker_id"
     found: list[int] = []
 
     def held() -> bool:
-        found[:] = [pid for (pid,) in connection.execute(holder) if pid in server.worker_pids]
+        found[:] = [pid for (pid,) in connection.execute(holders) if pid in server.worker_pids]
         return bool(found)
 
     wait_until(held, 60)

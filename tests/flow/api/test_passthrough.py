@@ -102,10 +102,8 @@ def test_a_model_nobody_serves(place: Place, session: str | None) -> None:
 
 
 def test_an_upstream_that_is_not_there(tmp_path: Path, database_18: str) -> None:
-    with recording() as upstream:
-        config = write_config(tmp_path, upstream)
     with (
-        served(tmp_path, "--config", config, database=database_18) as server,
+        served(tmp_path, "--base-url", "http://127.0.0.1:9/v1", database=database_18) as server,
         pytest.raises(openai.InternalServerError) as caught,
     ):
         ask(client(server), "x")

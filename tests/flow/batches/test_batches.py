@@ -180,7 +180,7 @@ def test_claims_and_cancels_that_race_leave_exact_figures(database: str) -> None
 
     async def body() -> None:
         async with connected(database) as connection:
-            batch_id = await make_batch(connection, [400])
+            batch_id = await make_batch(connection, [2_000])  # more than they claim, however late the cancel comes
 
             async def work() -> int:
                 done = 0
@@ -202,7 +202,7 @@ def test_claims_and_cancels_that_race_leave_exact_figures(database: str) -> None
             assert await finish_batch(connection, batch_id)
             counts = (await read_status(connection, batch_id)).counts
             assert counts.completed == sum(done)
-            assert counts.completed + counts.cancelled == 400
+            assert counts.completed + counts.cancelled == 2_000
             assert counts.cancelled > 0
 
     asyncio.run(body())

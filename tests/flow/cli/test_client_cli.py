@@ -39,6 +39,7 @@ from tests.support.mock_process import MockProcess, start_mock_process
 from tests.support.prepared import Prepared
 from tests.support.processes import Processes
 from tests.support.server import ServerProcess, served, start_server
+from tests.support.tcp_server import bind
 from tests.support.wait import wait_until
 
 _REJECTING = 0.2
@@ -172,7 +173,8 @@ def test_what_the_server_refuses_leaves_no_file_there(desk: Desk, shared: Server
 
 
 def test_answers_stand_alone_on_standard_output(desk: Desk) -> None:
-    write_requests(desk.directory / "in.jsonl", 30)
+    # So many that some are refused, whatever their keys are.
+    write_requests(desk.directory / "in.jsonl", 120)
     for options in ([], ["--json"]):
         ended = desk("submit", "in.jsonl", "-o", "-", *options).expect(3)
         lines = [json.loads(line) for line in ended.stdout.splitlines()]
@@ -253,7 +255,7 @@ def test_pause_resume_cancel_retry(slow: Slow) -> None:
 
 
 def test_retry_of_some(desk: Desk, mock: MockProcess) -> None:
-    write_requests(desk.directory / "in.jsonl", 60)
+    write_requests(desk.directory / "in.jsonl", 120)
     ended = desk("submit", "in.jsonl", "-o", "out.jsonl", "--json").expect(3).summary
     bad = [line["custom_id"] for line in read_lines(desk.directory / "out.errors.jsonl")]
     desk("retry", ended["id"], "--failed", "--custom-id", bad[0]).refuses(2, "--failed and --custom-id")
@@ -282,17 +284,18 @@ def test_watching_survives_a_restart_and_an_interrupt_leaves_the_batch(tmp_path:
     with (
         start_mock_process("--latency", "200ms", "--capacity", "4") as mock,
         Processes(tmp_path / "serve") as processes,
+        bind() as held,  # the port stays ours while no server is there
         ExitStack() as stack,
     ):
 
-        def start(name: str, port: int) -> ServerProcess:
-            options = ("--base-url", mock.base_url, "--port", str(port))
+        def start(name: str) -> ServerProcess:
+            options = ("--base-url", mock.base_url, "--port", str(held.getsockname()[1]))
             started = start_server(processes, tmp_path / "serve", *options, database=database_18, name=name)
             server = ServerProcess(started)
             server.wait_ready()
             return server
 
-        first = start("first", 0)
+        first = start("first")
         desk = Desk(tmp_path, "--server", first.url)
         frozen = stack.enter_context(ExitStack())
         frozen.enter_context(first.frozen_workers())
@@ -309,7 +312,7 @@ def test_watching_survives_a_restart_and_an_interrupt_leaves_the_batch(tmp_path:
             assert json.loads(watching.stdout.readline())["id"] == name
             frozen.close()
             first.process.kill()
-            start("second", first.port)
+            start("second")
             ended = finish(watching)
         assert ended.code == 0, ended.stderr
         assert json.loads(ended.stdout.splitlines()[-1])["request_counts"]["completed"] == 60
@@ -398,7 +401,7 @@ def test_with_no_server_the_data_is_worked_on_and_nothing_is_worked_off(
     tmp_path: Path, mock: MockProcess, prepared: Prepared
 ) -> None:
     here = Desk(tmp_path, "--data-dir", "serve/data")
-    write_requests(tmp_path / "in.jsonl", 40)
+    write_requests(tmp_path / "in.jsonl", 120)
     # Held, as each of these commands would start it, and stop it again: test_embedded.py has that.
     with postgres.acquire(prepared(tmp_path / "serve" / "data")):
         name = _work_on_the_data(here)
@@ -406,10 +409,10 @@ def test_with_no_server_the_data_is_worked_on_and_nothing_is_worked_off(
     with served(tmp_path / "serve", "--base-url", mock.base_url):
         here("watch", name).expect(3)
         here("export", name, "-o", "out.jsonl").expect(0)
-        check_answers(tmp_path / "out.jsonl", ids_of(40))
+        check_answers(tmp_path / "out.jsonl", ids_of(120))
         # Somebody is there now who works it off.
         here("submit", "in.jsonl", "-o", "again.jsonl").expect(3)
-        check_answers(tmp_path / "again.jsonl", ids_of(40))
+        check_answers(tmp_path / "again.jsonl", ids_of(120))
     before = (tmp_path / "out.jsonl").read_bytes()
     here("export", name, "-o", "out.jsonl").expect(0)
     assert (tmp_path / "out.jsonl").read_bytes() == before

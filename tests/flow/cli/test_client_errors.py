@@ -129,9 +129,10 @@ def ask(script: Script, cwd: Path, *args: str | Path, key: str | None = None) ->
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    ended = run_cli("ls", "--server", f"http://127.0.0.1:{port}", cwd=tmp_path)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else gets it
+        port = closed.getsockname()[1]
+        ended = run_cli("ls", "--server", f"http://127.0.0.1:{port}", cwd=tmp_path)
     ended.refuses(1, f"cannot reach the server at http://127.0.0.1:{port}: Connection refused", "penstock serve")
 
 

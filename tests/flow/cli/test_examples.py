@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -9,11 +10,14 @@ import sys
 from pathlib import Path
 
 import openpyxl
+import psutil
 import pytest
 
-from tests.support.cli import DEADLINE_S, environment
+from penstock.db.embedded.cluster import PGDATA
+from tests.support.cli import DEADLINE_S, environment, finish, interrupt
 from tests.support.pages import blocks_of, follow
 from tests.support.prepared import Prepared
+from tests.support.wait import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "examples.md").read_text("utf-8")
@@ -51,3 +55,26 @@ def test_the_demo_ends_with_a_sheet(tmp_path: Path, prepared: Prepared) -> None:
     header, *rows = sheet.iter_rows(values_only=True)
     assert header == ("sku", "product_title", "brand", "category", "fragile", "status", "attempts", "error")
     assert [row[0] for row in rows] == list(range(1001, 1011))
+
+
+def test_ctrl_c_ends_all_that_the_demo_started(tmp_path: Path, prepared: Prepared) -> None:
+    data_dir = prepared(tmp_path / "demo-out" / "data")
+    command = [sys.executable, str(REPOSITORY / "examples" / "demo.py")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, process_group=0
+    ) as process:
+        assert process.stderr is not None
+        assert any(line.startswith(b"stored as") for line in process.stderr)
+        started = psutil.Process(process.pid).children(recursive=True)
+        try:
+            interrupt(process)
+            ended = finish(process)
+        finally:
+            for one in started:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+    ended.expect(130)
+    assert "interrupted: nothing of the demo is running any more\n" in ended.stderr
+    assert len(started) >= 2
+    wait_until(lambda: not (data_dir / PGDATA / "postmaster.pid").exists(), DEADLINE_S)

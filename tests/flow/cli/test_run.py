@@ -219,7 +219,7 @@ def test_passing_errors_are_retried_and_counted(place: Place) -> None:
 def test_a_deadline_ends_what_is_never_admitted(place: Place) -> None:
     source = write_requests(place.directory / "requests.jsonl", 10)
     with start_mock_process("--rate-limit", "1/m") as mock:
-        ended = place.run(source, "--base-url", mock.base_url, "--deadline", "3s", "--json").expect(3)
+        ended = place.run(source, "--base-url", mock.base_url, "--deadline", "6s", "--json").expect(3)
     assert (ended.summary["completed"], ended.summary["expired"], ended.summary["state"]) == (1, 9, "expired")
     reasons = [json.loads(line)["error"]["code"] for line in place.errors.read_text("utf-8").splitlines()]
     assert reasons == ["batch_expired"] * 9

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,8 +40,9 @@ def job(server: ServerProcess) -> str:
 
 
 @pytest.fixture(scope="module")
-def batch(server: ServerProcess) -> str:
-    """A batch whose upstream is away: its requests are tried again and again."""
+def batch(server: ServerProcess, job: str) -> str:
+    """A batch whose upstream is away: its requests are tried again and again. It is newer than the job."""
+    del job
     put = server.ask(
         "PUT", "/v1/files?purpose=batch&filename=ask.jsonl", jsonl(30), headers={"content-type": "text/plain"}
     )
@@ -119,6 +121,13 @@ def test_the_list_is_narrowed(server: ServerProcess, job: str, batch: str, query
     assert {names[entry["id"]] for entry in get(server, f"/api/work?{query}")["work"]} == found
 
 
+def test_work_is_found_by_its_id_as_it_is_shown_or_told_by_a_webhook(
+    server: ServerProcess, job: str, batch: str
+) -> None:
+    for text, found in ((job, job), (job[:-4], job), (job.replace("job_", "batch_"), job), (batch, batch)):
+        assert [entry["id"] for entry in get(server, f"/api/work?q={text}")["work"]] == [found]
+
+
 @pytest.mark.parametrize("query", ["state=running", "after=job_1", "pageSize=0", "kind=run"])
 def test_what_the_list_does_not_know(server: ServerProcess, query: str) -> None:
     assert server.ask("GET", f"/api/work?{query}").status == 400
@@ -166,6 +175,7 @@ def test_steering(server: ServerProcess, job: str, batch: str) -> None:
         assert next(events)[1]["state"] == "PAUSED"
         assert server.ask("POST", f"/api/work/{batch}/resume").json["state"] in ("RUNNING", "QUEUED")
         assert next(told["state"] for _, told in events if told["state"] != "PAUSED") in ("RUNNING", "QUEUED")
+    wait_until(lambda: get(server, f"/api/work/{batch}")["state"] == "RUNNING", DEADLINE_S)
     refused = server.ask("POST", f"/api/work/{job}/pause")
     assert (refused.status, refused.json["error"]["message"]) == (409, "Cannot pause what is DONE.")
 
@@ -190,14 +200,19 @@ def test_ticks_tell_of_a_job_until_it_is_gone(server: ServerProcess) -> None:
 
 
 def test_workers(server: ServerProcess) -> None:
+    ours = {server.process.pid, *server.worker_pids}
+    wait_until(lambda: ours <= {worker["pid"] for worker in get(server, "/api/workers")["workers"]}, DEADLINE_S)
     shown = get(server, "/api/workers")
     assert shown["next"] is None
-    pids = {worker["pid"] for worker in shown["workers"]}
-    assert {server.process.pid, *server.worker_pids} <= pids
     assert all(worker["alive"] and not worker["draining"] for worker in shown["workers"])
-    first = get(server, "/api/workers?pageSize=1")
-    rest = get(server, f"/api/workers?after={first['next']}")
-    assert [worker["id"] for worker in first["workers"] + rest["workers"]] == [each["id"] for each in shown["workers"]]
+
+    def in_pages() -> list[str]:
+        first = get(server, "/api/workers?pageSize=1")
+        rest = get(server, f"/api/workers?after={first['next']}")
+        return [worker["id"] for worker in first["workers"] + rest["workers"]]
+
+    # A process has a worker for each pool, and they begin one after the other.
+    wait_until(lambda: in_pages() == [worker["id"] for worker in get(server, "/api/workers")["workers"]], DEADLINE_S)
 
 
 def test_me(server: ServerProcess) -> None:
@@ -208,10 +223,12 @@ def test_me(server: ServerProcess) -> None:
     assert me["pendingDashboard"] is False
 
 
-def test_streams_end_with_the_server(server: ServerProcess, job: str) -> None:
-    """The last one here: it stops the server."""
-    with ticks(server, f"work={job}") as events:
-        next(events)
-        server.process.terminate()
-        assert list(events) == []
-        assert server.process.wait(DEADLINE_S) == 0
+def test_streams_end_with_the_server(tmp_path: Path, database_18: str) -> None:
+    with jobs_server(tmp_path, database=database_18, workers=0) as server:
+        job = start_job(server, table(40), {"processor": "price"})
+        until_state(server, job, "QUEUED")
+        with ticks(server, f"work={job}") as events:
+            next(events)
+            server.process.terminate()
+            assert list(events) == []
+            assert server.process.wait(DEADLINE_S) == 0

@@ -122,6 +122,13 @@ def postmaster_pid(data_dir: Path) -> int:
     return postmaster.pid if postmaster else 0
 
 
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two questions
+        return True
+
+
 def ask(conninfo: str, query: str) -> object:
     with psycopg.connect(conninfo, autocommit=True) as connection:
         row = connection.execute(query.encode()).fetchone()
@@ -337,7 +344,7 @@ def test_a_removed_directory_takes_its_server_along(data_dir: Path) -> None:
         shutil.rmtree(data_dir.with_name("gone"), ignore_errors=True)
     with postgres.acquire(data_dir) as server:
         assert answers(server.conninfo)
-        wait_until(lambda: not old.is_running() or old.status() == psutil.STATUS_ZOMBIE, 30)
+        wait_until(lambda: has_ended(old), 30)
         assert answers(server.conninfo)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.db.lead import lead
 from penstock.db.pool import Connection
-from tests.support.db import with_connection
+from tests.support.db import one, with_connection
 from tests.support.wait import wait_until
 
 GRACE_S = 30.0
@@ -69,7 +69,8 @@ def test_a_lead_that_is_lost_ends_the_work(database: str) -> None:
         query = "SELECT pid, backend_xmin FROM pg_stat_activity WHERE application_name = 'scan lost'"
         ((pid, xmin),) = await (await connection.execute(query)).fetchall()
         assert xmin is None
-        await connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+        # Its client hears of it before its locks are gone: wait until it has ended.
+        assert await one(connection, "SELECT pg_terminate_backend(%s, 30000)", [pid]) == (True,)
         with pytest.raises(psycopg.OperationalError):
             await leading
         assert cancelled.is_set()

@@ -155,7 +155,7 @@ def test_an_index_whose_building_was_cut_short_is_built_again(empty: str, steps:
         reader.execute("SELECT count(*) FROM penstock.files")
         # It waits for the reader's snapshot, and is cut short.
         with pytest.raises(psycopg.errors.QueryCanceled):
-            migrate(make_conninfo(empty, options="-c statement_timeout=500ms"))
+            migrate(make_conninfo(empty, options="-c statement_timeout=2s"))
     assert not index_is_valid(empty)
     assert names(migrate(empty)) == ["9000_index_pre"]
     assert index_is_valid(empty)

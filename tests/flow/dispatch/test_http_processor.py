@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -28,6 +27,7 @@ from tests.support import hostile
 from tests.support.certificates import authority, local_tls
 from tests.support.hostile import GOOD_BODY, Exchange, Script, Upstream, answer
 from tests.support.items import make_item
+from tests.support.tcp_server import bind
 
 LIMITS = DispatchLimits(
     connect_timeout_s=2,
@@ -413,7 +413,7 @@ class TestElsewhere(OnEachScheme):
 class TestUnreachable(OnEachScheme):
     def test_a_refused_connection_charges_no_attempt(self) -> None:
         async def scenario() -> None:
-            async with processor(f"{_scheme.get()}://127.0.0.1:{closed_port()}/v1") as http:
+            async with processor(f"{_scheme.get()}://127.0.0.1:{port}/v1") as http:
                 verdict = await http.call(make_item(attempt=RetryLimits().max_attempts))
                 assert isinstance(verdict, Again)
                 assert (verdict.error_code, verdict.counts) == ("connect_failed", False)
@@ -421,7 +421,9 @@ class TestUnreachable(OnEachScheme):
                     await http.probe()
                 assert caught.value.hint
 
-        run(scenario())
+        with bind() as closed:  # bound and not listening: connections are refused, and nobody else gets it
+            port = closed.getsockname()[1]
+            run(scenario())
 
     def test_a_name_that_does_not_resolve(self) -> None:
         async def scenario() -> None:
@@ -532,10 +534,3 @@ def most_memory() -> Iterator[Callable[[], float]]:
     finally:
         over.set()
         watcher.join()
-
-
-def closed_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

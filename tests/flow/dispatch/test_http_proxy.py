@@ -206,16 +206,15 @@ def test_a_tunnel_that_leads_nowhere(run: Run) -> None:
 
 
 def test_a_proxy_that_is_not_there(run: Run) -> None:
-    with bind() as taken:
-        port = taken.getsockname()[1]
-
     async def scenario() -> None:
         async with opened(f"127.0.0.1:{port}") as client:
             error = await fails(client, "https://127.0.0.1:9/x")
             assert error.code == "connect_failed"
             assert error.message == f"the proxy at 127.0.0.1:{port}: Connection refused"
 
-    run(scenario)
+    with bind() as silent:  # bound and not listening: connections are refused, and nobody else gets it
+        port = silent.getsockname()[1]
+        run(scenario)
 
 
 # -- cut short

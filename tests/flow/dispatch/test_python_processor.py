@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from penstock.config import DispatchLimits, RetryLimits
+from penstock.dispatch import threads as threads_module
 from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.loading import load_processor
 from penstock.dispatch.python import PythonProcessor, chunk_size_of
@@ -488,23 +489,27 @@ class TestDispatchers:
             assert not room.done()
             desk.dispatcher.resume_starting()
             await room  # starting is enough: none of the calls has ended
-            assert (desk.dispatcher.waiting, len(started), len(desk.results)) == (6, 4, 0)
+            await desk.until(lambda: len(started) == 4)  # a thread takes its item a moment before it calls
+            assert (desk.dispatcher.waiting, len(desk.results)) == (6, 0)
 
         self.each_kind(scenario)
 
     def test_a_held_route_waits_and_the_others_go_on(self) -> None:
         async def scenario(desk: Desk, opened: threading.Event, _: list[int]) -> None:
             opened.set()
-            desk.dispatcher.hold("a", 0.2)
-            desk.dispatcher.hold("a", 0.01)
-            held_until = time.monotonic() + 0.2
+            desk.dispatcher.hold("a", 60)
             desk.dispatcher.offer([*make_items(3, "a"), *make_items(5, "b"), make_item(line=4, route="a")])
             await desk.until(lambda: len(desk.results) == 5)
             assert {item.route for item, _ in desk.results} == {"b"}
             assert desk.dispatcher.waiting == 4
+            held_until = time.monotonic() + 0.2
+            desk.dispatcher.hold("c", 0.2)
+            desk.dispatcher.hold("c", 0.01)
+            desk.dispatcher.offer(make_items(4, "c"))
             await desk.until(lambda: len(desk.results) == 9)
-            assert time.monotonic() >= held_until - 0.01
+            assert time.monotonic() >= held_until
             assert sorted(desk.lines[5:]) == [1, 2, 3, 4]
+            assert len(desk.dispatcher.take_back("a")) == 4
 
         self.each_kind(scenario)
 
@@ -595,8 +600,19 @@ def _taken(desk: Desk, items: Sequence[Item]) -> bool:
     return True
 
 
+@pytest.fixture
+def switch_slowly() -> Iterator[float]:
+    """Seconds for which a thread keeps the interpreter while others want it: many times what a busy machine takes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.1)
+    yield 0.1
+    sys.setswitchinterval(before)
+
+
 class TestThreads:
-    def test_cheap_calls_stay_on_one_thread_and_keep_their_order(self) -> None:
+    def test_cheap_calls_stay_on_one_thread_and_keep_their_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # By the time that this process has computed: where others have the CPU in the middle of a call, it takes long.
+        monkeypatch.setattr(threads_module, "monotonic", time.process_time)
         threads: set[str] = set()
 
         def cheap(item: Item) -> int:
@@ -652,7 +668,7 @@ class TestThreads:
 
         run(scenario())
 
-    def test_the_loop_is_not_starved_by_a_tight_loop_of_calls(self) -> None:
+    def test_the_loop_is_not_starved_by_a_tight_loop_of_calls(self, switch_slowly: float) -> None:
         async def scenario() -> None:
             async with Desk(lambda item: item.line) as desk:
                 desk.dispatcher.offer(make_items(50_000))
@@ -661,8 +677,8 @@ class TestThreads:
                     began = time.monotonic()
                     await asyncio.sleep(0.001)
                     waits.append(time.monotonic() - began)
-                # The interpreter's own switching would allow one turn per 5 ms at best.
-                assert sorted(waits)[len(waits) // 2] < 0.005
+                # The interpreter's own switching would allow one turn in so long at best.
+                assert sorted(waits)[len(waits) // 2] < switch_slowly
                 assert len(desk.results) == 50_000
 
         run(scenario())

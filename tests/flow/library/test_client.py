@@ -11,16 +11,17 @@ import pytest
 import penstock
 from tests.support.cli import request_line, write_requests
 from tests.support.mock_process import start_mock_process
-from tests.support.server import served
+from tests.support.server import ServerProcess, served
 
 
-async def _use(client: penstock.Client, folder: Path) -> None:
+async def _use(client: penstock.Client, running: ServerProcess, folder: Path) -> None:
     batch = await client.submit([request_line(f"r-{n}", f"question {n}") for n in range(20)], metadata={"by": "me"})
     assert (await client.wait(batch.id)).completed == 20
     found = [line async for line in client.results(batch.id)]
     assert [line["custom_id"] for line in found] == [f"r-{n}" for n in range(20)]
-    batch = await client.submit(write_requests(folder / "requests.jsonl", 5))
-    assert batch.id in (await client.cancel(batch.id)).raw["id"]
+    with running.frozen_workers():  # it does not end before it is cancelled
+        batch = await client.submit(write_requests(folder / "requests.jsonl", 5))
+        assert batch.id in (await client.cancel(batch.id)).raw["id"]
     assert (await client.wait(batch.id)).ended
     with pytest.raises(penstock.PenstockError, match="No such Batch"):
         await client.status("batch_00000000000000000000000000000000")
@@ -36,7 +37,7 @@ async def _converse(client: penstock.Client) -> None:
 def test_on_a_server_and_on_its_database(tmp_path: Path, database_18: str) -> None:
     async def use(**place: Any) -> None:
         async with asyncio.timeout(60), penstock.connect(**place) as client:
-            await _use(client, tmp_path)
+            await _use(client, running, tmp_path)
             if "server" in place:  # a database knows the providers of penstock.toml alone
                 await _converse(client)
 

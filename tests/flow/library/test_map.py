@@ -197,14 +197,19 @@ if __name__ == "__main__":
 def test_killed_twice_every_result_is_there_once(tmp_path: Path, prepared: Prepared) -> None:
     prepared(tmp_path / ".penstock")
     rows = 4_000
-    (tmp_path / "script.py").write_text(_SCRIPT, "utf-8")
+    # Calls of later rows last for ever where the script is to be killed, so that it is not over before.
+    held = _SCRIPT.replace(
+        "    return n * 2", "    while n >= int(sys.argv[2]):\n        time.sleep(0.1)\n    return n * 2"
+    ).replace("import os, sys\n", "import os, sys, time\n")
+    (tmp_path / "script.py").write_text(held, "utf-8")
     command = [sys.executable, "script.py", str(rows)]
     calls = tmp_path / "calls"
     for kill_at in (500, 1_500):
-        with subprocess.Popen(command, cwd=tmp_path, env=environment()) as process:
+        with subprocess.Popen([*command, str(2 * kill_at)], cwd=tmp_path, env=environment()) as process:
             wait_until(lambda: calls.exists() and len(calls.read_bytes().split()) > kill_at, 60)  # noqa: B023
             assert process.poll() is None
             os.kill(process.pid, signal.SIGKILL)
+    command.append(str(rows))
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, timeout=90, check=False)
     assert (ended.returncode, ended.stdout.strip()) == (0, str(rows).encode()), ended.stderr.decode()
     counted = Counter(calls.read_text().split())

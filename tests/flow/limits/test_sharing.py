@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.config import Config, LivenessLimits
+from penstock.config import Config
 from penstock.dispatch.throttle import Callers, Throttle
 from penstock.limits.sharing import ProviderLimits
 from tests.support.db import pooled
 
 
 def test_processes_share_a_limit_and_one_that_leaves_frees_its_part(database_18: str) -> None:
-    config = Config(liveness=LivenessLimits(heartbeat_interval_s=1, heartbeat_grace_s=2))
-
     async def busy(limits: ProviderLimits) -> tuple[Throttle, Callers]:
         throttle = limits.add("main", "serve:main", cap=10)
         return throttle, Callers(throttle)
@@ -24,7 +22,7 @@ def test_processes_share_a_limit_and_one_that_leaves_frees_its_part(database_18:
 
     async def scenario() -> None:
         async with pooled(database_18) as pool:
-            first, second = ProviderLimits(config, pool), ProviderLimits(config, pool)
+            first, second = ProviderLimits(Config(), pool), ProviderLimits(Config(), pool)
             (one, callers_one), (two, callers_two) = await busy(first), await busy(second)
             assert one.capacity == two.capacity == 0  # nothing may be called before the first round
             waiting = await want(callers_one, 30)

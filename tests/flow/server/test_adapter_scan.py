@@ -97,7 +97,10 @@ def test_a_scan_that_dies_is_taken_over_at_once(tmp_path: Path, ftp: FtpServer, 
         ftp.put("rows.csv", table(40))
         wait_until(ftp.gate.reached.is_set, DEADLINE_S)
         with psycopg.connect(database_18, autocommit=True) as connection:
-            leads = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            leads = (
+                "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
+                " WHERE l.locktype = 'advisory' AND l.granted AND d.datname = current_database()"
+            )
             assert ask(connection, leads) == 1
             (leader,) = [server for server in servers if reads(server)]
             others = [server for server in servers if server is not leader]

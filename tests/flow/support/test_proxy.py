@@ -134,7 +134,7 @@ def test_a_delay_is_a_delay_and_not_a_throttle(proxy: TcpProxy) -> None:
         assert receive(client, len(payload)) == payload
         took_s = monotonic() - started
         sender.join()
-    assert 0.2 <= took_s < 2, "some thirty chunks each way, one after the other, would take more than six seconds"
+    assert 0.2 <= took_s < 6, "some thirty chunks each way, one after the other, would take more than six seconds"
 
 
 def test_a_delay_may_be_one_way(proxy: TcpProxy) -> None:

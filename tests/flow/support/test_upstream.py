@@ -10,12 +10,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from penstock.mock.behaviour import Behaviour, Latency
+from penstock.mock.behaviour import Behaviour
 from tests.support.checker import check
 from tests.support.history import Event, digest_of, read_history
 from tests.support.processes import Processes
 from tests.support.proxy import TcpProxy
 from tests.support.proxy_link import Way
+from tests.support.tcp_server import bind
 from tests.support.upstream import line_of, start_upstream, upstream_serving
 from tests.support.wait import wait_until
 
@@ -29,6 +30,13 @@ def ask(port: int, key: str | None, *, line: str = "line", **body: object) -> by
     with urlopen(Request(url, json.dumps(sent).encode(), headers), timeout=DEADLINE_S) as answer:
         data: bytes = answer.read()
     return data
+
+
+def set_latency(port: int, latency: str) -> None:
+    """Of the calls that come from now on."""
+    body = json.dumps({"latency": latency}).encode()
+    with urlopen(f"http://127.0.0.1:{port}/mock/set", body, timeout=DEADLINE_S) as answer:
+        assert answer.status == 200
 
 
 def noted(directory: Path, kind: str) -> list[Event]:
@@ -85,8 +93,7 @@ def test_a_call_that_is_never_answered_has_no_end(tmp_path: Path) -> None:
 
 
 def test_cut_by_a_proxy_it_serves_on(tmp_path: Path) -> None:
-    behaviour = Behaviour(latency=Latency.parse("200ms"))
-    with upstream_serving(tmp_path, behaviour) as upstream, TcpProxy(("127.0.0.1", upstream.port)) as proxy:
+    with upstream_serving(tmp_path) as upstream, TcpProxy(("127.0.0.1", upstream.port)) as proxy:
         proxy.cut_after(0, Way.DOWN)
         with pytest.raises(OSError, match=r".*"):
             ask(proxy.port, "answered, and the answer lost")
@@ -98,11 +105,13 @@ def test_cut_by_a_proxy_it_serves_on(tmp_path: Path) -> None:
             except OSError as error:
                 errors.append(error)
 
+        set_latency(upstream.port, "3600s")
         thread = threading.Thread(target=leave)
         thread.start()
         wait_until(lambda: len(noted(tmp_path, "invoke")) == 2, DEADLINE_S)
         proxy.cut()
         thread.join()
+        set_latency(upstream.port, "0")
         ask(proxy.port, "served")
         assert upstream.stats()["abandoned"] == 1
     assert errors
@@ -110,11 +119,13 @@ def test_cut_by_a_proxy_it_serves_on(tmp_path: Path) -> None:
 
 
 def test_killed_it_comes_back_at_the_same_port(tmp_path: Path) -> None:
-    with Processes(tmp_path) as processes:
-        upstream = start_upstream(processes, tmp_path)
+    # Bound and never listening: nobody else is given the port while no upstream has it.
+    with bind() as reserved, Processes(tmp_path) as processes:
+        port = reserved.getsockname()[1]
+        upstream = start_upstream(processes, tmp_path, port=port)
         ask(upstream.port, "before")
         upstream.process.kill()
-        upstream = start_upstream(processes, tmp_path, port=upstream.port)
+        upstream = start_upstream(processes, tmp_path, port=port)
         ask(upstream.port, "after")
     ends = noted(tmp_path, "ok")
     assert [(event.process, event.key) for event in ends] == [("upstream", "before"), ("upstream.2", "after")]

@@ -206,7 +206,9 @@ class TestWorker:
                     raise
                 return DONE
 
-            worker = Worker(QUICK, pool, "test", CoroutineDispatcher(each(call), 8, RetryLimits()))
+            # With time enough not to lose its identity but once.
+            config = replace(QUICK, liveness=replace(QUICK.liveness, heartbeat_grace_s=60))
+            worker = Worker(config, pool, "test", CoroutineDispatcher(each(call), 8, RetryLimits()))
             first = worker._loop.id
             running = asyncio.create_task(worker.run())
             await until(pool, batch_id, lambda _: len(started) == 8)

@@ -140,17 +140,21 @@ def test_news_reach_a_worker_that_claims_one_at_a_time(database_18: str) -> None
 def test_stopping_gives_back_what_was_not_called_and_charges_nothing(database: str) -> None:
     async def body(pool: Pool, connection: Connection) -> None:
         batch_id = await make_batch(connection, [500])
-        started = asyncio.Event()
+        all_started = asyncio.Event()
         release = asyncio.Event()
+        calls = 0
 
         async def call(_: Item) -> Verdict:
-            started.set()
+            nonlocal calls
+            calls += 1
+            if calls == 8:
+                all_started.set()
             await release.wait()
             return DONE
 
         worker = worker_of(pool, call)
         running = asyncio.create_task(worker.run())
-        await started.wait()
+        await all_started.wait()
         worker.stop()
         release.set()
         await running
@@ -203,7 +207,7 @@ def test_a_pause_returns_what_waits_and_lets_calls_finish(database_18: str) -> N
 
         worker = worker_of(pool, call)
         running = asyncio.create_task(worker.run())
-        await until(pool, batch_id, lambda status: status.counts.completed == 20)
+        await until(pool, batch_id, lambda status: status.counts.completed == 20 and calls == 28)
         assert await pause_batch(connection, batch_id)
         # Eight calls are held up by the semaphore; everything else goes back.
         await until(pool, batch_id, lambda status: status.counts.in_flight == 8)

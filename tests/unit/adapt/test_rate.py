@@ -69,6 +69,37 @@ def test_calls_under_way_when_the_first_was_refused_are_one_refusal() -> None:
     assert (again, why) == (state, None)
 
 
+def test_a_first_refusal_is_judged_by_the_calls_before_it_whenever_it_comes() -> None:
+    state = rate.begin(0.0, 0)
+    for look in range(1, 100):
+        state, _ = rate.adjust(state, look / 2, 50 * look, used=False)
+        refused, _ = rate.refuse(state, look / 2 + 0.01, 50 * look, look / 2 + 0.01)
+        assert refused.per_s == pytest.approx(97, rel=0.05)
+
+
+def test_a_first_refusal_after_few_calls_is_no_estimate() -> None:
+    """Others use the limit too: the very first call is refused, though a hundred a second are allowed."""
+    state, _ = rate.refuse(rate.begin(0.0, 0), 0.1, 0, 1.0)
+    assert state.per_s == pytest.approx(1, rel=0.05)
+    now, admitted = 1.0, 0.0
+    while state.per_s is not None and state.per_s < 100:
+        now += 0.1
+        admitted += 0.1 * state.per_s
+        state, _ = rate.adjust(state, now, int(admitted), used=True)
+    assert now < 30
+    # The next one has calls enough to judge by, and tells what was too much.
+    survived = state.survived
+    state, _ = rate.refuse(state, now + 0.5, int(admitted) + 50, now + 1)
+    assert state.per_s == pytest.approx(survived, rel=0.05)
+    assert not state.unsure
+
+
+def test_headers_and_a_refusal_after_few_calls() -> None:
+    state, _ = rate.adjust(rate.state_allowance(rate.begin(0.0, 0), 1.0, 150.0), 1.0, 0, used=True)
+    state, _ = rate.refuse(state, 1.1, 1, 1.6)
+    assert state.per_s == pytest.approx(72, rel=0.05)
+
+
 def test_headers_set_the_rate_before_anything_is_refused() -> None:
     state = rate.state_allowance(rate.begin(0.0, 0), 1.0, 150.0)
     state, why = rate.adjust(state, 1.0, 10, used=True)

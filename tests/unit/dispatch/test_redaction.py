@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
 from penstock.dispatch.http.connection import Headers
 from penstock.dispatch.http.redaction import Redactor, key_texts, secret_texts
+
+Find = Callable[[str, Mapping[str, str]], tuple[str, ...]]
 
 KEY = "sk-0123456789/abcdefghij"
 CONTENT = f"before {KEY} and {KEY[:-1]} sk-{KEY}{KEY} after s".encode()
@@ -42,9 +45,13 @@ def test_a_good_answer_loses_only_what_cannot_be_there_by_chance() -> None:
     assert set(secret_texts("lm-studio", headers)) == {"lm-studio", *headers.values()}
 
 
-def test_an_escaped_slash_hides_no_key() -> None:
-    escaped = KEY.replace("/", "\\/").encode()
-    assert Redactor(key_texts(KEY, {})).body(escaped) == b"[redacted]"
+@pytest.mark.parametrize("find", [key_texts, secret_texts])
+@pytest.mark.parametrize("written", ["/+&'\"", "\\/+&'\\\"", "/+\\u0026'\\\"", "/\\u002B\\u0026\\u0027\\u0022"])
+def test_what_json_escapes_hides_no_key(find: Find, written: str) -> None:
+    """Servers differ in what they escape: a slash, what has a meaning in HTML, a plus."""
+    key = "sk-0123456789abcdefghij{}klm"
+    body = json.dumps({"key": "KEY"}).replace("KEY", key.format(written))
+    assert Redactor(find(key.format("/+&'\""), {})).body(body.encode()) == b'{"key": "[redacted]"}'
 
 
 def test_a_key_is_found_in_values_and_names_of_headers() -> None:

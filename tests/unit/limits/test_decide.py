@@ -53,6 +53,24 @@ def test_a_process_that_leaves_does_not_count_as_calls_taken_back() -> None:
     assert state.rate.counted == 61
 
 
+def test_refusals_of_calls_that_were_counted_are_no_process_that_leaves() -> None:
+    """Headers set the rate, and in the next round more calls are refused than begin: fewer are admitted than before."""
+    state = begun(reported(0))
+    for look in range(1, 5):
+        state, _ = decide(state, [reported(50 * look)], look / 2, CEILINGS, open_at_s=0.0)
+    state, _ = decide(state, [reported(210, stated_per_s=150.0)], 2.5, CEILINGS, open_at_s=0.0)
+    state, _ = decide(state, [reported(209, 2, stated_per_s=150.0)], 2.56, CEILINGS, open_at_s=3.56)
+    assert state.rate.per_s == pytest.approx(209 / 3.56, rel=0.05)
+
+
+def test_a_process_that_leaves_while_another_is_refused() -> None:
+    busy = [reported(100), reported(1_000)]
+    state, _ = decide(begun(reported(0), reported(0)), busy, 3.0, CEILINGS, open_at_s=0.0)
+    state, _ = decide(state, [reported(101, 1)], 3.1, CEILINGS, open_at_s=4.1)
+    assert state.rate.per_s is not None
+    assert state.rate.per_s > 0.9
+
+
 def test_what_the_operator_allows_is_the_ceiling_of_the_rate() -> None:
     ceilings = Ceilings(calls=100, per_minute=600, tokens_per_minute=60_000)
     assert ceilings.per_s(None, None) == 10
