@@ -6,6 +6,9 @@ estimate. Each further refusal corrects it in the same way. In between the rate 
 rises, slowly at first; where that was too much, it stands still for longer the next time. Headers that state the
 allowance spare the trial: then the rate follows them.
 
+Few calls say little: where the first refusal comes after fewer than eight, the rate begins low and is doubled until the
+next one.
+
 Pure functions: the time is an argument, and what they remember is a value that can be stored.
 """
 
@@ -28,8 +31,10 @@ _RAISE = 0.02
 _TRUST_MAX = 8.0
 _TRUST_MIN = 0.25
 _CUT_MAX = 0.5
-# Calls by which an estimate is believed.
+# Calls by which an estimate is believed. Without them the rate begins at so many a second, and is doubled.
 _ENOUGH = 8
+_BEGIN = 1.0
+_DOUBLE_S = 1.0
 _COUNTED_FOR_S = 120.0
 _LOOK_BACK_S = 5.0
 # Refusals that come together are one event: calls that were under way when the first came back.
@@ -56,12 +61,17 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     """From when on calls are counted for an estimate: the first of some refusals that came after each other."""
     counted: int = 0
     """Calls admitted by then."""
+    marked_s: float
+    marked: int
+    """A later moment, and the calls admitted by then: while nothing was refused, calls are next counted from it."""
     raised_s: float = 0.0
     raised: int = 0
     """Calls admitted when the rate last moved."""
     step: float = _RAISE
     trust: float = _TRUST_MIN
     """How much longer than at first the rate stands still: refusals came only when it was raised."""
+    unsure: bool = False
+    """Whether the first refusal came after too few calls to tell what is allowed."""
     seen_s: float = 0.0
     """When the state was last looked at."""
     stated: float | None = None
@@ -71,14 +81,28 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 def begin(now_s: float, admitted: int) -> Rate:
     """The state before anything is known."""
-    return Rate(refused_s=now_s, counted_s=now_s, counted=admitted, raised_s=now_s, raised=admitted)
+    return begin_count(Rate(refused_s=now_s, marked_s=now_s, marked=admitted), now_s, admitted)
+
+
+def begin_count(state: Rate, now_s: float, admitted: int) -> Rate:
+    """The state with calls counted from here on."""
+    return msgspec.structs.replace(
+        *(state,),
+        counted_s=now_s,
+        counted=admitted,
+        marked_s=now_s,
+        marked=admitted,
+        raised_s=now_s,
+        raised=admitted,
+    )
 
 
 def pass_time(state: Rate, now_s: float) -> Rate:
     """The state at `now_s`. Time in which no process was there to call does not count for an estimate: the calls that
     were not made then would be taken for calls that are not allowed."""
     absent_s = max(0.0, now_s - state.seen_s - _ROUND_S) if state.seen_s else 0.0
-    return msgspec.structs.replace(state, seen_s=now_s, counted_s=min(state.counted_s + absent_s, now_s))
+    counted_s, marked_s = (min(since_s + absent_s, now_s) for since_s in (state.counted_s, state.marked_s))
+    return msgspec.structs.replace(state, seen_s=now_s, counted_s=counted_s, marked_s=marked_s)
 
 
 def refuse(state: Rate, now_s: float, admitted: int, open_at_s: float) -> tuple[Rate, str | None]:
@@ -87,9 +111,13 @@ def refuse(state: Rate, now_s: float, admitted: int, open_at_s: float) -> tuple[
         return state, None
     open_at_s = max(open_at_s, now_s)
     calls, passed_s = admitted - state.counted, max(open_at_s - state.counted_s, 1e-3)
-    trust, counted_s, counted = _TRUST_MIN, state.counted_s, state.counted
+    trust, counted_s, counted, unsure = _TRUST_MIN, state.counted_s, state.counted, False
     if state.per_s is None or state.estimate is None:
         estimate, counted_s, counted = calls / passed_s, now_s, admitted
+        if calls < _ENOUGH and state.per_s is not None:
+            estimate = state.per_s * _CUT_MAX
+        elif calls < _ENOUGH:
+            estimate, unsure = max(estimate, _BEGIN), True
     elif state.per_s > state.estimate:
         # It was raised too far. The estimate itself has stood the test, and so has the rate before the last raise.
         estimate, trust = max(state.estimate, state.survived), min(2 * state.trust, _TRUST_MAX)
@@ -111,8 +139,9 @@ def refuse(state: Rate, now_s: float, admitted: int, open_at_s: float) -> tuple[
         # The wait itself is not counted as time without a refusal.
         raised_s=open_at_s,
         raised=admitted,
-        step=_RAISE,
+        step=1.0 if unsure else _RAISE,
         trust=trust,
+        unsure=unsure,
     )
     return moved, f"refused: about {estimate:.3g} calls/s are allowed"
 
@@ -124,6 +153,10 @@ def state_allowance(state: Rate, now_s: float, per_s: float) -> Rate:
 
 def adjust(state: Rate, now_s: float, admitted: int, *, used: bool) -> tuple[Rate, str | None]:
     """Keep to what headers allow, and raise the rate if it was used to the full for a while and nothing was refused."""
+    if state.estimate is None and now_s - state.marked_s > _LOOK_BACK_S:
+        # The first refusal is judged by the calls just before it.
+        since = {"counted_s": state.marked_s, "counted": state.marked}
+        state = msgspec.structs.replace(state, marked_s=now_s, marked=admitted, **since)
     most = state.stated if now_s - state.stated_s < _STATED_FOR_S else None
     # A limit may count other calls too: what was refused not long ago is believed before what headers say.
     trusted = state.estimate is None or now_s - state.refused_s > _STATED_FOR_S
@@ -131,11 +164,7 @@ def adjust(state: Rate, now_s: float, admitted: int, *, used: bool) -> tuple[Rat
         moved = msgspec.structs.replace(state, per_s=most, raised_s=now_s, raised=admitted, step=_RAISE)
         changed = state.per_s is None or abs(most - state.per_s) > 0.02 * state.per_s
         return moved, f"its headers allow {most:.3g} calls/s" if changed else None
-    if state.per_s is None:
-        # The first refusal is judged by the calls just before it.
-        late = now_s - state.counted_s > _LOOK_BACK_S
-        return msgspec.structs.replace(state, counted_s=now_s, counted=admitted) if late else state, None
-    if most is not None and state.per_s >= most:
+    if state.per_s is None or (most is not None and state.per_s >= most):
         return state, None
     if now_s - max(state.refused_s, state.raised_s) > _FORGOTTEN_S:
         return begin(now_s, admitted), "no refusal for an hour"
@@ -144,6 +173,8 @@ def adjust(state: Rate, now_s: float, admitted: int, *, used: bool) -> tuple[Rat
         return msgspec.structs.replace(state, raised_s=max(now_s, state.raised_s), raised=admitted), None
     still = state.step == _RAISE
     calls, seconds = (_STILL_CALLS * state.trust, _STILL_S * state.trust) if still else (_RAISE_CALLS, _RAISE_S)
+    if state.unsure:
+        calls, seconds = _ENOUGH, _DOUBLE_S
     passed = admitted - state.raised
     if passed < calls or now_s - state.raised_s < seconds:
         return state, None

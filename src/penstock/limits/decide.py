@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-import msgspec
-
 from penstock.adapt import concurrency, rate
 from penstock.adapt.concurrency import Bounds, Pressure, Totals
 from penstock.limits.store import LimitState, Reported
@@ -52,7 +50,7 @@ def decide(
     refused = sum(each.report.refused for each in reports)
     if state is None:
         calls = concurrency.begin(ceilings.start, now_s, totals, ceilings.bounds)
-        return LimitState(calls, rate.begin(now_s, 0), 0), None
+        return LimitState(calls, rate.begin(now_s, 0)), None
     calls, why_calls = concurrency.adjust(state.concurrency, now_s, totals, ceilings.bounds, pressure)
     pace, why_rate = _pace(state, reports, now_s, admitted, refused, open_at_s)
     reasons = []
@@ -60,16 +58,16 @@ def decide(
         reasons.append(f"{state.concurrency.limit:.0f} → {calls.limit:.0f}: {why_calls}")
     if why_rate:
         reasons.append(why_rate)
-    return LimitState(calls, pace, refused), "; ".join(reasons) or None
+    return LimitState(calls, pace, refused, admitted + refused), "; ".join(reasons) or None
 
 
 def _pace(
     state: LimitState, reports: Sequence[Reported], now_s: float, admitted: int, refused: int, open_at_s: float
 ) -> tuple[rate.Rate, str | None]:
     pace = state.rate
-    if admitted < max(pace.counted, pace.raised):
-        # A process has left, and its calls with it: counted from here on.
-        pace = msgspec.structs.replace(pace, counted=admitted, counted_s=now_s, raised=admitted, raised_s=now_s)
+    if admitted + refused < state.made:
+        # A process has left, and its calls with it. The admitted alone become fewer with each refusal, too.
+        pace = rate.begin_count(pace, now_s, admitted)
     pace = rate.pass_time(pace, now_s)
     if refused > state.refused:
         return rate.refuse(pace, now_s, admitted, open_at_s)

@@ -51,6 +51,8 @@ class LimitState(msgspec.Struct, frozen=True):
     rate: Rate
     refused: int = 0
     """Refusals counted so far."""
+    made: int = 0
+    """Calls counted so far, those that were refused and those under way among them."""
 
 
 class Limit(NamedTuple):
