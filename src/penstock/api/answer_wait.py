@@ -1,11 +1,12 @@
-"""Handlers that wait: for the answer of a session's request, as long as their caller is there."""
+"""Handlers that wait, for as long as their caller is there: for a session's answer, or for work of their own."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -14,6 +15,25 @@ from penstock.api.errors import ApiError
 from penstock.api.follow import wait_until_left
 from penstock.server.waiters import Waiter, Waiters
 from penstock.sessions.answers import RequestRow
+from penstock.tasks import cancel_and_wait
+
+_T = TypeVar("_T")
+
+
+async def while_caller_stays(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do some work for a caller whose body is whole. It is cancelled when the caller leaves, or its key ends: raises
+    ClientDisconnect."""
+    working = asyncio.create_task(work)
+    left = asyncio.create_task(wait_until_left(receive))
+    try:
+        await asyncio.wait((working, left), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        left.cancel()
+        if not working.done():
+            await cancel_and_wait([working])
 
 
 class AnswerWait:

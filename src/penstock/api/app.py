@@ -263,7 +263,9 @@ class Api:
         if who.signed_in:
             check_origin(request, self._server.config.public_url)
         if self._counted and (route is None or route.endpoint.counted):
-            await self._server.quotas.admit(who.owner)
+            admit = partial(self._server.quotas.admit, who.owner)
+            frees = route is not None and route.endpoint.frees
+            await (do_with_reserve(self._server.config.data_dir, admit) if frees else admit())
         if route is None:
             allowed = ", ".join(sorted({*methods, "OPTIONS", *(["HEAD"] if "GET" in methods else [])}))
             if method == "OPTIONS":
@@ -291,8 +293,8 @@ class Api:
             body = reader.body.read(content, request.headers.get("content-type"))
         with span(f"{endpoint.method} {endpoint.path}", "SERVER", caller=request.headers):
             handle = partial(endpoint.handle, Call(self._server, who, request, request_id, memory, query, body))
-            frees, data_dir = endpoint.frees or endpoint.method == "DELETE", self._server.config.data_dir
-            answer = await (do_with_reserve(data_dir, handle) if frees else handle())
+            data_dir = self._server.config.data_dir
+            answer = await (do_with_reserve(data_dir, handle) if endpoint.frees else handle())
         if isinstance(answer, Response):
             return answer
         return Encoded(msgspec.json.encode(answer), endpoint.status, endpoint.media)

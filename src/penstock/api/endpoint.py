@@ -269,11 +269,12 @@ class Endpoint:
     counted: bool = True
     """Whether its requests count against the owner's requests per minute."""
     frees: bool = False
-    """Whether it frees room, or protects, so that it has the room kept for that on a full disk. Each DELETE has."""
+    """Whether it frees room, or protects, so that it has the room kept for that on a full disk. Each DELETE does."""
     query: type[Any] | None = field(init=False)
     body: Any = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "frees", self.frees or self.method == "DELETE")
         hints = get_type_hints(getattr(self.handle, "func", self.handle))  # `func` of a partial
         (call,) = (hint for hint in hints.values() if get_origin(hint) is Call)
         query, body = (None if kind is NoneType else kind for kind in get_args(call))

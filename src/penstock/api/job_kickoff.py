@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.api.answer_wait import while_caller_stays
 from penstock.api.audit import record
 from penstock.api.endpoint import Call, Camel, Endpoint, Nothing
 from penstock.api.errors import conflict
@@ -45,7 +46,8 @@ async def kick_off_job(call: Call[KickoffQuery, Nothing | None]) -> Kickoff:
     async with borrowed(call.database) as connection:
         await record(call, connection, "kickoff", before)
     try:
-        work = await call.server.kickoffs.work(before.id, before.owner, call.query.duration_ms / 1000)
+        working = call.server.kickoffs.work(before.id, before.owner, call.query.duration_ms / 1000)
+        work = await while_caller_stays(call.request.receive, working)
     except NotServed as error:
         raise conflict(error.advice) from None
     if work is not None and work.over:

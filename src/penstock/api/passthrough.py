@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -26,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from penstock.api.answer_wait import AnswerWait
+from penstock.api.answer_wait import AnswerWait, while_caller_stays
 from penstock.api.endpoint import Call, Endpoint
 from penstock.api.errors import ApiError, render
 from penstock.api.guard import read_body
@@ -62,8 +63,9 @@ _PASSED_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
 _MAX_PASSED_HEADERS = 40
 _MAX_HEADER_CHARS = 200
 _MAX_HEADER_NAME_CHARS = 100
-# Types by which a browser would run what an upstream wrote, as if it were a page of this server.
-_ACTIVE_TYPES = ("text/html", "application/xhtml", "text/xml", "application/xml", "image/svg", "text/javascript")
+# Types by which a browser would run what an upstream wrote, as if it were a page of this server. Of several it takes
+# the last.
+_ACTIVE_TYPE = re.compile(r"html|xml|xsl|svg|script|multipart|,", re.IGNORECASE)
 _TIMEOUTS = frozenset({"connect_timeout", "first_byte_timeout", "idle_timeout", "request_timeout"})
 _NO_BUFFERING = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _FINAL = {"x-should-retry": "false"}
@@ -197,16 +199,17 @@ async def _forward(call: Call[Any, Any], path: str, content: bytes, asked: BodyT
     if (key := idempotency_key(given)) is not None:
         headers["idempotency-key"] = bound_key(call.caller.owner, key)
     upstreams, database = call.server.upstreams, call.server.database
+    stays = partial(while_caller_stays, call.request.receive)
     try:
         async with contextlib.AsyncExitStack() as held:
             await held.enter_async_context(upstreams.slot(asked.provider, asked.model))
             if not asked.stream:
-                answer = await upstream.forward(path, headers, content)
+                answer = await stays(upstream.forward(path, headers, content))
                 await upstreams.note(asked.provider, asked.model, answer, database)
                 return _passed(call, asked, answer)
-            opened = await held.enter_async_context(upstream.forward_open(path, headers, content))
+            opened = await stays(held.enter_async_context(upstream.forward_open(path, headers, content)))
             if opened.status >= 400:
-                refusal = upstream.redacted(Answer(opened.status, await opened.read(), opened.headers))
+                refusal = upstream.redacted(Answer(opened.status, await stays(opened.read()), opened.headers))
                 await upstreams.note(asked.provider, asked.model, refusal, database)
                 return _passed(call, asked, refusal)
             headers = _answer_headers(upstream.redacted_headers(opened)) | _NO_BUFFERING
@@ -275,7 +278,7 @@ def _answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
     names = (name for name in names if len(name) <= _MAX_HEADER_NAME_CHARS)
     told = ((name, headers[name]) for name in names)
     passed = dict(islice(((name, value) for name, value in told if _is_passable(value)), _MAX_PASSED_HEADERS))
-    if passed.get("content-type", "").lower().startswith(_ACTIVE_TYPES):
+    if _ACTIVE_TYPE.search(passed.get("content-type", "")):
         passed["content-type"] = "text/plain"
     upstream_id = headers.get("x-request-id") or headers.get("request-id") or ""
     if _is_passable(upstream_id):
@@ -288,6 +291,8 @@ def _is_passable(value: str) -> bool:
 
 
 def _to_api_error(error: TransportError) -> ApiError:
+    if error.code == "invalid_request":  # a header of the caller's
+        return ApiError(400, f"The request cannot be passed on: {error.message}.", code=error.code)
     status = 504 if error.code in _TIMEOUTS else 502
     return ApiError(status, f"The provider gave no whole answer: {error.message}", type="server_error", code=error.code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -36,6 +37,8 @@ WorkState = Literal[
 ]
 
 _KINDS = ("job", "batch", "msgbatch")
+_ID_PREFIX = re.compile(r"^(?:job|batch|msgbatch)_(?=[0-9a-f]+$)")
+"""Before an id or its beginning, as people copy it. The id of a job is a batch's too: webhooks tell it as such."""
 _NEWEST = UUID(int=2**128 - 1)
 # A page looks at so many at most; it is shorter if few of them fit, and `next` goes on behind the last.
 _MOST_LOOKED = 400
@@ -186,7 +189,7 @@ async def _find_page(
     """Find the next page, and where the one after it begins."""
     dialects = {"job": ("job", "run"), "batch": ("openai", "anthropic", "run"), None: work.DIALECTS}[query.kind]
     found: list[Work] = []
-    looked, text = 0, query.q.strip() or None
+    looked, text = 0, _ID_PREFIX.sub("", query.q.strip()) or None
     while looked < _MOST_LOOKED:
         look = _MOST_LOOKED // 2 if text else query.page_size + 1
         met = await work.find_work(

@@ -35,6 +35,7 @@ _TOO_LARGE = "The request's line, headers and trailers are larger than max_head_
 _VERSION = "Send this as HTTP/1.1."
 _CODING = "The only 'Transfer-Encoding' is 'chunked', of HTTP/1.1."
 _HOST = "A request has one 'Host'."
+_PROTOCOL = "Send a request with a body without 'Upgrade': this server speaks HTTP/1.1."
 _TOO_MANY = "As many clients as may be are connected (max_connections). Try again."
 _TOO_MANY_QUEUED = "Too many requests at once on one connection."
 _TOO_MUCH = "Requests hold as much memory as they may (request_memory_bytes). Try again."
@@ -341,6 +342,8 @@ class Protocol(HttpToolsProtocol):
         self._heads.end()
         self._cancel_head_timer()
         super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # the parser takes what follows for the other protocol
 
     def _queue(self) -> None:
         """Refuse a request that would have to wait behind too many others, or that there is no memory for."""
@@ -361,18 +364,22 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse_ambiguous(self) -> None:
         """Refuse a request that another server on its way may have read differently."""
-        version, hosts, coding = self.parser.get_http_version(), 0, None
+        version, hosts, coding, length = self.parser.get_http_version(), 0, None, b"0"
         for name, value in self.headers:
             if name == b"host":
                 hosts += 1
             elif name == b"transfer-encoding":
                 coding = value if coding is None else b"several"
+            elif name == b"content-length":
+                length = value
         if version not in ("1.0", "1.1"):
             self._refuse(_VERSION)
         if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
             self._refuse(_CODING)
         if hosts != 1 and (hosts or version == "1.1"):
             self._refuse(_HOST)
+        if self.parser.should_upgrade() and (coding is not None or length.strip(b"0 ")):
+            self._refuse(_PROTOCOL)  # the parser reads no body of it
 
     def _refuse(self, why: str) -> NoReturn:
         """Stop the parser, which has `send_400_response` called."""

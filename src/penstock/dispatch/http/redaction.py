@@ -3,6 +3,7 @@ they were sent. What they answer goes to the owner of the request, who must not 
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 
 import msgspec
@@ -17,25 +18,34 @@ _REDACTED = b"[redacted]"
 # or more.
 _MIN_KEY_CHARS = 20
 _MIN_SECRET_CHARS = 8
+# What JSON need not escape and some servers do: those in Go, and those in .NET and PHP.
+_ESCAPED_BY_FEW = re.compile(r"[&<>]")
+_ESCAPED_BY_SOME = re.compile(r"[&<>'+`]|\\\"")
 
 
 def secret_texts(api_key: str | None, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What an upstream may echo and an error's message must not: longest first, as one may contain another."""
+    """What an upstream may echo and an error's message must not."""
     values = [api_key or "", *headers.values()]
     values += [word for value in values for word in value.split()]
-    return _longest_first(value for value in values if len(value) >= _MIN_SECRET_CHARS)
+    return _as_written(value for value in values if len(value) >= _MIN_SECRET_CHARS)
 
 
 def key_texts(api_key: str | None, headers: Mapping[str, str]) -> tuple[str, ...]:
     """What no answer may contain, not even a good one: the key, and the headers that hold secrets by their names."""
     values = [api_key or "", *(value for name, value in headers.items() if CARRIES_SECRETS.search(name))]
-    words = [word for value in values for word in value.split() if len(word) >= _MIN_KEY_CHARS]
-    # JSON may escape a slash.
-    return _longest_first([*words, *(word.replace("/", "\\/") for word in words)])
+    return _as_written(word for value in values for word in value.split() if len(word) >= _MIN_KEY_CHARS)
 
 
-def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(values), key=len, reverse=True))
+def _as_written(values: Iterable[str]) -> tuple[str, ...]:
+    """The values, also as JSON has them: servers differ in what they escape. Longest first, as one may contain
+    another."""
+    written = set()
+    for value in values:
+        plain = msgspec.json.encode(value).decode()[1:-1]
+        few = _ESCAPED_BY_FEW.sub(lambda found: f"\\u{ord(found[0]):04x}", plain)
+        some = _ESCAPED_BY_SOME.sub(lambda found: f"\\u{ord(found[0][-1]):04X}", plain)
+        written |= {value, plain, plain.replace("/", "\\/"), few, some}
+    return tuple(sorted(written, key=len, reverse=True))
 
 
 class Redactor:

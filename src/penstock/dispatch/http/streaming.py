@@ -51,7 +51,8 @@ async def streamed(
         content_type = told.get("content-type") or ""
         if not 200 <= answer.status < 300 or not content_type.lower().startswith(EVENT_STREAM):
             return keys.answer(Answer(answer.status, await answer.read(), answer.headers, _since_ms(started)))
-        if len(content_type) > _MAX_TYPE_CHARS or not content_type.isprintable():
+        # A browser would take the last of several types.
+        if len(content_type) > _MAX_TYPE_CHARS or not content_type.isprintable() or "," in content_type:
             content_type = EVENT_STREAM
         texts: list[str] = []
         # Pieces may end within a character, and an upstream may send what is none: both ways must read the same.
