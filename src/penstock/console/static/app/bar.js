@@ -27,7 +27,8 @@ export function Bar({ onHelp }) {
   const who = me.value;
   const entries = ROUTES.filter((route) => route.nav && who && (route.nav.when?.(who) ?? true));
   const now = (/** @type {string} */ pattern) => (pattern === "/" ? here === "/" || /^\/(work|new)(\/|$)/.test(here) : here.startsWith(pattern));
-  return html`<header class="bar">
+  const escape = (/** @type {KeyboardEvent} */ event) => event.key === "Escape" && (open.value = false);
+  return html`<header class="bar" onKeyDown=${escape}>
     <a class="brand" href="#/" aria-label="Penstock, list of work">
       <svg width="22" height="22" viewBox="0 0 24 24" aria-hidden="true"><rect width="24" height="24" rx="6" class="brand-ground" /><path class="brand-pipe" d="M4.5 7.5h4.2l6.6 9h4.2M10.2 3.9v7.2" /></svg>
       <span>Penstock</span>
@@ -56,8 +57,10 @@ async function signOut() {
 }
 
 function Live() {
-  const [tone, text, title] = LIVE[live.value];
-  if (live.value === "off") return null;
+  // Pages without a stream look every now and then, and rest while updates are paused, too.
+  const now = paused.value ? "paused" : live.value;
+  const [tone, text, title] = LIVE[now];
+  if (now === "off") return null;
   return html`<button type="button" class="live" data-tone=${tone} title=${title} onClick=${() => (paused.value = !paused.value)}>
     <i aria-hidden="true"></i><span>${text}</span>
   </button>`;

@@ -8,6 +8,7 @@ import { namedModels, reference } from "./draft.js";
 
 /** @typedef {import("./draft.js").Draft} Draft */
 
+const MAX_INSERTS = 500;
 const WAYS = [
   { id: "prompt", label: "Prompt" },
   { id: "processor", label: "Processor" },
@@ -57,7 +58,7 @@ function Prompt({ draft, columns, onChange }) {
         : html`<${TextField} label="Model" value=${draft.model} onInput=${(/** @type {string} */ model) => onChange({ model })} mono placeholder="name of a model" autocomplete="off" />`}
     </div>
     <${TextField} label="Prompt" area rows="5" data-prompt value=${draft.prompt} placeholder=${`Which category is ${reference(columns[0] ?? "title")}?`} onInput=${(/** @type {string} */ prompt) => onChange({ prompt })} />
-    ${columns.length > 0 && html`<div class="inserts" role="group" aria-label="Insert a column">${columns.slice(0, 40).map((name) => html`<button type="button" key=${name} class="insert" title="Insert ${reference(name)}" onClick=${() => insert(name)}>${name}</button>`)}</div>`}
+    ${columns.length > 0 && html`<div class="inserts" role="group" aria-label="Insert a column">${columns.slice(0, MAX_INSERTS).map((name) => html`<button type="button" key=${name} class="insert" title="Insert ${reference(name)}" onClick=${() => insert(name)}>${name}</button>`)}</div>`}
     <details><summary>System prompt, answer as columns</summary>
       <div class="stack">
         <${TextField} label="System prompt" area rows="2" optional value=${draft.system} onInput=${(/** @type {string} */ system) => onChange({ system })} />

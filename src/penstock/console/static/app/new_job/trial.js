@@ -22,10 +22,9 @@ export function Trial({ id }) {
     let timer;
     const look = async () => {
       try {
-        const [state, page] = await Promise.all([
-          get(`api/jobs/${id}`, {}, { signal: controller.signal }),
-          get(`api/jobs/${id}/items`, { from: 1, pageSize: TRIAL_ROWS }, { signal: controller.signal, exact: true }),
-        ]);
+        // One after the other: rows that are read before the end may be older than it, and nobody looks again.
+        const state = await get(`api/jobs/${id}`, {}, { signal: controller.signal });
+        const page = await get(`api/jobs/${id}/items`, { from: 1, pageSize: TRIAL_ROWS }, { signal: controller.signal, exact: true });
         setJob(state);
         setItems(page.items);
         setProblem("");
@@ -44,7 +43,7 @@ export function Trial({ id }) {
   }, [id]);
   if (!job) return problem ? html`<${Notice} tone="bad">${problem}<//>` : html`<${Skeleton} lines=${3} />`;
   return html`<div class="stack" data-trial=${job.state}>
-    <div class="line"><h2 class="grow">Trial</h2><${StateChip} state=${job.state} /><a href="#/work/${id}">Open</a></div>
+    <div class="line"><h2 class="grow">Trial</h2><${StateChip} state=${job.state} /><a href="#/work/${id}" target="_blank" title="In a tab of its own: what is written here stays">Open</a></div>
     ${problem && html`<${Notice} tone="bad">${problem}<//>`}
     <${Results} items=${items} />
   </div>`;

@@ -1,5 +1,6 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { get } from "../api.js";
+import { clientExample, jobExample } from "../examples.js";
 import { count, duration, percent, rate } from "../format.js";
 import { html } from "../html.js";
 import { useKeys } from "../keys.js";
@@ -195,7 +196,7 @@ function progressCell(work) {
 
 function NoMatch() {
   const clear = html`<${Button} onClick=${() => setQuery({ kind: null, state: null, q: null, owner: null })}>Clear the filters<//>`;
-  return html`<div class="card"><${Empty} icon="search" title="Nothing fits these filters" action=${clear}>There is work, but none of this kind, state and name.<//></div>`;
+  return html`<div class="card"><${Empty} icon="search" title="Nothing fits these filters" action=${clear}>No job or batch is of this kind, state, name and owner.<//></div>`;
 }
 
 /** The first visit: what to do next, in the browser or at a prompt. */
@@ -207,9 +208,9 @@ function Welcome() {
     <//>
     <div class="welcome">
       <h3>Or from a terminal</h3>
-      <pre class="code">${`penstock jobs submit products.csv --provider local --model small --prompt 'Which category is {{ title }}?'`}</pre>
+      <pre class="code">${jobExample()}</pre>
       <h3>Or with an OpenAI client</h3>
-      <pre class="code">${`client = OpenAI(base_url="${new URL("../v1", location.href.split("#")[0])}")\nfile = client.files.create(file=open("requests.jsonl", "rb"), purpose="batch")\nclient.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")`}</pre>
+      <pre class="code">${clientExample()}</pre>
     </div>
   </div>`;
 }

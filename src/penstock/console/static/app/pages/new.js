@@ -78,7 +78,7 @@ function Steps({ draft, change }) {
         ${wrong("processor").map((text) => html`<${Notice} key=${text} tone="warn">${text}<//>`)}
         <${FirstRequest} request=${preview?.request} how=${draft.how} />
       </section>
-      <${Run} draft=${draft} found=${found ?? []} seen=${preview?.rows.length ?? 0} ready=${isReady(draft) && !preview?.problems.length} />
+      <${Run} draft=${draft} found=${found ?? []} seen=${preview?.rows.length ?? 0} said=${isReady(draft)} wrong=${Boolean(preview?.problems.length)} />
     </div>
   </div>`;
 }
@@ -108,8 +108,9 @@ function FirstRequest({ request, how }) {
   </div>`;
 }
 
-/** @param {{draft: Draft, found: import("../new_job/draft.js").FoundColumn[], seen: number, ready: boolean}} props `seen` rows are in the preview */
-function Run({ draft, found, seen, ready }) {
+/** @param {{draft: Draft, found: import("../new_job/draft.js").FoundColumn[], seen: number, said: boolean, wrong: boolean}} props `seen` rows are in the preview; whether it is `said` what is done with each, and something is `wrong` with it or the file */
+function Run({ draft, found, seen, said, wrong }) {
+  const ready = said && !wrong;
   const [share, setShare] = useState(/** @type {number | null} */ (null));
   const [problem, setProblem] = useState("");
   const [trial, setTrial] = useState("");
@@ -142,7 +143,7 @@ function Run({ draft, found, seen, ready }) {
       <${Button} kind="primary" icon="play" disabled=${!ready || share !== null} onClick=${() => send(undefined)}>Start the job<//>
       ${share !== null && html`<span class="soft" role="status">Uploading ${percent(share, 1)}</span>`}
     </div>
-    ${!ready && html`<p class="soft small">${draft.how === "prompt" ? "A model and a prompt are needed first." : "What is done with each row is needed first."}</p>`}
+    ${!ready && html`<p class="soft small">${said ? "Correct what is said above first." : draft.how === "prompt" ? "A model and a prompt are needed first." : "What is done with each row is needed first."}</p>`}
     ${problem && html`<${Notice} tone="bad">${problem}<//>`}
     <div ref=${shown}>${trial && html`<${Trial} key=${trial} id=${trial} />`}</div>
   </section>`;

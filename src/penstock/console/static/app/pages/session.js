@@ -85,6 +85,10 @@ export function SessionPage({ name }) {
     go("#/sessions");
   };
   const refresh = () => Promise.all([now.reload(), requests.reload()]);
+  if (!session && now.problem) {
+    const others = html`<${Button} kind="primary" href="#/sessions">To the list of sessions<//><${Button} icon="refresh-cw" onClick=${refresh}>Try again<//>`;
+    return html`<${Page} title="Session"><${Empty} icon="search" title="It cannot be shown" action=${others}>${visible(now.problem)}<//><//>`;
+  }
   const heading = html`<div class="line wrap heading"><a href="#/sessions" class="soft">Sessions</a><span class="faint" aria-hidden="true">/</span><h1 class="cut" title=${visible(name)}><bdi>${visible(name)}</bdi></h1></div>`;
   return html`<${Page} title=${visible(name)} heading=${heading} intro="A session: one request at a time, in the order they came." actions=${session && html`<${Actions} session=${session} onDelete=${remove} onChange=${refresh} />`}>
     <${Loading} of=${now} lines=${3}>${() => html`<${Facts} session=${session} busy=${busy} />`}<//>

@@ -1,5 +1,6 @@
 import { useState } from "preact/hooks";
 import { get } from "../api.js";
+import { sessionExample } from "../examples.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
 import { Chip } from "../parts/chip.js";
@@ -34,7 +35,7 @@ export function Sessions() {
       ${() =>
         sessions.rows.length
           ? html`<${SessionTable} rows=${sessions.rows} /><${More} of=${sessions} />`
-          : html`<${Empty} icon="messages-square" title="No sessions">A session begins with its first request: give an OpenAI client the header <code>X-Session-Id: chat-1</code>, or try it here:<pre class="code left">penstock session send chat-1 "Hello" --model small</pre><//>`}
+          : html`<${Empty} icon="messages-square" title="No sessions">A session begins with its first request: give an OpenAI client the header <code>X-Session-Id: chat-1</code>, or try it here:<pre class="code left">${sessionExample()}</pre><//>`}
     <//>
   <//>`;
 }

@@ -16,7 +16,7 @@ import { Secret } from "../parts/secret.js";
 import { Table } from "../parts/table.js";
 import { Time } from "../parts/time.js";
 import { visible } from "../parts/value.js";
-import { query, setQuery } from "../route.js";
+import { link, query, setQuery } from "../route.js";
 import { notify } from "../store.js";
 
 /**
@@ -56,7 +56,8 @@ export function Webhooks() {
 function HookTable({ rows, onEdit, onSecret, onChange }) {
   const test = async (/** @type {Webhook} */ hook) => {
     const answer = await post(`v1/webhook_endpoints/${hook.id}/test`, { event_type: hook.event_types[0] });
-    notify("good", `${visible(hook.name)} answered ${answer.status_code}.`);
+    const taken = answer.status_code >= 200 && answer.status_code < 300;
+    notify(taken ? "good" : "bad", `${visible(hook.name)} answered ${answer.status_code}.`, taken ? undefined : "Events are taken as delivered when the answer is 2xx, and sent again otherwise.");
   };
   const rotate = (/** @type {Webhook} */ hook) =>
     confirm({
@@ -147,8 +148,8 @@ function DeliveryLine({ one }) {
   const [tone, text] = DELIVERED[one.status];
   return html`<div class="line wrap"><${Chip} tone=${tone}>${text}<//><b class="strong">${one.event_type}</b><${Time} at=${one.created_at} /></div>
     <div class="soft small">
-      ${one.batch_id && html`<a href="#/work/${one.batch_id}"><code>${one.batch_id}</code></a> · `}${count(one.attempts)} ${one.attempts === 1 ? "attempt" : "attempts"}
-      ${one.status_code !== null && ` · answered ${one.status_code}`}${one.error && ` · ${visible(one.error)}`}
+      ${one.batch_id && html`<a href=${link("/", { q: one.batch_id })}><code>${one.batch_id}</code></a> · `}${count(one.attempts)} ${one.attempts === 1 ? "attempt" : "attempts"}
+      ${one.status_code !== null && ` · answered ${one.status_code}`}${one.error && one.error !== `answered ${one.status_code}` && ` · ${visible(one.error)}`}
       ${one.next_attempt_at !== null && html` · next <${Time} at=${one.next_attempt_at} />`}
     </div>`;
 }

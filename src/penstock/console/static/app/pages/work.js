@@ -18,6 +18,7 @@ import { Details } from "../work/details.js";
 import { Errors } from "../work/errors.js";
 import { Actions, Heading, Summary } from "../work/header.js";
 import { Pending } from "../work/pending.js";
+import { Refusal } from "../work/refusal.js";
 import { Rows } from "../work/rows.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
@@ -60,6 +61,7 @@ export function Work({ id }) {
   return html`<${Page} title=${visible(work.name)} heading=${html`<${Heading} work=${work} />`} actions=${actions} full=${now === "rows" || now === "pending"}>
     ${loaded.problem && html`<${Notice} tone="bad">${loaded.problem}<//>`}
     <${Summary} work=${work} />
+    ${work.state === "FAILED" && work.id.startsWith("batch_") && html`<${Refusal} id=${work.id} />`}
     <${Tabs} label="Views" now=${now} tabs=${tabs} />
     <${Tab} work=${work} onChange=${reload} />
   <//>`;

@@ -43,6 +43,15 @@ export async function findExports(work) {
   return files.flatMap(([label, id]) => (id === null ? [] : [[label, address(`v1/files/${encodeURIComponent(id)}/content`).href]]));
 }
 
+/**
+ * What a row is to the reader: what was never run of a job that was given up does not wait, though it can be run still.
+ * @param {{state: string}} work @param {string} status
+ */
+export const shownStatus = (work, status) => (status === "PENDING" && /^(CANCELLED|EXPIRED)$/.test(work.state) ? work.state : status);
+
+/** By which status rows that were never run are asked for: of a job that was given up they are PENDING still. @param {{kind: string, state: string}} work */
+export const unrunStatus = (work) => (work.kind === "batch" ? shownStatus(work, "PENDING") : "PENDING");
+
 /** Whether rows of this status can be run again. @param {WorkEntry} work @param {string} status */
 export const canRunAgain = (work, status) => !work.id.startsWith("msgbatch_") && (work.kind === "job" ? /^(DONE|ERROR|NOT_FOUND|SKIPPED)$/ : /^ERROR$/).test(status);
 

@@ -11,7 +11,8 @@ import { Legend, Progress, settled } from "../parts/progress.js";
 import { Elapsed, Time } from "../parts/time.js";
 import { visible } from "../parts/value.js";
 import { link } from "../route.js";
-import { askCancel, askDelete, askReprocess, canRunAgain, findExports, hasEnded, steer, stopOperation } from "./actions.js";
+import { isAdmin } from "../store.js";
+import { askCancel, askDelete, askReprocess, canRunAgain, findExports, hasEnded, steer, stopOperation, unrunStatus } from "./actions.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
 
@@ -93,7 +94,7 @@ export function Summary({ work }) {
   const ended = hasEnded(work);
   const done = settled(work.counts);
   const range = work.etaRange;
-  const pick = (/** @type {string} */ name) => STATUS_OF[name] && work.counts[name] > 0 && link(`/work/${encodeURIComponent(work.id)}`, { status: STATUS_OF[name] });
+  const pick = (/** @type {string} */ name) => (work.counts[name] > 0 ? link(`/work/${encodeURIComponent(work.id)}`, { status: STATUS_OF[name] ?? unrunStatus(work) }) : undefined);
   return html`<section class="card summary" aria-label="Progress">
     <div class="summary-bar">
       <div class="line"><span class="grow"><b class="summary-done" data-figure="settled">${count(done)}</b> <span class="soft">of <span data-figure="total">${count(work.total)}</span> rows</span></span><b>${percent(done, work.total)}</b></div>
@@ -111,6 +112,7 @@ export function Summary({ work }) {
     </dl>
   </section>
   ${work.ingest?.problem && html`<${Notice} tone="bad">The table could not be read: ${visible(work.ingest.problem)}<//>`}
+  ${!ended && work.limit?.gate === "halted" && html`<${Halted} work=${work} limit=${work.limit} />`}
   ${work.operation && html`<${OperationStrip} work=${work} />`}`;
 }
 
@@ -133,13 +135,20 @@ function LimitTile({ work }) {
   const limit = work.limit;
   if (!limit) return html`<${Tile} label="Calls at a time" value="–" more="no limit so far" />`;
   const gate = limit.gate === "halted" ? "stopped" : limit.gate === "waiting" && limit.gateUntil ? `waits, goes on ${ago(moment(limit.gateUntil), now.value)}` : null;
-  const why = [gate, limit.gate && (limit.gateMessage ?? limit.gateCode), limit.why && lastMove(limit.why), limit.movedAt && ago(moment(limit.movedAt), now.value)].filter(Boolean).join(", ");
+  const why = [gate, limit.gate === "waiting" && (limit.gateMessage ?? limit.gateCode), limit.why && lastMove(limit.why), limit.movedAt && ago(moment(limit.movedAt), now.value)].filter(Boolean).join(", ");
   const ended = hasEnded(work);
   const told = ended ? "as it is now" : visible(why) || "as configured";
   const pace = limit.perSecond === null ? null : `${rate(limit.perSecond)}/s`;
   const calls = limit.calls === null ? pace ?? "–" : count(Math.floor(limit.calls));
   const value = html`${calls}${limit.ceiling ? html` <span class="soft small">of ${count(limit.ceiling)}</span>` : null}${pace && limit.calls !== null ? html` <span class="soft small">· ${pace}</span>` : null}`;
   return html`<${Tile} label="Calls at a time" value=${value} more=${told} title=${visible([work.provider, work.model, ended ? "" : why].filter(Boolean).join(" · "))} />`;
+}
+
+/** Why nothing of it is called, and who can change that. @param {{work: WorkDetail, limit: import("../work_types.js").Limit}} props */
+function Halted({ work, limit }) {
+  const providers = isAdmin.value && html`<${Button} small href="#/providers">Providers<//>`;
+  return html`<${Notice} tone="bad" action=${providers}><b><bdi>${visible(work.model ?? "The model")}</bdi> is not called:</b> <bdi>${visible(limit.gateMessage ?? limit.gateCode ?? "")}</bdi>
+    <div class="soft small">It is tried again now and then. ${isAdmin.value ? "Once the cause is gone, “Call again” under Providers opens it at once." : "An operator who has mended the cause opens it at once."}</div><//>`;
 }
 
 /** @param {{work: WorkDetail}} props */

@@ -44,7 +44,7 @@ function plainText(content) {
 function names(sample, side, known = []) {
   const found = new Set(known);
   for (const item of sample) if (isObject(item[side])) for (const name of Object.keys(item[side])) found.add(name);
-  return [...found].slice(0, MAX_COLUMNS);
+  return [...found];
 }
 
 /**
@@ -60,14 +60,14 @@ function width(label, texts) {
 
 /**
  * @param {Item[]} sample rows from which columns and widths are taken
- * @param {{kind: "job" | "batch", total: number, inputColumns: string[], columns: string[], isSelected: (index: number) => boolean}} about `inputColumns` and `columns` are known before rows are
+ * @param {{kind: "job" | "batch", total: number, inputColumns: string[], columns: string[], statusOf: (status: string) => string, isSelected: (index: number) => boolean}} about `inputColumns` and `columns` are known before rows are
  * @returns {GridColumn[]}
  */
-export function rowColumns(sample, { kind, total, inputColumns, columns, isSelected }) {
+export function rowColumns(sample, { kind, total, inputColumns, columns, statusOf, isSelected }) {
   const fixed = [
     { id: "#check", label: "Select", unlabelled: true, width: fixedPx(34), pinned: true, cell: (/** @type {Item} */ _item, /** @type {number} */ index) => html`<${GridCheck} index=${index} selected=${isSelected(index)} />` },
     { id: "#row", label: "Row", width: fixedPx(26 + 8 * Math.max(4, count(total).length)), pinned: true, number: true, cell: (/** @type {Item | undefined} */ item, /** @type {number} */ index) => html`<span class="soft">${count(item?.row ?? index + 1)}</span>` },
-    { id: "#status", label: "Status", width: fixedPx(108), pinned: true, cell: (/** @type {Item | undefined} */ item) => item && html`<${StatusChip} status=${item.status} />` },
+    { id: "#status", label: "Status", width: fixedPx(108), pinned: true, cell: (/** @type {Item | undefined} */ item) => item && html`<${StatusChip} status=${statusOf(item.status)} />` },
   ];
   const ends = [
     { id: "#attempts", label: "Attempts", width: fixedPx(76), number: true, cell: (/** @type {Item} */ item) => (typeof item.attempts === "number" ? count(item.attempts) : "") },
@@ -97,8 +97,8 @@ function tableColumns(sample, inputColumns, columns) {
     ["input", names(sample, "input", inputColumns)],
     ["result", names(sample, "result", columns)],
   ];
-  return sides.flatMap(([side, found]) =>
-    found.map((name) => {
+  return sides.flatMap(([side, found]) => [
+    ...found.slice(0, MAX_COLUMNS).map((name) => {
       const text = (/** @type {Item} */ item) => (isObject(item[side]) ? cellText(item[side][name]) : "");
       const isNumber = sample.some((item) => text(item) !== "") && sample.every((item) => text(item) === "" || typeof item[side]?.[name] === "number" || item[side]?.[name] instanceof Exact);
       return {
@@ -106,8 +106,12 @@ function tableColumns(sample, inputColumns, columns) {
         width: width(name, sample.map(text)), cell: (/** @type {Item} */ item) => html`<bdi>${text(item)}</bdi>`,
       };
     }),
-  );
+    ...(found.length > MAX_COLUMNS ? [leftOut(side, found.length - MAX_COLUMNS)] : []),
+  ]);
 }
+
+/** In the place of columns that are more than a grid can draw at speed. @param {string} side @param {number} number @returns {GridColumn} */
+const leftOut = (side, number) => ({ id: `${side}#more`, label: `+ ${count(number)} more`, group: side, width: fixedPx(96), cell: () => html`<span class="faint" title="The open row has all columns">…</span>` });
 
 /** The column of errors is there once a row has one. @param {Item[]} sample */
 function errorColumn(sample) {

@@ -10,7 +10,7 @@ import { Loading, useLoad } from "../parts/load.js";
 import { Notice } from "../parts/notice.js";
 import { Time } from "../parts/time.js";
 import { fullText, readable, stringify, visible } from "../parts/value.js";
-import { askReprocess, canRunAgain, workPath } from "./actions.js";
+import { askReprocess, canRunAgain, shownStatus, workPath } from "./actions.js";
 import { mayDiffer, movesOf, refreshWaitMs } from "./row_source.js";
 
 /** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
@@ -43,7 +43,7 @@ export function RowDrawer({ work, row, onMove, onClose, onChange, refreshes }) {
   const tools = html`
     <${Button} kind="quiet" icon="chevron-up" label="Row before (k)" disabled=${row <= 1} onClick=${() => onMove(-1)} />
     <${Button} kind="quiet" icon="chevron-down" label="Next row (j)" disabled=${row >= work.total} onClick=${() => onMove(1)} />`;
-  const title = html`Row ${count(row)} ${loaded.data && html`<${StatusChip} status=${loaded.data.status} />`}`;
+  const title = html`Row ${count(row)} ${loaded.data && html`<${StatusChip} status=${shownStatus(work, loaded.data.status)} />`}`;
   return html`<${Drawer} title=${title} label="Row ${row}" tools=${tools} onClose=${onClose}>
     <${Loading} of=${loaded}>${(/** @type {any} */ item) => html`<${Inside} work=${work} item=${item} onChange=${onChange} />`}<//>
   <//>`;

@@ -12,7 +12,7 @@ import { Icon } from "../parts/icon.js";
 import { Notice } from "../parts/notice.js";
 import { query, setQuery } from "../route.js";
 import { notify } from "../store.js";
-import { askReprocess, askReprocessRows, canRunAgain } from "./actions.js";
+import { askReprocess, askReprocessRows, canRunAgain, shownStatus, unrunStatus } from "./actions.js";
 import { rowColumns } from "./row_columns.js";
 import { RowDrawer } from "./row_drawer.js";
 import { AllRows, FilteredRows, movesOf } from "./row_source.js";
@@ -24,7 +24,7 @@ import { AllRows, FilteredRows, movesOf } from "./row_source.js";
 const MAX_SELECTED = 10_000;
 const MAX_SAMPLE = 60;
 const COUNT_OF = /** @type {Record<string, string[]>} */ ({
-  DONE: ["done"], ERROR: ["failed"], NOT_FOUND: ["notFound"], SKIPPED: ["skipped"], PROCESSING: ["inFlight"], PENDING: ["pending", "retrying"],
+  DONE: ["done"], ERROR: ["failed"], NOT_FOUND: ["notFound"], SKIPPED: ["skipped"], PROCESSING: ["inFlight"], PENDING: ["pending", "retrying", "cancelled", "expired"],
 });
 
 /** Every row of the work, live. @param {{work: WorkDetail, onChange: () => void}} props */
@@ -164,8 +164,8 @@ function useColumns(work, source, isSelected) {
     if (at < MAX_SAMPLE / 3 && sample.current.size < 4 * MAX_SAMPLE) sample.current.set(`${shape}#${item.row}`, item);
   }
   const rows = [...sample.current.values()];
-  const shape = JSON.stringify([[...new Set(rows.map((item) => `${keys(item.input)}|${keys(item.result)}|${item.error !== null}`))].sort(), work.inputColumns, work.columns, count(work.total).length]);
-  if (shape !== known.current.shape) known.current = { shape, columns: rowColumns(rows, { kind: work.kind, total: work.total, inputColumns: work.inputColumns ?? [], columns: work.columns ?? [], isSelected: (index) => latest.current(index) }) };
+  const shape = JSON.stringify([[...new Set(rows.map((item) => `${keys(item.input)}|${keys(item.result)}|${item.error !== null}`))].sort(), work.inputColumns, work.columns, count(work.total).length, shownStatus(work, "PENDING")]);
+  if (shape !== known.current.shape) known.current = { shape, columns: rowColumns(rows, { kind: work.kind, total: work.total, inputColumns: work.inputColumns ?? [], columns: work.columns ?? [], statusOf: (status) => shownStatus(work, status), isSelected: (index) => latest.current(index) }) };
   const latest = useRef(isSelected);
   latest.current = isSelected;
   return known.current.columns;
@@ -177,10 +177,10 @@ const keys = (value) => (value !== null && typeof value === "object" ? Object.ke
 /** @param {any} props */
 function Toolbar({ work, source, filtered, onJump, selection, onChange }) {
   const { status = "", fingerprint = "", find = "", from = "" } = query.value;
-  const counted = (/** @type {string} */ name) => COUNT_OF[name].reduce((sum, key) => sum + (work.counts[key] ?? 0), 0);
+  const counted = (/** @type {string} */ name) => (COUNT_OF[name] ?? COUNT_OF.PENDING).reduce((sum, key) => sum + (work.counts[key] ?? 0), 0);
   const statuses = [
     { id: "", label: `All rows (${short(work.total)})` },
-    ...Object.keys(COUNT_OF).map((id) => ({ id, label: `${statusName(id)} (${short(counted(id))})` })),
+    ...Object.keys(COUNT_OF).map((id) => ({ id: id === "PENDING" ? unrunStatus(work) : id, label: `${statusName(shownStatus(work, id))} (${short(counted(id))})` })),
   ];
   const selected = selection.rows.value.size;
   const again = canRunAgain(work, status) && counted(status) > 0;
@@ -231,6 +231,6 @@ function NoRows({ work, source, filtered }) {
     const clear = html`<${Button} onClick=${() => setQuery({ status: null, fingerprint: null, find: null, from: null })}>Show all rows<//>`;
     return html`<div class="card grow"><${Empty} icon="search" title="No row fits this filter" action=${clear}>Rows change their status while the work runs.<//></div>`;
   }
-  if (work.state === "FAILED") return html`<div class="card grow"><${Empty} icon="circle-alert" title="No rows were read" action=${html`<${Button} kind="primary" href="#/new">New job<//>`}>${work.ingest?.problem ?? work.lastError}<//></div>`;
+  if (work.state === "FAILED") return html`<div class="card grow"><${Empty} icon="circle-alert" title="No rows were read" action=${html`<${Button} kind="primary" href="#/new">New job<//>`}>${work.ingest?.problem ?? work.lastError ?? "Nothing of the file was taken."}<//></div>`;
   return html`<div class="card grow"><${Empty} icon="hourglass" title="The rows are being read">They appear here as soon as the first are stored.<//></div>`;
 }
