@@ -22,6 +22,8 @@ PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 MODELS = ("penstock-small", "penstock-large")
 TOPICS = ("rivers", "turbines", "gates", "reservoirs", "valves", "spillways")
 KILL_WITHIN_S = 120
+STOP_WITHIN_S = 15
+INTERRUPTED = 130
 
 
 def write_requests(path: Path, count: int) -> None:
@@ -38,10 +40,32 @@ def write_requests(path: Path, count: int) -> None:
             file.write(json.dumps(request) + "\n")
 
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start `penstock run`, and show its command."""
+@contextlib.contextmanager
+def start(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `penstock run`, and show its command. What is left of it when the block ends is stopped."""
     print(f"$ penstock run {shlex.join(arguments)}", flush=True)
-    return subprocess.Popen([*PENSTOCK, "run", *arguments], start_new_session=True)
+    with subprocess.Popen([*PENSTOCK, "run", *arguments], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Let calls in flight end, as Ctrl-C does; kill what does not end in time, or at the next Ctrl-C."""
+    try:
+        send(process, signal.SIGINT)
+        process.wait(STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        send(process, signal.SIGKILL)
+
+
+def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to all processes of the run, if it has not ended."""
+    if process.poll() is None:
+        os.killpg(process.pid, number)
 
 
 def run(*arguments: str) -> int:
@@ -58,8 +82,7 @@ def kill_half_way(stats_url: str, calls: int, *arguments: str) -> None:
         deadline = time.monotonic() + KILL_WITHIN_S
         while process.poll() is None and read_calls(stats_url) < calls and time.monotonic() < deadline:
             time.sleep(0.05)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        send(process, signal.SIGKILL)
         process.wait()
     print(
         f"\n*** kill -9 after {read_calls(stats_url):,} calls. Everything it had is stored: the same command goes on.\n"
@@ -152,4 +175,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\ninterrupted: nothing of the demo is running any more", file=sys.stderr)
+        sys.exit(INTERRUPTED)
