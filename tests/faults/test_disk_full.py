@@ -22,6 +22,7 @@ from penstock.db.embedded.cluster import LOG, PGDATA, RESERVE
 from penstock.db.embedded.keeper import KEEPER_LOCK, try_lock
 from penstock.db.embedded.reserve import keep_reserve
 from penstock.db.migrate import migrate
+from penstock.db.pool import Connection
 from penstock.intake.sweep import purge_failed
 from penstock.mock.behaviour import Behaviour, Latency
 from tests.support.cli import ask, check_answers, ids_of, opened, run_cli, write_requests
@@ -150,14 +151,21 @@ def test_tables_cannot_grow_while_work_is_claimed(tmp_path: Path) -> None:
         # Past their start: a server process that begins or ends meanwhile may give back a page of the full disk.
         beating = "SELECT (count(*) = {})::int FROM penstock.workers WHERE heartbeat_at > started_at"
         bench.until(beating.format(len(WORKERS)))
-        server.data.fill()
-        bench.until("SELECT (count(*) = 0)::int FROM pg_stat_activity WHERE backend_type = 'autovacuum worker'")
-        server.data.fill()
-        assert with_connection(server.conninfo, lambda connection: resume_batch(connection, bench.batch_id))
-        for worker in workers:
-            until_said(worker, "claim failed, trying again", 3)
-            assert FULL in worker.log.read_text()
-        assert bench.calls() == bench.ask("SELECT count(*) FROM penstock.leases") == 0
+        vacuuming = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'autovacuum worker'"
+
+        async def resume_on_a_full_disk(connection: Connection) -> None:
+            server.data.fill()
+            wait_until(lambda: ask(looking, vacuuming) == 0, DEADLINE_S)
+            server.data.fill()
+            assert await resume_batch(connection, bench.batch_id)
+            for worker in workers:
+                until_said(worker, "claim failed, trying again", 3)
+                assert FULL in worker.log.read_text()
+            assert bench.calls() == ask(looking, "SELECT count(*) FROM penstock.leases") == 0
+
+        # Both are there before the disk is full: a new connection may find no room to begin.
+        with psycopg.connect(server.conninfo, autocommit=True) as looking:
+            with_connection(server.conninfo, resume_on_a_full_disk)
         server.data.make_room()
         finish(bench, workers)
 
