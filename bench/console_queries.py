@@ -85,7 +85,7 @@ def _pages(crowd: Crowd) -> Mapping[str, Operation]:
         "work: list of an owner": lambda c: _list_work(c, "bob"),
         "work: list, by a text that none has": lambda c: _list_work(c, None, "nowhere"),
         "work: a tick of one": lambda c: work.read_work(c, [batch], None),
-        "work: a page of one": lambda c: read_details(c, batch, None, for_admin=True),
+        "work: a page of one": lambda c: read_details(c, batch, None, grace_s=30, for_admin=True),
         "job: rows in view": lambda c: _rows(c, crowd, list(range(middle, middle + WINDOW))),
         "job: last rows": lambda c: _rows(c, crowd, list(range(crowd.rows - WINDOW, crowd.rows))),
         "job: rows that failed": lambda c: _rows_of(c, crowd, {"ERROR"}, 0),

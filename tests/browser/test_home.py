@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.browser import SET_HIDDEN, WatchedPage, serious_issues
 from tests.support.console import PRICE, start_requests, work_of
@@ -213,3 +214,66 @@ def test_escape_closes_the_menu_of_a_narrow_screen(page: Page, server: ServerPro
     expect(page.get_by_role("link", name="Sessions")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("link", name="Sessions")).to_be_hidden()
+
+
+def test_work_that_begins_between_the_list_and_the_first_tick_is_shown(page: Page, server: ServerProcess) -> None:
+    start_job(server, table(1), PRICE, filename="there-before.csv")
+    held: list[Route] = []
+    page.route("**/api/ticks?*", lambda route: held.append(route))
+    with page.expect_request("**/api/ticks?*"):
+        page.goto(f"{server.url}/console/")
+    shown = page.get_by_role("table", name="Jobs and batches").locator("tbody tr a.name")
+    expect(shown.first).to_have_text("there-before.csv")
+    until_state(server, start_job(server, table(1), PRICE, filename="in-between.csv"), "DONE")
+    held[0].continue_()
+    expect(page.locator(".live")).to_have_text("Live")
+    expect(shown.first).to_have_text("in-between.csv")
+    expect(shown.nth(1)).to_have_text("there-before.csv")
+
+
+NOTE_TICKS = """
+globalThis.ticks = [];
+globalThis.EventSource = class extends EventSource {
+  constructor(...given) {
+    super(...given);
+    this.addEventListener("message", ({data}) => ticks.push(data));
+  }
+};
+"""
+
+
+def test_ticks_that_come_before_the_list_are_kept_until_it_is_there(page: Page, server: ServerProcess) -> None:
+    start_job(server, table(1), PRICE, filename="read-before.csv")
+    read = server.ask("GET", "/api/work?pageSize=50").json
+    late = start_job(server, table(1), PRICE, filename="told-first.csv")
+    until_state(server, late, "DONE")
+    held: list[Route] = []
+    page.add_init_script(NOTE_TICKS)
+    page.route("**/api/work?*", lambda route: held.append(route))
+    with page.expect_request("**/api/work?*"):
+        page.goto(f"{server.url}/console/")
+    page.wait_for_function("id => ticks.some((tick) => tick.includes(id))", arg=late)
+    held[0].fulfill(json=read)
+    shown = page.get_by_role("table", name="Jobs and batches").locator("tbody tr a.name")
+    expect(shown.first).to_have_text("told-first.csv")
+    expect(shown.nth(1)).to_have_text("read-before.csv")
+
+
+def test_older_work_that_moves_up_into_the_ticks_is_not_new(page: Page, server: ServerProcess) -> None:
+    found: dict[str, Any] = work_of(server, start_job(server, table(1), PRICE, filename="any.csv"))
+
+    def entry(number: int) -> dict[str, Any]:
+        return found | {"id": f"job_{number:032x}", "name": f"job {number}", "fileName": None}
+
+    def event(numbers: Iterable[int], *gone: int) -> str:
+        tick = {"work": [entry(number) for number in numbers], "gone": [entry(number)["id"] for number in gone]}
+        return f"data: {json.dumps(tick)}\n\n"
+
+    newest = range(60, 10, -1)
+    ticks = "".join(["retry: 3600000\n\n", event(newest), event([10], 55), event([61])])
+    listed = {"work": [entry(number) for number in newest], "next": "batch_" + f"{11:032x}"}
+    page.route("**/api/work?*", lambda route: route.fulfill(json=listed))
+    page.route("**/api/ticks?*", lambda route: route.fulfill(content_type="text/event-stream", body=ticks))
+    page.goto(f"{server.url}/console/")
+    shown = page.get_by_role("table", name="Jobs and batches").locator("tbody tr a.name")
+    expect(shown).to_have_text([f"job {number}" for number in (61, *newest) if number != 55])

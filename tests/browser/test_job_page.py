@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+import penstock
 from tests.support.batch_api import jsonl
 from tests.support.browser import WatchedPage, serious_issues
+from tests.support.cli import run_cli
 from tests.support.console import PRICE, open_work, start_batch, work_of
 from tests.support.jobs import start_job, table, until_state
+from tests.support.mock_process import MockProcess
 from tests.support.server import ServerProcess
 from tests.support.wait import wait_until
 
@@ -370,3 +374,45 @@ def test_a_halted_model_is_told_with_what_to_do_and_times_are_told_in_full(
         expect(notice.get_by_role("link", name="Providers")).to_be_visible()
         span = page.locator(".tile-more").filter(has_text="1 min 17 s to 1 min 44 s")
         assert span.evaluate("one => one.scrollWidth <= one.clientWidth && one.scrollHeight <= one.clientHeight")
+
+
+def picky(number: int) -> int:
+    if number == 2:
+        raise penstock.Fail("hopeless")
+    return number
+
+
+def begin_run(folder: Path, database: str, upstream: MockProcess) -> str:
+    good, bad = (json.loads(line) for line in jsonl(2).splitlines())
+    del bad["body"]["messages"]
+    source = folder / "requests.jsonl"
+    source.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+    where = ("--base-url", upstream.base_url, "--database-url", database, "--json")
+    name: str = run_cli("run", source, "-o", folder / "answers.jsonl", *where, cwd=folder).expect(3).summary["batch"]
+    return name
+
+
+@pytest.mark.parametrize("kind", ["run", "map"])
+def test_a_run_that_nothing_works_off_says_who_goes_on_with_it(
+    page: Page, server: ServerProcess, console_database: str, upstream: MockProcess, tmp_path: Path, kind: str
+) -> None:
+    if kind == "run":
+        name = begin_run(tmp_path, console_database, upstream)
+        goes_on = "the penstock run command that began it goes on with it."
+    else:
+        list(penstock.map(picky, [1, 2], name="picky", database_url=console_database))
+        name = server.ask("GET", "/api/work?pageSize=1").json["work"][0]["id"]
+        goes_on = "the program with penstock.map(name='picky') that began it goes on with it."
+    open_work(page, server, name)
+    expect(page.locator(".heading")).to_contain_text("Done")
+    expect(page.get_by_role("main")).not_to_contain_text("Nothing works it off")
+    page.get_by_role("button", name="Run failures again").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"Nothing works it off now: {goes_on}")
+    dialog.get_by_role("button", name="Run again").click()
+    notice = page.locator(".notices").get_by_role("status")
+    expect(notice).to_contain_text(f"The failed requests wait to be run again.Nothing works it off now: {goes_on}")
+    expect(page.get_by_role("main").get_by_role("status")).to_contain_text(goes_on)
+    assert serious_issues(page) == []
+    server.ask("POST", f"/api/work/{name}/cancel")
+    expect(page.get_by_role("main")).not_to_contain_text("Nothing works it off")

@@ -159,3 +159,14 @@ def test_a_page_of_another_origin_changes_nothing_and_shows_nothing(
         assert answers[target], "nothing reached the server: the test tests nothing"
         assert set(answers[target]) <= {401, 403, 405}, answers[target]
     assert ground.ok("alice", "GET", f"/v1/webhook_endpoints/{kept}")["signing_secret_hint"] == hint
+
+
+def test_signing_out_ends_the_other_tabs_of_the_browser(visitor: WatchedPage, ground: TenantGround) -> None:
+    page = visitor.page
+    sign_in(page, ground, "alice")
+    other = page.context.new_page()
+    other.goto(f"{ground.server.url}/console/")
+    expect(other.locator(".live")).to_have_text("Live")
+    page.get_by_role("button", name="Sign out").click()
+    expect(other.get_by_label("API key", exact=True)).to_be_visible()
+    expect(other.locator(".live")).to_have_count(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pytest
@@ -211,6 +211,7 @@ async def a_page_of_one(crowd: Crowd, connection: Connection) -> None:
     await work.read_paces(connection, [one])
     await work.read_latency(connection, crowd.batch)
     await work.read_limit(connection, one)
+    await work.explain_idle(connection, replace(one, pool="run:1"), 30.0)
 
 
 _OPERATIONS: list[Operation] = [

@@ -356,7 +356,7 @@ def make_server(
         ProcessMetrics(),
         memory,
         KeyWatch(database, config.serve.key_cache_s),
-        ticks.Ticks(database),
+        ticks.Ticks(database, config.liveness.heartbeat_grace_s),
     )
 
 

@@ -81,6 +81,11 @@ def not_found(kind_word: str, public_id: str, param: str | None = "id") -> ApiEr
     return ApiError(404, f"No such {kind_word} object: {public_id[:_MAX_ID_CHARS]}", param=param)
 
 
+def no_work(public_id: str, param: str = "id") -> ApiError:
+    """404 where the id may be a batch's or a job's."""
+    return ApiError(404, f"No such batch or job: {public_id[:_MAX_ID_CHARS]}", param=param)
+
+
 def conflict(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     """409. The official clients would repeat the call; a header tells them not to."""
     return ApiError(409, message, param=param, code=code, headers={"x-should-retry": "false"})

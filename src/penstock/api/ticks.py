@@ -20,7 +20,7 @@ from psycopg_pool import PoolClosed, PoolTimeout
 from starlette.responses import Response, StreamingResponse
 
 from penstock.api.endpoint import Call, Camel, Endpoint
-from penstock.api.errors import not_found
+from penstock.api.errors import no_work
 from penstock.api.multipart import invalid
 from penstock.api.work import WorkEntry, choose_owner, describe, parse_work_id, read_details
 from penstock.backoff import Backoff
@@ -116,7 +116,8 @@ class WatchedWork(Watched):
             return False
         details = None
         if found:
-            details = await read_details(connection, self._batch_id, None, for_admin=self._for_admin)
+            grace_s = self._ticks.grace_s
+            details = await read_details(connection, self._batch_id, None, grace_s=grace_s, for_admin=self._for_admin)
         self._figures, self._read_at = found, monotonic()
         if details is None:
             self.gone = True
@@ -182,8 +183,10 @@ def _event(content: msgspec.Struct) -> bytes:
 class Ticks:
     """Everything that the tabs of one process's consoles show."""
 
-    def __init__(self, database: Pool) -> None:
+    def __init__(self, database: Pool, grace_s: float) -> None:
         self._database = database
+        self.grace_s = grace_s
+        """How long a worker may be silent."""
         self._watched: dict[Hashable, tuple[Watched, asyncio.Task[None]]] = {}
         self.stopping = False
 
@@ -269,7 +272,7 @@ async def _find_work(call: Call[TicksQuery, None], text: str) -> UUID:
         async with borrowed(call.database) as connection:
             if await work.read_work(connection, [batch_id], call.caller.scope):
                 return batch_id
-    raise not_found("Work", text, "work")
+    raise no_work(text, "work")
 
 
 async def _stream(watching: contextlib.AbstractContextManager[Watched]) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.api.batches import Move, steer
 from penstock.api.endpoint import Call, Caller, Camel, Endpoint, Nothing
-from penstock.api.errors import conflict, not_found
+from penstock.api.errors import conflict, no_work
 from penstock.api.multipart import invalid
 from penstock.batches import jobs, reprocess, work
 from penstock.batches import steer as batch_steer
@@ -145,6 +145,8 @@ class WorkDetails(WorkEntry):
     """Of a job."""
     operation: WorkOperation | None
     """The one that is under way."""
+    idle: str | None
+    """Of a run whose workers are gone: who goes on with it. No server works it off."""
     input_columns: list[str]
     columns: list[str]
     """The result's."""
@@ -232,7 +234,7 @@ def work_id(call: Call[Any, Any], name: str = "work_id") -> UUID:
     """The id of work in the path."""
     found = parse_work_id(call.path[name])
     if found is None:
-        raise not_found("Work", call.path[name])
+        raise no_work(call.path[name])
     return found
 
 
@@ -240,7 +242,7 @@ async def find_owned(call: Call[Any, Any], connection: Connection, name: str = "
     """The caller's batch or job in the path."""
     batch = await get_batch(connection, work_id(call, name), call.caller.scope)
     if batch is None:
-        raise not_found("Work", call.path[name])
+        raise no_work(call.path[name])
     return batch
 
 
@@ -250,13 +252,21 @@ async def retrieve_work(call: Call[None, None]) -> WorkDetails:
 
 
 async def _read_one(call: Call[Any, Any], connection: Connection, id_: UUID) -> WorkDetails:
-    found = await read_details(connection, id_, call.caller.scope, for_admin=call.caller.role == "admin")
+    found = await read_details(
+        connection,
+        id_,
+        call.caller.scope,
+        grace_s=call.server.config.liveness.heartbeat_grace_s,
+        for_admin=call.caller.role == "admin",
+    )
     if found is None or found.id != call.path["work_id"]:
-        raise not_found("Work", call.path["work_id"])
+        raise no_work(call.path["work_id"])
     return found
 
 
-async def read_details(connection: Connection, id_: UUID, owner: str | None, *, for_admin: bool) -> WorkDetails | None:
+async def read_details(
+    connection: Connection, id_: UUID, owner: str | None, *, grace_s: float, for_admin: bool
+) -> WorkDetails | None:
     """Read everything that the page of a batch or a job shows; None if this owner has none of this id."""
     found = await work.read_work(connection, [id_], owner)
     if not found:
@@ -278,6 +288,7 @@ async def read_details(connection: Connection, id_: UUID, owner: str | None, *, 
         last_error=None if job is None else job.problem or job.last_error,
         ingest=WorkIngest(done=one.ingested_at is not None, rows=one.rows or 0, problem=one.problem) if job else None,
         operation=next((_operation(each) for each in operations if each.state == "running"), None),
+        idle=await work.explain_idle(connection, one, grace_s),
         input_columns=columns.input if columns else [],
         columns=columns.result if columns else [],
     )

@@ -58,6 +58,10 @@ def run_pool(batch_id: UUID) -> str:
     return f"run:{batch_id.hex}"
 
 
+def is_run_pool(pool: str) -> bool:
+    return pool.startswith("run:")
+
+
 async def take_up_run(
     connection: Connection, batch_id: UUID, *, key: str | None, target: str, window: timedelta | None, now: Now = None
 ) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from penstock.batches.runs import is_run_pool
 from penstock.db import sql
 from penstock.db.pool import Connection, Now, fetch_one
 from penstock.latency import latency_percentile_ms
@@ -41,6 +42,8 @@ class Work:
     batch_state: str
     pool: str
     given_name: str | None
+    map_name: str | None
+    """Of the rows of `penstock.map`."""
     created_at: datetime
     ended_at: datetime | None
     total: int
@@ -211,3 +214,14 @@ async def read_limit(connection: Connection, work: Work, *, now: Now = None) -> 
     parameters = {"provider": provider_in(work.pool), "route": work.route, "pool": work.pool, "now": now}
     row = await fetch_one(connection, _SQL["read_limit"], parameters)
     return LimitNow(*row) if row and any(value is not None for value in row) else None
+
+
+async def explain_idle(connection: Connection, work: Work, grace_s: float, *, now: Now = None) -> str | None:
+    """Say who goes on with a run that nothing works off now; None if its workers are alive, or it is for servers."""
+    if not is_run_pool(work.pool):
+        return None
+    parameters = {"pool": work.pool, "grace_s": grace_s, "now": now}
+    if await fetch_one(connection, _SQL["is_any_worker_alive"], parameters) == (True,):
+        return None
+    program = None if work.map_name is None else f"program with `penstock.map(name={work.map_name!r})`"
+    return f"Nothing works it off now: the {program or '`penstock run` command'} that began it goes on with it."

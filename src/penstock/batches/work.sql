@@ -41,7 +41,8 @@ SELECT k.id,
 -- name: read_work
 -- Reads the figures of some batches and jobs in one snapshot: they add up at every read, and are never counted from rows.
 -- Rows that wait for another try are summed over their deferrals, as many of these as the bound allows.
-SELECT b.id, b.owner, b.dialect, b.state, coalesce(m.pool, b.pool) AS pool, b.metadata ->> 'name' AS name, b.created_at,
+SELECT b.id, b.owner, b.dialect, b.state, coalesce(m.pool, b.pool) AS pool, b.metadata ->> 'name' AS name,
+       b.metadata ->> 'map' AS map, b.created_at,
        coalesce(b.completed_at, b.cancelled_at, b.expired_at, b.failed_at) AS ended_at, b.total,
        coalesce(l.in_flight, 0)::int4 AS in_flight,
        coalesce(b.completed, p.completed, 0)::int4 AS completed, coalesce(b.failed, p.failed, 0)::int4 AS failed,
@@ -72,6 +73,12 @@ SELECT b.id, b.owner, b.dialect, b.state, coalesce(m.pool, b.pool) AS pool, b.me
   LEFT JOIN LATERAL (SELECT filename FROM penstock.files WHERE id = b.file_id LIMIT 1) AS f ON true
  WHERE (b.deleted_at IS NULL AND (%(owner)s::text IS NULL OR b.owner = %(owner)s::text)) IS TRUE
  ORDER BY b.id DESC
+
+-- name: is_any_worker_alive
+-- Whether a worker of a pool has a heartbeat within the grace. The table has a row per worker.
+SELECT EXISTS (
+  SELECT FROM penstock.workers
+   WHERE pool = %(pool)s AND heartbeat_at > @now - make_interval(secs => %(grace_s)s))
 
 -- name: read_rates
 -- Reads how much of some batches was decided in the last minute, and for how long of it they were at work.

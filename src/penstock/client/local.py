@@ -15,12 +15,14 @@ from starlette.types import ASGIApp
 
 from penstock.api.app import create_app, make_server
 from penstock.batches.run_again import retry_batch
+from penstock.batches.runs import is_run_pool
+from penstock.batches.work import explain_idle, read_work
 from penstock.client.api import Purged
 from penstock.client.asgi import AsgiTransport
 from penstock.client.disk import give_back_space
 from penstock.config import Config
 from penstock.db import sql
-from penstock.db.pool import Pool, borrowed, fetch_one, open_pool
+from penstock.db.pool import Pool, borrowed, open_pool
 from penstock.db.start import explain_database_errors, migrate_database, start_database
 from penstock.dispatch.providers import Providers
 from penstock.model import new_id
@@ -30,7 +32,6 @@ from penstock.worker.identity import register_identity
 
 _SQL = sql.load("penstock.client", "local.sql")
 NOT_SERVED = "Nothing works it off until a server runs on this data: penstock serve"
-NOT_RUNNING = "Nothing works it off now: the `penstock run` command that began it goes on with it."
 _OWNER = "local"
 _RUN_AGAIN = "What was stored is safe: once the database works again, run the command again."
 
@@ -52,12 +53,11 @@ class LocalTransport(AsgiTransport):
 
     async def say_idle(self, name: str) -> str | None:
         """What is to be done so that the batch or job of this id is worked off; None if it is."""
-        parameters = {"id": _uuid(name), "grace_s": self._grace_s}
         async with borrowed(self._database) as connection:
-            row = await fetch_one(connection, _SQL["is_run_worked_off"], parameters)
-        if row is None or row == (False, False):
-            return None if await self.is_served() else NOT_SERVED
-        return None if row[1] else NOT_RUNNING
+            found = await read_work(connection, [_uuid(name)], None)
+            if found and is_run_pool(found[0].pool):
+                return await explain_idle(connection, found[0], self._grace_s)
+        return None if await self.is_served() else NOT_SERVED
 
     async def retry_run(self, name: str) -> int | None:
         """Let the failed rows of a run over a table be called again by its command. Returns how many."""

@@ -4,11 +4,3 @@ SELECT EXISTS (
   SELECT FROM penstock.workers
    WHERE (pool = 'serve' OR pool LIKE 'serve:%%')
      AND heartbeat_at > now() - make_interval(secs => %(grace_s)s));
-
--- name: is_run_worked_off
--- Whether a batch is one of `penstock run`, and whether a worker of that run has a heartbeat within the grace.
-SELECT b.pool LIKE 'run:%%',
-       EXISTS (SELECT FROM penstock.workers w
-                WHERE w.pool = b.pool AND w.heartbeat_at > now() - make_interval(secs => %(grace_s)s))
-  FROM penstock.batches b
- WHERE b.id = %(id)s AND (b.deleted_at IS NULL) IS TRUE;

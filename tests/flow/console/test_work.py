@@ -160,7 +160,8 @@ def test_one_batch_with_its_limit_and_rows_that_are_tried_again(server: ServerPr
 
 def test_ids_that_are_none(server: ServerProcess, job: str) -> None:
     for name in ("nonsense", f"job_{'0' * 32}", job.replace("job_", "batch_"), job.replace("job_", "file-")):
-        assert server.ask("GET", f"/api/work/{name}").status == 404
+        answer = server.ask("GET", f"/api/work/{name}")
+        assert (answer.status, answer.json["error"]["message"]) == (404, f"No such batch or job: {name}")
     assert server.ask("GET", "/api/ticks?work=nonsense").status == 404
     assert server.ask("GET", "/api/ticks").status == 400
     assert server.ask("GET", f"/api/ticks?home=1&work={job}").status == 400

@@ -1,6 +1,6 @@
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { call } from "./api.js";
+import { address, call } from "./api.js";
 import { html } from "./html.js";
 import { Button } from "./parts/button.js";
 import { Icon } from "./parts/icon.js";
@@ -51,8 +51,13 @@ export function Bar({ onHelp }) {
   </header>`;
 }
 
+/** Leads the other tabs of this browser out, too: their streams would go on. */
+const signedOut = new BroadcastChannel(`signed out of ${address("")}`);
+signedOut.onmessage = leaveForSignIn;
+
 async function signOut() {
   await call("DELETE", "console/session");
+  signedOut.postMessage(null);
   leaveForSignIn();
 }
 

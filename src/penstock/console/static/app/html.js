@@ -3,3 +3,6 @@ import htm from "htm";
 import { h } from "preact";
 
 export const html = htm.bind(h);
+
+/** A text of the server's, what it has in backticks as code. @param {string} text */
+export const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? html`<code>${part}</code>` : part));

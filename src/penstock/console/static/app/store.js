@@ -28,7 +28,7 @@ export function leaveForSignIn() {
 
 // -- notices
 
-/** @typedef {{id: number, tone: "good" | "bad" | "calm", text: string, detail?: string}} NoticeEntry */
+/** @typedef {{id: number, tone: "good" | "bad" | "calm", text: string, detail?: any}} NoticeEntry */
 
 const MAX_NOTICES = 4;
 const SHOWN_MS = 6000;
@@ -37,7 +37,7 @@ export const notices = signal(/** @type {NoticeEntry[]} */ ([]));
 
 /**
  * Tell the reader something in passing. What went wrong stays until it is closed.
- * @param {"good" | "bad" | "calm"} tone @param {string} text @param {string} [detail]
+ * @param {"good" | "bad" | "calm"} tone @param {string} text @param {any} [detail]
  */
 export function notify(tone, text, detail) {
   const entry = { id: ++lastNotice, tone, text, detail };

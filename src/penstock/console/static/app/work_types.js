@@ -44,6 +44,7 @@
  * @property {string | null} lastError
  * @property {{done: boolean, rows: number, problem: string | null} | null} ingest
  * @property {{id: string, row: number, requeued: number, createdAt: string} | null} operation the one that is under way
+ * @property {string | null} idle who goes on with a run that nothing works off now
  * @property {string[]} inputColumns
  * @property {string[]} columns
  */

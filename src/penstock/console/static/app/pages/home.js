@@ -22,6 +22,7 @@ import { follow } from "../ticks.js";
 
 /** @typedef {import("../work_types.js").WorkEntry} WorkEntry */
 /** @typedef {{work: WorkEntry[], next: string | null}} WorkPage */
+/** @typedef {{work: WorkEntry[], gone: string[]}} Tick */
 
 const PAGE_SIZE = 50;
 const KINDS = [
@@ -104,6 +105,9 @@ function join(first, second) {
   return { work: [...first.work, ...second.work.filter((entry) => !known.has(entry.id))], next: second.next };
 }
 
+/** Ids are in the order of creation, behind the prefix of their kind. @param {WorkEntry} one @param {WorkEntry | undefined} other */
+const isNewer = (one, other) => !other || one.id.slice(one.id.indexOf("_")) > other.id.slice(other.id.indexOf("_"));
+
 /**
  * Keep the list current: what is shown changes in its place; what is new is put on top, or counted while a filter is on,
  * because only the server knows whether it fits.
@@ -116,9 +120,31 @@ function useLive(list, filtered, owner, setArrived) {
   const { set, reload } = list;
   const data = useLatest(list.data);
   const narrowed = useLatest(filtered);
+  const waiting = useRef(/** @type {Tick[]} */ ([]));
+  const seen = useRef(/** @type {Set<string> | null} */ (null));
+  /** Take the ticks so far, once there is a list: they may come before it. */
+  const take = () => {
+    while (data.current && waiting.current.length) {
+      const page = data.current;
+      const { work, gone } = /** @type {Tick} */ (waiting.current.shift());
+      // The first tick has what there was before, and what began since the list was read.
+      seen.current ??= new Set(work.filter((entry) => narrowed.current || !isNewer(entry, page.work[0])).map(({ id }) => id));
+      const known = new Set([...seen.current, ...page.work.map(({ id }) => id)]);
+      // Where newer work is deleted, older work moves up into the tick.
+      const fresh = work.filter((entry) => !known.has(entry.id) && (!page.next || isNewer(entry, page.work.at(-1))));
+      for (const { id } of work) seen.current.add(id);
+      if (narrowed.current && fresh.length) setArrived((before) => before + fresh.length);
+      const changed = new Map(work.map((entry) => [entry.id, entry]));
+      const left = new Set(gone);
+      const merged = page.work.map((entry) => changed.get(entry.id) ?? entry).filter(({ id }) => !left.has(id));
+      data.current = { ...page, work: narrowed.current ? merged : [...fresh, ...merged].sort((one, other) => (isNewer(one, other) ? -1 : 1)) };
+      set(data.current);
+    }
+  };
+  useEffect(take, [list.data]);
   useEffect(() => {
-    // The first tick has what there was before: what comes later is new.
-    let seen = /** @type {Set<string> | undefined} */ (undefined);
+    waiting.current = [];
+    seen.current = null;
     let opened = false;
     return follow({
       query: { home: "true", ...(owner ? { owner } : {}) },
@@ -126,18 +152,9 @@ function useLive(list, filtered, owner, setArrived) {
         if (opened) reload();
         opened = true;
       },
-      onTick: ({ work, gone }) => {
-        const page = data.current;
-        seen ??= new Set(work.map((/** @type {WorkEntry} */ entry) => entry.id));
-        if (!page) return;
-        const changed = new Map(work.map((/** @type {WorkEntry} */ entry) => [entry.id, entry]));
-        const left = new Set(gone);
-        const known = new Set([...seen, ...page.work.map((entry) => entry.id)]);
-        const fresh = work.filter((/** @type {WorkEntry} */ entry) => !known.has(entry.id));
-        const merged = page.work.map((entry) => changed.get(entry.id) ?? entry).filter((entry) => !left.has(entry.id));
-        seen = new Set([...seen, ...changed.keys()]);
-        if (narrowed.current && fresh.length) setArrived((before) => before + fresh.length);
-        set({ ...page, work: narrowed.current ? merged : [...fresh, ...merged] });
+      onTick: (tick) => {
+        waiting.current.push(tick);
+        take();
       },
     });
   }, [owner]);

@@ -1,12 +1,13 @@
 // What can be done with a piece of work.
 import { address, call, get, newKey, post } from "../api.js";
 import { count, plural } from "../format.js";
-import { html } from "../html.js";
+import { html, withCode } from "../html.js";
 import { confirm } from "../parts/dialog.js";
 import { notify } from "../store.js";
 import { readStatuses } from "./row_statuses.js";
 
 /** @typedef {import("../work_types.js").WorkEntry} WorkEntry */
+/** @typedef {import("../work_types.js").WorkDetail} WorkDetail */
 /** @typedef {import("../work_types.js").Operation} Operation */
 /** @typedef {{scope: "job" | "items", itemIds?: string[], statuses?: string[], fingerprint?: string, resetAttempts?: boolean}} Wish */
 
@@ -77,7 +78,7 @@ export const askDelete = (work) =>
 
 /**
  * Ask, then run rows again: rows of a job as an operation of the server's, which goes on if this page is closed.
- * @param {WorkEntry} work
+ * @param {WorkDetail} work
  * @param {Wish} wish
  * @param {string} what which rows, in words: "812 failed rows"
  * @param {() => void} [onStart]
@@ -89,6 +90,7 @@ export function askReprocess(work, wish, what, onStart) {
     title: `Run ${what} again?`,
     text: html`
       <p>Each row keeps its result until it has a new one. Rows that have had all their attempts are left as they are.</p>
+      ${work.idle && html`<p>${withCode(work.idle)}</p>`}
       ${isJob && html`<label class="line"><input type="checkbox" onChange=${(/** @type {any} */ event) => (resetAttempts = event.currentTarget.checked)} />Give them all their attempts again</label>`}`,
     action: "Run again",
     run: async () => {
@@ -97,7 +99,8 @@ export function askReprocess(work, wish, what, onStart) {
         watchOperation(work, operationId);
       } else {
         await post(`${batchPath(work.id)}/retry`, wish.itemIds ? { request_ids: wish.itemIds } : wish.fingerprint ? { fingerprint: wish.fingerprint } : {});
-        notify("good", "The failed requests are run again.");
+        if (work.idle) notify("calm", "The failed requests wait to be run again.", withCode(work.idle));
+        else notify("good", "The failed requests are run again.");
       }
       onStart?.();
     },
@@ -106,7 +109,7 @@ export function askReprocess(work, wish, what, onStart) {
 
 /**
  * Ask, then run those of some rows again that can be: the server refuses all of them if it is asked for one that cannot.
- * @param {WorkEntry} work
+ * @param {WorkDetail} work
  * @param {number[]} rows
  * @param {{current: (row: number) => {id: string, status: string} | undefined, query: import("../api.js").Values}} source
  *   knows some of them; of the others, those that no longer fit its query are left out
@@ -141,7 +144,7 @@ export async function stopOperation(work, id) {
   }
 }
 
-/** Say how an operation ended, once it has. @param {WorkEntry} work @param {string} id */
+/** Say how an operation ended, once it has. @param {WorkDetail} work @param {string} id */
 async function watchOperation(work, id) {
   notify("calm", "The rows are being put back.", "You can leave this page: the server goes on with it.");
   for (;;) {
@@ -157,7 +160,7 @@ async function watchOperation(work, id) {
     if (operation.state === "RUNNING") continue;
     if (stopped.has(id)) return;
     const worn = operation.wornOut ? ` ${count(operation.wornOut)} have no attempts left.` : "";
-    if (operation.state === "DONE") notify("good", `${plural(operation.requeued, "row")} put back to run again.${worn}`);
+    if (operation.state === "DONE") notify(work.idle ? "calm" : "good", `${plural(operation.requeued, "row")} put back to run again.${worn}`, work.idle && withCode(work.idle));
     else notify("bad", operation.error ?? `The operation was ${operation.state.toLowerCase()}.`);
     return;
   }

@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { now } from "../clock.js";
 import { ago, count, duration, milliseconds, moment, percent, rate, short } from "../format.js";
-import { html } from "../html.js";
+import { html, withCode } from "../html.js";
 import { Button } from "../parts/button.js";
 import { Chip, StateChip } from "../parts/chip.js";
 import { Id } from "../parts/copy.js";
@@ -113,6 +113,7 @@ export function Summary({ work }) {
   </section>
   ${work.ingest?.problem && html`<${Notice} tone="bad">The table could not be read: ${visible(work.ingest.problem)}<//>`}
   ${!ended && work.limit?.gate === "halted" && html`<${Halted} work=${work} limit=${work.limit} />`}
+  ${!ended && work.idle && html`<${Notice}>${withCode(work.idle)}<//>`}
   ${work.operation && html`<${OperationStrip} work=${work} />`}`;
 }
 
