@@ -92,8 +92,17 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES_OF_DOCS, REPOSITORY / "README.md"], ids=lambda page: page.name)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-        assert "://" in target or (page.parent / target).exists(), target
+    for target, heading in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8")):
+        if "://" not in target:
+            found = page.parent / target if target else page
+            assert found.exists(), target
+            assert not heading or heading in anchors_of(found), f"{target} has no heading #{heading}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES_OF_DOCS, ids=lambda page: page.name)

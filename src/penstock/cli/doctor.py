@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.client import print_json
+from penstock.cli.figures import count_text
 from penstock.cli.options import DatabaseOptions, database_options, load_config
 from penstock.cli.serve import ProviderOptions, name_providers, provider_options
 from penstock.errors import ExitCode, UsageError
@@ -61,7 +62,8 @@ def doctor(provider: ProviderOptions, workers: int, as_json: bool, database: Dat
     if as_json:
         print_json({"problems": problems, "warnings": warnings, "findings": [asdict(finding) for finding in found]})
     else:
-        click.echo(f"{len(found)} findings: {problems} problems, {warnings} warnings")
+        told = (count_text(len(found), "finding"), count_text(problems, "problem"), count_text(warnings, "warning"))
+        click.echo("{}: {}, {}".format(*told))
     raise SystemExit(ExitCode.OPERATIONAL if problems else ExitCode.OK)
 
 

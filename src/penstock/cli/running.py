@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TextIO
 from uuid import UUID
 
+import psycopg
 import uvloop
 
 from penstock.batches.create import hold_key
@@ -38,7 +39,7 @@ from penstock.cli.plan import Plan
 from penstock.cli.progress import Display
 from penstock.cli.stdout import keep_stdout
 from penstock.cli.store_run import RunInput, RunStore, path_text
-from penstock.cli.summary import print_summary
+from penstock.cli.summary import Failures, add_counts, print_summary, read_failures
 from penstock.cli.tables import OWNER
 from penstock.cli.work_run import RunWork
 from penstock.client.disk import forget_old
@@ -127,7 +128,7 @@ class _Run:
         exported = await self._export(conninfo, batches)
         await forget_old(database, self._config)
         code = ExitCode.FAILED_ROWS if any(missed(batch) for batch in batches) else ExitCode.OK
-        return self._end(batches, exported, code)
+        return await self._end(database, batches, exported, code)
 
     # -- the batches of this plan
 
@@ -259,16 +260,29 @@ class _Run:
     async def _say_unfinished(self, conninfo: str, database: Pool, batches: Sequence[Batch]) -> ExitCode:
         exported = await self._export(conninfo, batches) if self._plan.partial else None
         if self._interrupted.is_set():
-            return self._end(batches, exported, ExitCode.INTERRUPTED)
+            return await self._end(database, batches, exported, ExitCode.INTERRUPTED)
         async with database.connection() as connection:
             waits = await gates.list_closed(connection, run_pool(batches[-1].id))
         reasons = sorted({f"{gate.route}: {gate.message}" for gate in waits if gate.halted_at is not None})
-        return self._end(batches, exported, ExitCode.PAUSED, reasons)
+        return await self._end(database, batches, exported, ExitCode.PAUSED, reasons)
 
-    def _end(
-        self, batches: Sequence[Batch], exported: Exported | None, code: ExitCode, reasons: Sequence[str] = ()
+    async def _end(
+        self,
+        database: Pool,
+        batches: Sequence[Batch],
+        exported: Exported | None,
+        code: ExitCode,
+        reasons: Sequence[str] = (),
     ) -> ExitCode:
         """Print the summary in the display's place, and return the exit code."""
+        failures: list[Failures] = []
+        counts = add_counts(batches)
+        if counts.failed + counts.not_found:
+            # What was done is told, whether the database can still say this or not.
+            with contextlib.suppress(psycopg.Error):
+                async with database.connection() as connection:
+                    failures = await read_failures(connection, batches)
         self._display.__exit__(None, None, None)
-        print_summary(self._plan, batches, exported, monotonic() - self._started_at, code, self._out, reasons)
+        seconds = monotonic() - self._started_at
+        print_summary(self._plan, batches, exported, seconds, code, self._out, reasons, failures)
         return code

@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TextIO
 
 import click
 
+from penstock.batches.error_groups import list_error_groups
 from penstock.batches.read import Batch
 from penstock.cli.figures import count_text
 from penstock.cli.known_run import missed, public_name
 from penstock.cli.plan import Plan
 from penstock.cli.progress import duration
-from penstock.errors import ExitCode
+from penstock.db.pool import Connection
+from penstock.errors import ExitCode, plain
 from penstock.export.jsonl import Exported
 from penstock.model import Counts
+
+# Kinds of failures that are told, and kinds of a batch that are read: of more, it is the most frequent of these.
+_KINDS_TOLD = 3
+_KINDS_READ = 1_000
+_REASON_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Failures of one kind: how many, and what one of them says."""
+
+    count: int
+    reason: str
+
+
+async def read_failures(connection: Connection, batches: Sequence[Batch]) -> list[Failures]:
+    """Read why rows of a run failed: the kinds with most rows."""
+    counts: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
+    for batch in batches:
+        for group in await list_error_groups(connection, batch.id, None, _KINDS_READ):
+            said = group.message if group.message.startswith("HTTP ") else f"{group.code}: {group.message}"
+            counts[group.fingerprint] += group.rows
+            reasons[group.fingerprint] = plain(said, _REASON_CHARS)
+    return [Failures(count, reasons[kind]) for kind, count in counts.most_common(_KINDS_TOLD)]
 
 
 def print_summary(
@@ -28,12 +56,13 @@ def print_summary(
     code: ExitCode,
     out: TextIO,
     reasons: Sequence[str] = (),
+    failures: Sequence[Failures] = (),
 ) -> None:
     """Print the figures, the files written, and what can be done now. It goes to standard error where the answers go to
     standard output."""
     file = sys.stderr if plan.to_stdout else out
     if plan.as_json:
-        print(json.dumps(_as_dict(batches, exported, seconds, code, reasons)), file=file, flush=True)
+        print(json.dumps(_as_dict(batches, exported, seconds, code, reasons, failures)), file=file, flush=True)
         return
     counts = add_counts(batches)
     unit = "request" if plan.rows is None else "row"
@@ -44,6 +73,9 @@ def print_summary(
         click.echo(f"  {'job' if batch.dialect == 'job' else 'batch':<7} {public_name(batch)}", file=file)
     for reason in reasons:
         click.echo(f"  reason  {reason}", err=True)
+    # What the reason of a pause says is not said twice.
+    for kind in () if reasons else failures:
+        click.echo(f"  reason  {kind.count:,} × {kind.reason}", file=file)
     for line in _what_next(plan, batches, exported, code):
         click.echo(line, file=file)
 
@@ -98,7 +130,12 @@ def _figures(counts: Counts, unit: str) -> str:
 
 
 def _as_dict(
-    batches: Sequence[Batch], exported: Exported | None, seconds: float, code: ExitCode, reasons: Sequence[str]
+    batches: Sequence[Batch],
+    exported: Exported | None,
+    seconds: float,
+    code: ExitCode,
+    reasons: Sequence[str],
+    failures: Sequence[Failures],
 ) -> dict[str, object]:
     return {
         "batch": public_name(batches[-1]),
@@ -108,5 +145,6 @@ def _as_dict(
         "output": str(exported.output) if exported else None,
         "errors": str(exported.errors) if exported and exported.errors else None,
         "reasons": list(reasons),
+        "failures": [asdict(kind) for kind in failures],
         "exit_code": code,
     }

@@ -152,6 +152,12 @@ def plan_rows(paths: Sequence[Path], options: TableOptions, target: Target) -> R
     """Plan what is done with the rows of a table; checked as far as it can be without a row."""
     from penstock.intake.local_table import find_table
 
+    one_at_a_time = [path for path in paths if _plain_name(path).endswith((*_TEXT, ".xlsx"))]
+    if len(paths) > 1 and one_at_a_time:
+        raise UsageError(
+            f"{one_at_a_time[0]}: files of requests and tables are run one at a time",
+            hint="Give the command once for each of them. Only images may be several files.",
+        )
     definition = options.definition("run")
     if definition is None and target.processor is None:
         raise UsageError(

@@ -20,6 +20,7 @@ from penstock.cli.plan import Plan
 from penstock.cli.progress import Display, duration
 from penstock.config import Config
 from penstock.db.pool import Pool
+from penstock.dispatch.throttle import Throttle
 from penstock.limits.sharing import ProviderLimits
 from penstock.model import BatchState
 from penstock.worker.processes import InProcessWorker, RunWorkers, Workers
@@ -37,6 +38,7 @@ class RunWork:
         self._database = database
         self._display = display
         self._workers: Workers | None = None
+        self._throttle: Throttle | None = None
         self._signals = 0
 
     @property
@@ -77,8 +79,8 @@ class RunWork:
             yield RunWorkers(config, pool, plan.target, plan.workers, verbose=plan.verbose, stop_after=stop_after)
             return
         limits = ProviderLimits(config, self._database)
-        throttle = limits.of_run(plan.target, pool)
-        async with limits.running(), plan.target.dispatcher(config, throttle) as dispatcher:
+        self._throttle = limits.of_run(plan.target, pool)
+        async with limits.running(), plan.target.dispatcher(config, self._throttle) as dispatcher:
             yield InProcessWorker(config, self._database, pool, dispatcher, stop_after=stop_after)
 
     async def _conclude(self, batch_id: UUID) -> Batch:
@@ -116,7 +118,7 @@ class RunWork:
                     (halted and halted.issuperset(work)) or batch.state is BatchState.PAUSED
                 ):
                     return
-                note = note or _waiting(waits)
+                note = note or _waiting(waits) or _pacing(self._throttle)
             if batch is not None:
                 self._display.counts(batch.counts, workers.in_flight, note)
             if self._signals:
@@ -133,3 +135,11 @@ def _waiting(waits: list[gates.Gate]) -> str:
         return f"waiting: {gate.code}"
     left_s = (gate.not_before - datetime.now(UTC)).total_seconds()
     return f"waiting: {gate.code}" + (f" for {duration(left_s)}" if left_s >= 1 else "")
+
+
+def _pacing(throttle: Throttle | None) -> str:
+    """Text about the rate that calls wait for. Only where this process calls: other workers do not tell it."""
+    per_s = None if throttle is None else throttle.paced_per_s
+    if per_s is None:
+        return ""
+    return f"paced at {per_s:.3g} calls/s" if per_s >= 1 else f"paced at {60 * per_s:.3g} calls/min"

@@ -28,6 +28,7 @@ _ERROR_MAX_BYTES = 64 * 1024
 _MESSAGE_CHARS = 2_000
 # Statuses of a server that did not do it now, and may do it in a moment.
 _PASSING = (429, 502, 503, 504)
+_UNKNOWN = (404, 405)
 _HINTS = {
     401: "Set PENSTOCK_API_KEY to a key of this server; on the server, `penstock keys create` makes one.",
     403: "The key in PENSTOCK_API_KEY may not do this: ask the server's admin.",
@@ -280,11 +281,16 @@ class Api:
     async def _refused(self, answer: Answer) -> PenstockError:
         try:
             error = json.loads(await answer.whole(_ERROR_MAX_BYTES))["error"]
-            message, code = plain(str(error["message"]), _MESSAGE_CHARS), error.get("code")
+            message, code, param = plain(str(error["message"]), _MESSAGE_CHARS), error.get("code"), error.get("param")
         except (ValueError, TypeError, KeyError, AttributeError):
             return self._not_penstock(answer)
         status = answer.status
+        # Penstock names what it does not have; without a name, it is the path that this server does not know.
+        if status in _UNKNOWN and not (self.local or code or param):
+            return self._not_penstock(answer)
         hint = {**_HINTS, **(_LOCAL_HINTS if self.local else {})}.get(status)
+        if code == "unknown_url":
+            hint = "The server is of another release than this command, or --server has a path too many."
         if status >= 500:
             trace = answer.headers.get("x-request-id")
             message = f"{self._transport.place} failed: {message}" + (

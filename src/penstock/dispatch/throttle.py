@@ -359,6 +359,16 @@ class Throttle:
         """Calls of a route that are in flight or could be."""
         return self.routes[name].in_flight + sum(sharer.startable(name) for sharer in self._sharers)
 
+    @property
+    def paced_per_s(self) -> float | None:
+        """Calls a second at which those begin that wait for their rate alone; None if none does."""
+        rates = [
+            route.per_s
+            for name, route in self.routes.items()
+            if route.per_s is not None and route.in_flight < route.share and self.wanted(name) > route.in_flight
+        ]
+        return sum(rates) if rates else None
+
     def close(self) -> None:
         for timer in self._timers.values():
             timer.cancel()

@@ -10,6 +10,7 @@ from penstock.errors import ExitCode, PenstockError, UsageError
 
 _FILE_CODES = {"empty_file", "too_many_tasks"}
 """What the batch API has a word for when a file as a whole is at fault."""
+_LONGER = " `--set max_line_bytes=…` lets longer lines in."
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,11 @@ class IntakeRefused(UsageError):  # noqa: N818 - a verdict on the input, not a f
         count = f"more than {len(bad_lines)}" if more else f"{len(bad_lines)}"
         noun = "line is" if count == "1" else "lines are"
         listed = "".join(f"\n  {bad}" for bad in bad_lines)
+        is_long = any(bad.reason.endswith("(max_line_bytes)") for bad in bad_lines)
         return cls(
             f"{name}: {count} {noun} not valid; nothing was stored{listed}",
             code=bad_lines[0].code,
-            hint="Correct the lines listed, then give the file again.",
+            hint=f"Correct the lines listed, then give the file again.{_LONGER if is_long else ''}",
             bad_lines=bad_lines,
             more=more,
         )

@@ -81,13 +81,21 @@ def map(  # noqa: A001 -- it is one, and is called as `penstock.map`
     if not callable(function):
         raise UsageError(f"{function!r:.100} is no function", hint="Give the function itself, such as map(work, ...).")
     if not name or not name.isprintable() or len(name) > _MAX_NAME_CHARS:
-        raise UsageError(f"name={name!r:.100}", hint=f"A name is a text of 1 to {_MAX_NAME_CHARS} characters.")
+        raise UsageError(_name_fault(name), hint=f"A name is a text of 1 to {_MAX_NAME_CHARS} characters.")
     check_takes_one("penstock.map", getattr(function, "__name__", type(function).__name__), function, "row")
     config = load_config(data_dir, database_url, settings, concurrency=concurrency)
     return Map(_Plan(function, rows, name, ordered, workers, retry_failed, new), config)
 
 
 _MAX_NAME_CHARS = 200
+
+
+def _name_fault(name: str) -> str:
+    if not name:
+        return "the name is empty"
+    if len(name) > _MAX_NAME_CHARS:
+        return f"the name has {len(name):,} characters"
+    return f"the name {name!r} has characters that cannot be printed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from penstock.model import Again, Halt, Outcome, OutcomeState, Verdict
 
 NOTHING_SUCCEEDED = "nothing_succeeded"
 """Code of a gate that a fuse has closed."""
+# Statuses of an upstream that does not serve this path, or does not have this model.
+_WRONG_PLACE = (404, 405)
 
 
 class Fuse:
@@ -44,5 +46,6 @@ class Fuse:
         said = verdict.error_message or ""
         if not said.startswith("HTTP "):
             said = f"{verdict.error_code}: {said}"
-        message = f"nothing has succeeded yet, and {self._stop_after} calls failed alike: {said}"
+        check = " (check --base-url and the model's name)" if verdict.status_code in _WRONG_PLACE else ""
+        message = f"nothing has succeeded yet, and {self._stop_after} calls failed alike{check}: {said}"
         return Halt(NOTHING_SUCCEEDED, message, verdict.status_code)

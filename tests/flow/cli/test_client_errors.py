@@ -88,7 +88,10 @@ class Call(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def refuse(self, status: int, message: str, **headers: str) -> None:
-        error = {"message": message, "type": "x", "param": None, "code": None}
+        # Of what it does not have, Penstock says by which parameter it was named.
+        self.refuse_as(status, {"message": message, "type": "x", "param": "id", "code": None}, **headers)
+
+    def refuse_as(self, status: int, error: Json, **headers: str) -> None:
         self.answer(status, {"error": error}, length=0, **headers)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class's name
@@ -185,6 +188,23 @@ def test_no_server_and_no_data(tmp_path: Path) -> None:
 def test_something_else_answers(tmp_path: Path, script: Script) -> None:
     script.play = lambda call: call.answer(200, b"<html>", "text/html")
     ask(script, tmp_path, "ls").refuses(1, "does not answer like Penstock: HTTP 200, text/html", "--server")
+
+
+@pytest.mark.parametrize("status", [404, 405])
+@pytest.mark.parametrize("command", [("ls",), ("submit", "requests.jsonl")])
+def test_an_endpoint_of_models_is_no_server_of_penstock(
+    tmp_path: Path, script: Script, status: int, command: tuple[str, ...]
+) -> None:
+    write_requests(tmp_path / "requests.jsonl", 1)
+    unknown = {"message": "Nothing is served at /v1/batches.", "type": "x", "param": None, "code": None}
+    script.play = lambda call: call.refuse_as(status, unknown)
+    ask(script, tmp_path, *command).refuses(1, f"does not answer like Penstock: HTTP {status}", "Check --server")
+
+
+def test_a_server_of_another_release(tmp_path: Path, script: Script) -> None:
+    unknown = {"message": "Invalid URL (GET /v1/batches)", "type": "x", "param": None, "code": "unknown_url"}
+    script.play = lambda call: call.refuse_as(404, unknown)
+    ask(script, tmp_path, "ls").refuses(1, "Invalid URL (GET /v1/batches)", "another release")
 
 
 def test_a_redirect_is_told_not_followed(tmp_path: Path, script: Script) -> None:

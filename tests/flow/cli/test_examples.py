@@ -69,12 +69,14 @@ def test_ctrl_c_ends_all_that_the_demo_started(tmp_path: Path, prepared: Prepare
         started = psutil.Process(process.pid).children(recursive=True)
         try:
             interrupt(process)
-            ended = finish(process)
+            left = psutil.wait_procs(started, timeout=DEADLINE_S)[1]
         finally:
             for one in started:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
+        ended = finish(process)
+    assert len(started) >= 2
+    assert left == []
     ended.expect(130)
     assert "interrupted: nothing of the demo is running any more\n" in ended.stderr
-    assert len(started) >= 2
     wait_until(lambda: not (data_dir / PGDATA / "postmaster.pid").exists(), DEADLINE_S)

@@ -31,6 +31,7 @@ from tests.support.cli import (
     environment,
     finish,
     ids_of,
+    interrupt,
     read_lines,
     request_line,
     reset,
@@ -164,6 +165,7 @@ def test_the_summary_tells_everything_as_json(place: Place, mock: MockProcess) -
         "output": str(place.output),
         "errors": None,
         "reasons": [],
+        "failures": [],
         "exit_code": 0,
     }
 
@@ -288,6 +290,17 @@ def test_verbose_logs_to_standard_error(place: Place) -> None:
         ended = place.run(source, "--base-url", mock.base_url, "-v").expect(4)
     assert "ERROR" in ended.stderr
     assert "route small is halted" in ended.stderr
+
+
+def test_the_display_says_that_calls_wait_for_the_rate(place: Place, mock: MockProcess) -> None:
+    source = write_requests(place.directory / "requests.jsonl", 20)
+    command = ("run", source, "--base-url", mock.base_url, "-o", place.output, "--database-url", place.database_url)
+    with start_cli(*command, "--rpm", "6", cwd=place.directory) as process:
+        assert process.stderr is not None
+        shown = next(line for line in process.stderr if line.startswith(b"calling"))
+        interrupt(process)
+        finish(process).expect(130)
+    assert shown.endswith(b"  0 in flight  paced at 6 calls/min\n")
 
 
 def test_a_terminal_gets_a_bar(place: Place) -> None:

@@ -261,6 +261,17 @@ def test_one_line_and_what_was_skipped(place: Place) -> None:
 # -- stop before money burns
 
 
+_REASONED = """
+import penstock
+
+KINDS = [code for code in range(1, 7) for _ in range(code)]
+
+def work(item):
+    code = KINDS[int(item.custom_id[2:]) - 1]
+    raise penstock.Fail("long " * 200, code=f"e{code}")
+"""
+
+
 def test_a_stream_is_refused(place: Place, mock: MockProcess) -> None:
     line = request_line("a", "hello")
     line["body"]["stream"] = True
@@ -276,7 +287,8 @@ def test_a_run_pauses_where_nothing_succeeds(place: Place, mock: MockProcess, wo
     wrong = mock.base_url.replace("/v1", "/wrong")
     stopped = place.run("--base-url", wrong, "--workers", str(workers)).expect(4)
     assert "nothing has succeeded yet" in stopped.stderr
-    assert "HTTP 404" in stopped.stderr
+    assert "(check --base-url and the model's name): HTTP 404" in stopped.stderr
+    assert "×" not in stopped.stdout, "what the reason of the pause says is not said twice"
     assert call_count(mock) < 500
     ended = place.run("--base-url", mock.base_url).expect(0)
     assert "1,000 requests, 1,000 completed" in ended.stdout
@@ -288,7 +300,21 @@ def test_whoever_wants_to_go_on_can(place: Place) -> None:
     write_requests(place.source, 60)
     with start_mock_process("--reject-rate", "100%") as mock:
         go_on = ("--base-url", mock.base_url, "--set", "stop_after_failures=0")
-        assert place.run(*go_on, "--json").expect(3).summary["failed"] == 60
+        ended = place.run(*go_on, "--json").expect(3)
+        assert ended.summary["failed"] == 60
+        (kind,) = ended.summary["failures"]
+        assert kind["count"] == 60
+        assert kind["reason"].startswith("HTTP 400: ")
+        assert f"  reason  60 × {kind['reason']}\n" in place.run(*go_on).expect(3).stdout
+
+
+def test_the_most_frequent_reasons_are_told(place: Place) -> None:
+    write_requests(place.source, 21)
+    (place.folder / "rows.py").write_text(_REASONED)
+    ended = place.run("--processor", "rows:work").expect(3)
+    told = [line for line in ended.stdout.splitlines() if line.startswith("  reason  ")]
+    assert [line.partition(":")[0] for line in told] == ["  reason  6 × e6", "  reason  5 × e5", "  reason  4 × e4"]
+    assert all(len(line) < 250 for line in told)
 
 
 # -- disk

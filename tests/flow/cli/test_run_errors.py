@@ -107,6 +107,15 @@ def test_inputs_that_are_no_requests(
         assert ask(connection, "SELECT count(*) FROM penstock.files WHERE state = 'ready'") == 0
 
 
+@pytest.mark.parametrize("second", ["more.jsonl", "rows.csv", "book.xlsx"])
+@pytest.mark.parametrize("asked", [(), ("--prompt", "What is {{ it }}?", "--model", "small")])
+def test_several_files_of_requests(tmp_path: Path, source: Path, second: str, asked: tuple[str, ...]) -> None:
+    (tmp_path / second).touch()
+    rest = ("--base-url", "http://127.0.0.1:1/v1", *asked, "-o", "answers.csv")
+    run(tmp_path, source, second, *rest).refuses(2, "run one at a time", "Only images may be several files")
+    assert not (tmp_path / ".penstock").exists()
+
+
 # -- the target
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import penstock
-from tests.support.cli import environment
+from tests.support.cli import environment, run_cli
 from tests.support.prepared import Prepared
 from tests.support.wait import wait_until
 
@@ -169,6 +169,9 @@ def test_no_rows_and_wrong_rows(where: dict[str, Any]) -> None:
     for rows, said in [([{"n": float("nan")}], "row 0 .* nan"), ([1, object()], "row 1"), ("text", "rows is str")]:
         with pytest.raises(penstock.UsageError, match=said):
             list(penstock.map(square, rows, name="wrong", **where))
+    for name, said in [("", "the name is empty"), ("n" * 201, "the name has 201 "), ("a\n", r"the name 'a\\n' has")]:
+        with pytest.raises(penstock.UsageError, match=said):
+            penstock.map(square, [1], name=name, **where)
     with pytest.raises(penstock.UsageError, match=r"'<lambda>\(a, b\)' cannot be called with a row: missing"):
         penstock.map(lambda a, b: (a, b), [1], name="two", **where)
     with pytest.raises(penstock.UsageError, match="cannot import"):
@@ -244,3 +247,16 @@ def test_an_interrupt_lets_calls_end_and_the_next_start_goes_on(tmp_path: Path, 
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, timeout=90, check=False)
     assert (ended.returncode, ended.stdout.strip()) == (0, str(rows).encode()), ended.stderr.decode()
     assert set(Counter(calls.read_text().split()).values()) == {1}
+
+
+def test_commands_say_which_program_goes_on_with_a_map(where: dict[str, Any], tmp_path: Path) -> None:
+    def work(n: int) -> int:
+        if n == 2:
+            raise penstock.Fail("hopeless")
+        return n
+
+    list(penstock.map(work, [1, 2], name="left alone", **where))
+    database = ("--database-url", where["database_url"])
+    (batch,) = run_cli("ls", "--json", *database, cwd=tmp_path).expect(0).summary["data"]
+    retried = run_cli("retry", batch["id"], *database, cwd=tmp_path).expect(0)
+    assert "the program with `penstock.map(name='left alone')` that began it goes on with it." in retried.stderr

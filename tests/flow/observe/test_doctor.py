@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
 import subprocess
 import threading
@@ -22,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from penstock.claim import gates, liveness
 from penstock.db.embedded import postgres
 from penstock.db.migrate import migrate
+from penstock.worker.fuse import NOTHING_SUCCEEDED
 from tests.faults.test_clock import skewed
 from tests.support.cli import PENSTOCK, environment, run_cli
 from tests.support.cluster import OwnCluster
@@ -35,11 +37,19 @@ Findings = dict[tuple[str, str], str]
 """What was seen, by check and result; what several findings of one kind saw, one after the other."""
 
 
+# Root may write everywhere; without these rights it is as any other user.
+AS_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+
+
 def examine(
-    *args: str | Path, cwd: Path, env: dict[str, str] | None = None, files: int = 4_000
+    *args: str | Path,
+    cwd: Path,
+    env: dict[str, str] | None = None,
+    files: int = 4_000,
+    under: tuple[str, ...] = (),
 ) -> tuple[int, Findings]:
     """Run the command with a limit of open files: its exit code, and what it found."""
-    command = shlex.join(map(str, (*PENSTOCK, "doctor", "--json", *args)))
+    command = shlex.join(map(str, (*under, *PENSTOCK, "doctor", "--json", *args)))
     done = subprocess.run(
         ["/bin/sh", "-c", f"ulimit -n {files}; exec {command}"],
         cwd=cwd,
@@ -221,6 +231,35 @@ def test_rights_that_are_missing(tmp_path: Path, database_18: str) -> None:
             assert f"role {role} may not use" in found["rights", "problem"]
         finally:
             connection.execute(f"DROP ROLE {role}".encode())
+
+
+def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o555)
+    wanted = tmp_path / "closed" / "data"
+    code, found = examine("--data-dir", wanted, cwd=tmp_path, under=AS_USER)
+    assert code == 1
+    assert found["database", "problem"] == f"cannot use the data directory {wanted}: Permission denied"
+    (tmp_path / "file").touch()
+    found = examine("--data-dir", tmp_path / "file" / "x", cwd=tmp_path)[1]
+    assert "x is not a directory" in found["database", "problem"]
+
+
+def test_one_problem_is_one_problem(tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text("heartbeat_grace = 3\n")
+    shown = run_cli("doctor", "--config", tmp_path / "wrong.toml", cwd=tmp_path).expect(1)
+    assert shown.stdout.endswith("\n1 finding: 1 problem, 0 warnings\n")
+
+
+def test_the_advice_for_a_halted_route_depends_on_why(tmp_path: Path, database_18: str) -> None:
+    async def halt() -> None:
+        async with connected(database_18) as connection:
+            await gates.halt(connection, "run:1", "small", NOTHING_SUCCEEDED, "HTTP 404: nothing is served")
+            await gates.halt(connection, "serve:main", "small", "invalid_api_key", "no")
+
+    asyncio.run(halt())
+    shown = run_cli("doctor", "--database-url", database_18, cwd=tmp_path).expect(1).stdout
+    assert "check --base-url, the model's name or the function, then: run the same command again\n" in shown
+    assert "Mend the key or the quota, then: penstock providers resume main\n" in shown
 
 
 def test_no_database_and_a_wrong_file(tmp_path: Path) -> None:

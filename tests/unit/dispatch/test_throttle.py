@@ -143,6 +143,31 @@ def test_each_route_has_its_own_share(calls: Calls) -> None:
     asyncio.run(scenario())
 
 
+def test_the_rate_that_calls_wait_for_is_told(calls: Calls) -> None:
+    async def scenario() -> None:
+        first, _, throttle = dispatchers(calls, 10)
+        await first.start(calls.sink)
+        throttle.set_share("a", 1, None)
+        throttle.set_share("b", 5, 0.5)
+        first.offer(items("a", 3))
+        await passes()
+        told = [throttle.paced_per_s]  # they wait for the share
+        first.offer(items("b", 3))
+        await passes()
+        assert set(calls.running) == {"a0", "b0"}
+        told.append(throttle.paced_per_s)
+        throttle.set_share("b", 1, 0.5)
+        told.append(throttle.paced_per_s)  # with no slot, the rate is not what is in the way
+        assert told == [None, 0.5, None]
+        first.take_back()
+        await calls.end("a0")
+        await calls.end("b0")
+        await first.stop()
+        throttle.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_paced_route_saves_nothing_up_behind_a_closed_gate() -> None:
     route, now = Route(100), monotonic()
     route.set_rate(10.0, now)

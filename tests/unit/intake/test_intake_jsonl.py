@@ -338,6 +338,8 @@ def test_a_line_too_long_is_refused_and_the_next_ones_are_still_checked(chunk: i
     assert [bad.line for bad in error.bad_lines] == [2, 3, 4]
     assert error.bad_lines[0].reason == "longer than 100 bytes (max_line_bytes)"
     assert error.bad_lines[2].reason == "longer than 100 bytes (max_line_bytes)"
+    assert "--set max_line_bytes=" in str(error.hint)
+    assert "max_line_bytes" not in str(refusal(b"oops\n").hint)
 
 
 def test_a_line_too_long_is_not_held() -> None:

@@ -40,4 +40,8 @@ def test_routes_are_watched_apart_and_the_reason_is_told() -> None:
     halt = fuse.note("a", _FAILED)
     assert halt is not None
     assert halt.error_code == NOTHING_SUCCEEDED
-    assert "2 calls failed alike: HTTP 404: nothing is served here" in halt.error_message
+    assert "2 calls failed alike (check --base-url and the model's name): HTTP 404: nothing" in halt.error_message
+    assert fuse.note("c", _OTHER) is None
+    halt = fuse.note("c", _OTHER)
+    assert halt is not None
+    assert halt.error_message.endswith("2 calls failed alike: bad: no")

@@ -7,6 +7,7 @@ process that sees to it, and says how the locks work.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import logging
@@ -241,12 +242,26 @@ def _prepare(data_dir: Path) -> Path:
         if not any(data_dir.iterdir()):  # in a directory of somebody's own it would hide their files
             (data_dir / ".gitignore").write_text("*\n")
     except (FileExistsError, NotADirectoryError):
-        raise PenstockError(f"{data_dir} is not a directory", hint="Choose another place with --data-dir.") from None
+        raise _no_directory(data_dir) from None
     except OSError as error:
         raise _unusable(data_dir, error) from error
     if "\n" in str(data_dir):
         raise PenstockError("the data directory's name contains a line break", hint="Choose another --data-dir.")
     return data_dir
+
+
+def check_usable(data_dir: Path) -> None:
+    """Fail as `acquire` would where the directory cannot be made or written. Changes nothing."""
+    data_dir = data_dir.absolute()
+    place = next(folder for folder in (data_dir, *data_dir.parents) if os.access(folder, os.F_OK))
+    if not place.is_dir():
+        raise _no_directory(data_dir)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise _unusable(data_dir, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _no_directory(data_dir: Path) -> PenstockError:
+    return PenstockError(f"{data_dir} is not a directory", hint="Choose another place with --data-dir.")
 
 
 def _unusable(data_dir: Path, error: OSError) -> PenstockError:

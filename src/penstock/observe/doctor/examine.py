@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psycopg
 
+from penstock.db.embedded.postgres import check_usable
 from penstock.db.pool import BACKEND_PID, Connection, is_pooled
 from penstock.db.start import start_database
 from penstock.deliver.sealing import check_sealing_keys
@@ -50,8 +52,7 @@ def _check_secrets(installation: Installation) -> list[Finding]:
 async def _examine_database(installation: Installation, report: Report) -> None:
     config = installation.config
     if config.database_url is None and not (config.data_dir / "pg").is_dir():
-        remedy = "The first `penstock run`, `serve` or `db migrate` makes one."
-        report(Finding("database", "warning", f"{config.data_dir} holds no database yet", remedy))
+        report(_describe_missing(config.data_dir))
         return
     try:
         with contextlib.ExitStack() as held:
@@ -63,6 +64,15 @@ async def _examine_database(installation: Installation, report: Report) -> None:
     except psycopg.Error as error:
         remedy = "Check --database-url (or PENSTOCK_DATABASE_URL), the password, and that the server runs."
         report(Finding("database", "problem", f"cannot connect: {_first_line(error)}", remedy))
+
+
+def _describe_missing(data_dir: Path) -> Finding:
+    try:
+        check_usable(data_dir)
+    except PenstockError as error:
+        return refused("database", error)
+    remedy = "The first `penstock run`, `serve` or `db migrate` makes one."
+    return Finding("database", "warning", f"{data_dir} holds no database yet", remedy)
 
 
 @contextlib.asynccontextmanager

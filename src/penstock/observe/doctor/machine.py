@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import tempfile
@@ -37,7 +38,7 @@ def check_disk(installation: Installation) -> Iterator[Finding]:
 
 
 def _check_data_dir(data_dir: Path, least: int, upload: int) -> Finding:
-    place = next(folder for folder in (data_dir.absolute(), *data_dir.absolute().parents) if folder.exists())
+    place = next(folder for folder in (data_dir.absolute(), *data_dir.absolute().parents) if os.access(folder, os.F_OK))
     free = shutil.disk_usage(place).free
     seen = f"{_size(free)} free for {data_dir}"
     if free < least:

@@ -10,6 +10,10 @@ from penstock.observe.doctor.database import SQL
 from penstock.observe.doctor.finding import Database, Finding, Installation, plural
 from penstock.observe.logs import plain_code
 from penstock.pools import provider_in
+from penstock.worker.fuse import NOTHING_SUCCEEDED
+
+_MEND_KEY = "Mend the key or the quota"
+_MEND_CALLS = "Every call failed alike: check --base-url, the model's name or the function"
 
 
 async def check_gates(_: Installation, database: Database) -> AsyncIterator[Finding]:
@@ -20,7 +24,8 @@ async def check_gates(_: Installation, database: Database) -> AsyncIterator[Find
             name = provider_in(pool)
             again = "run the same command again" if name is None else f"penstock providers resume {name}"
             seen = f"route {route} of {pool} is halted for every owner: {plain_code(code)}"
-            yield Finding("routes", "problem", seen, f"Mend the key or the quota, then: {again}")
+            mend = _MEND_CALLS if code == NOTHING_SUCCEEDED else _MEND_KEY
+            yield Finding("routes", "problem", seen, f"{mend}, then: {again}")
         else:
             seen = f"route {route} of {pool} waits {wait_s:,.0f} s more: {plain_code(code)}"
             yield Finding("routes", "warning", seen, "Nothing: it opens by itself. The upstream asked for it.")
