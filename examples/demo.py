@@ -106,6 +106,7 @@ def mock_upstream() -> Iterator[str]:
         [*PENSTOCK, "mock", "--json", "--seed", "7", "--max-seconds", "600", *options],
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # Ctrl-C is for this program, which ends the mock last
     )
     try:
         assert process.stdout is not None

@@ -339,6 +339,7 @@ def test_rows_that_a_cancelled_job_never_ran_are_called_so_everywhere(page: Page
     with server.frozen_workers():
         # A claim that was under way when the workers stopped takes one row.
         name = start_job(server, table(5), {**PRICE, "maxConcurrency": 1}, filename="never-run.csv")
+        wait_until(lambda: work_of(server, name)["total"] == 5, 60)
         server.ask("POST", f"/api/jobs/{name}/pause")
         server.ask("POST", f"/api/jobs/{name}/cancel")
     wait_until(lambda: work_of(server, name)["state"] == "CANCELLED", 60)

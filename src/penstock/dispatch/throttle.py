@@ -194,10 +194,11 @@ class Route:
 class Throttle:
     """Bounds of one provider's calls in one process. For the event loop's thread alone."""
 
-    def __init__(self, capacity: int, *, start: float = math.inf) -> None:
-        """`capacity` calls at a time in all; each route begins with `start`."""
+    def __init__(self, capacity: int, *, start: float = math.inf, start_per_s: float | None = None) -> None:
+        """`capacity` calls at a time in all; each route begins with `start`, and with `start_per_s` calls a second."""
         self._capacity = capacity
         self._start = start
+        self._start_per_s = start_per_s
         self.in_flight = 0
         self.routes: dict[str, Route] = {}
         self.open_until = math.inf
@@ -220,7 +221,7 @@ class Throttle:
         if found is None:
             if len(self.routes) >= _MAX_ROUTES:
                 self._forget_idle()
-            found = self.routes[name] = Route(min(self._start, self._capacity))
+            found = self.routes[name] = Route(min(self._start, self._capacity), self._start_per_s)
             self.on_news()
         return found
 

@@ -85,11 +85,16 @@ class ProviderLimits:
         per_minute: float | None = None,
         tokens_per_minute: float | None = None,
     ) -> Throttle:
-        """The throttle of a provider. With a `cap` over all processes, nothing may be called before the first round."""
+        """The throttle of a provider. With a `cap` over all processes, nothing may be called before the first round;
+        until then, each keeps to the calls a minute that are allowed over all."""
         if (known := self._providers.get(name)) is not None:
             return known.throttle
         per_process = self._config.dispatch.most_calls
-        throttle = Throttle(per_process if cap is None else 0, start=self._config.dispatch.concurrency_start)
+        throttle = Throttle(
+            per_process if cap is None else 0,
+            start=self._config.dispatch.concurrency_start,
+            start_per_s=None if per_minute is None else per_minute / 60,
+        )
         throttle.on_news = self._news.set
         limited = Limited(throttle, gate_pool, per_process, cap, per_minute, tokens_per_minute)
         self._providers[name] = limited

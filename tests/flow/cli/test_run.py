@@ -301,6 +301,7 @@ def test_the_display_says_that_calls_wait_for_the_rate(place: Place, mock: MockP
         interrupt(process)
         finish(process).expect(130)
     assert shown.endswith(b"  0 in flight  paced at 6 calls/min\n")
+    assert call_count(mock) < 10  # from the first call on, not from when processes have shared the rate out
 
 
 def test_a_terminal_gets_a_bar(place: Place) -> None:

@@ -168,6 +168,22 @@ def test_the_rate_that_calls_wait_for_is_told(calls: Calls) -> None:
     asyncio.run(scenario())
 
 
+def test_a_rate_that_is_known_holds_from_the_first_call(calls: Calls) -> None:
+    async def scenario() -> None:
+        throttle = Throttle(10, start_per_s=0.1)
+        dispatcher = CoroutineDispatcher(each(calls.call), 10, RetryLimits(), throttle=throttle)
+        await dispatcher.start(calls.sink)
+        dispatcher.offer(items("a", 3))
+        await passes()
+        assert set(calls.running) == {"a0"}
+        dispatcher.take_back()
+        await calls.end("a0")
+        await dispatcher.stop()
+        throttle.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_paced_route_saves_nothing_up_behind_a_closed_gate() -> None:
     route, now = Route(100), monotonic()
     route.set_rate(10.0, now)
