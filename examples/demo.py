@@ -176,6 +176,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a script starts behind `&` would ignore it
     try:
         sys.exit(main())
     except KeyboardInterrupt:
