@@ -24,7 +24,7 @@ _ESCAPED_BY_SOME = re.compile(r"[&<>'+`]|\\\"")
 
 
 def secret_texts(api_key: str | None, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What an upstream may echo and an error's message must not."""
+    """Secrets that an upstream may echo, and an error's message must not contain."""
     values = [api_key or "", *headers.values()]
     values += [word for value in values for word in value.split()]
     return _as_written(value for value in values if len(value) >= _MIN_SECRET_CHARS)

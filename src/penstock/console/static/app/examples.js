@@ -1,9 +1,9 @@
-// Commands for who has nothing to look at yet: with this server's address, and a provider and a model that it has.
+// Commands for readers who have nothing to look at yet: with this server's address, and a provider and a model that it has.
 import { address } from "./api.js";
 import { namedModels } from "./new_job/draft.js";
 import { me } from "./store.js";
 
-/** Below which the server is, as commands and clients want it. */
+/** This server's address, as commands and clients take it. */
 const server = () => address("").href.replace(/\/$/, "");
 
 function asked() {
